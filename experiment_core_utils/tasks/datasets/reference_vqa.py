@@ -1,0 +1,438 @@
+"""In: generated scenes; out: questions about them with ten reference answers, as a task that needs no download.
+
+The task asks five types of question: `reading` a label, the `colour` or the `shape` of an item, a `count`, and
+`yes_no`. Only reading, and colour and shape asked by label, need legible text; the others also work on a coarse
+picture, which is what makes the effect of more image crops visible by type.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.datasets.reference_scenes import (
+    COLOURS,
+    DEFAULT_H_REL,
+    KINDS,
+    Item,
+    Scene,
+    SceneOptions,
+    ScenePlan,
+    draw_scene,
+    plan_scene,
+)
+from experiment_core_utils.tasks.interface import Sample
+
+Split = Literal["train", "validation"]
+QuestionType = Literal["reading", "colour", "shape", "count", "yes_no"]
+
+QUESTION_TYPES: tuple[QuestionType, ...] = get_args(QuestionType)
+# Share of each type in the task.
+TYPE_WEIGHTS: MappingProxyType[QuestionType, float] = MappingProxyType(
+    {"reading": 0.50, "colour": 0.15, "shape": 0.10, "count": 0.12, "yes_no": 0.13}
+)
+QUESTIONS_PER_IMAGE = 4
+DESCRIBE_QUESTION = "list all shapes and their text."
+
+# Within a type, the share of one way of asking; families that a scene does not offer leave their share to the others.
+_FAMILY_WEIGHTS: MappingProxyType[str, float] = MappingProxyType(
+    {
+        "reading_by_colour_and_kind": 0.8,
+        "reading_by_place": 0.2,
+        "colour_by_text": 0.6,
+        "colour_by_kind": 0.4,
+        "shape_by_text": 1.0,
+        "count_kind": 0.4,
+        "count_colour": 0.35,
+        "count_all": 0.25,
+        "yes": 0.5,
+        "no": 0.5,
+    }
+)
+_CLEAR_PLACE = 0.08  # of the canvas side: by how much an item must lead to be called the leftmost, topmost, ...
+
+_REFERENCES = 10
+_MIN_CANONICAL = 7
+_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+_SEEDS_PER_SPLIT = 1 << 48
+_IMAGES_PER_SEED = 1 << 32
+_SPLIT_BASE: MappingProxyType[Split, int] = MappingProxyType({"train": 0, "validation": _SEEDS_PER_SPLIT})
+_DEFAULT_LENGTH: MappingProxyType[Split, int] = MappingProxyType({"train": 100_000, "validation": 2_000})
+_CHANCE_SCENES = _DEFAULT_LENGTH["validation"] // QUESTIONS_PER_IMAGE
+
+
+@dataclass(frozen=True)
+class QuestionAnswer:
+    """One question about a scene with its single correct answer.
+
+    Attributes:
+        metadata: `family` (the way of asking), `needs_text` (whether a label has to be read), and of the item asked
+            for, where there is exactly one: `text_height_px`, `h_rel`, `label`; None where there is none.
+    """
+
+    question: str
+    answer: str
+    question_type: QuestionType
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+# --- questions about one scene --------------------------------------------------------------------------------------
+
+
+def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+    """Every question that `scene` allows, in shuffled order.
+
+    There are as many yes_no questions answered "no" as "yes". The "no" ones ask for a colour and a kind that both
+    occur, but not together, as long as there are such pairs. Count questions ask for what occurs, and for one kind
+    and one colour that do not (answer "0") where there are any.
+    """
+    questions = [
+        *_reading_questions(scene),
+        *_colour_questions(scene),
+        *_shape_questions(scene),
+        *_count_questions(scene, rng),
+        *_yes_no_questions(scene, rng),
+    ]
+    rng.shuffle(questions)
+    return questions
+
+
+def describe(scene: Scene | ScenePlan) -> str:
+    """Every item in reading order, as in "red circle K7Q, blue star 42"; used for training only."""
+    return ", ".join(f"{item.colour} {item.kind} {item.label}" for item in reading_order(scene.items))
+
+
+def reading_order(items: Sequence[Item]) -> list[Item]:
+    """Rows from top to bottom, each from left to right.
+
+    A row is the topmost item that is left together with all whose shape's centre is not below that item's box.
+    """
+    left = sorted(items, key=lambda item: (item.centre[1], item.centre[0]))
+    ordered: list[Item] = []
+    while left:
+        bottom = left[0].box[3]
+        row = [item for item in left if item.centre[1] < bottom]
+        ordered += sorted(row, key=lambda item: item.centre[0])
+        left = [item for item in left if item.centre[1] >= bottom]
+    return ordered
+
+
+def _about(question: str, answer: str, kind: QuestionType, family: str, item: Item, *, text: bool) -> QuestionAnswer:
+    metadata = {
+        "family": family,
+        "needs_text": text,
+        "label": item.label,
+        "text_height_px": item.text_height_px,
+        "h_rel": item.h_rel,
+    }
+    return QuestionAnswer(question, answer, kind, metadata)
+
+
+def _about_all(question: str, answer: str, kind: QuestionType, family: str) -> QuestionAnswer:
+    metadata = {"family": family, "needs_text": False, "label": None, "text_height_px": None, "h_rel": None}
+    return QuestionAnswer(question, answer, kind, metadata)
+
+
+def _reading_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
+    questions = [
+        _about(
+            f"what is written on the {item.colour} {item.kind}?",
+            item.label,
+            "reading",
+            "reading_by_colour_and_kind",
+            item,
+            text=True,
+        )
+        for item in scene.items
+    ]
+    for place, item in _clear_places(scene).items():
+        question = f"what is written on the {place} shape?"
+        questions.append(_about(question, item.label, "reading", "reading_by_place", item, text=True))
+    return questions
+
+
+def _clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
+    """leftmost, rightmost, topmost, bottommost: those whose shape leads all others by a clear margin."""
+    axes: dict[str, tuple[Callable[[Item], float], int]] = {
+        "leftmost": (lambda item: item.centre[0], scene.width),
+        "rightmost": (lambda item: -item.centre[0], scene.width),
+        "topmost": (lambda item: item.centre[1], scene.height),
+        "bottommost": (lambda item: -item.centre[1], scene.height),
+    }
+    found: dict[str, Item] = {}
+    if len(scene.items) < 2:
+        return found
+    for place, (position, side) in axes.items():
+        first, second = sorted(scene.items, key=position)[:2]
+        if position(second) - position(first) >= _CLEAR_PLACE * side:
+            found[place] = first
+    return found
+
+
+def _colour_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
+    kinds = Counter(item.kind for item in scene.items)
+    by_text = [
+        _about(
+            f"which colour is the shape with the text {item.label}?",
+            item.colour,
+            "colour",
+            "colour_by_text",
+            item,
+            text=True,
+        )
+        for item in scene.items
+    ]
+    by_kind = [
+        _about(f"which colour is the {item.kind}?", item.colour, "colour", "colour_by_kind", item, text=False)
+        for item in scene.items
+        if kinds[item.kind] == 1
+    ]
+    return by_text + by_kind
+
+
+def _shape_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
+    return [
+        _about(f"which shape has the text {item.label}?", item.kind, "shape", "shape_by_text", item, text=True)
+        for item in scene.items
+    ]
+
+
+def plural(kind: str) -> str:
+    """The plural of a shape's name."""
+    return f"{kind}es" if kind.endswith("s") else f"{kind}s"
+
+
+def _count_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+    kinds = Counter(item.kind for item in scene.items)
+    colours = Counter(item.colour for item in scene.items)
+    asked_kinds = [*kinds, *_one_absent(KINDS, kinds, rng)]
+    asked_colours = [*colours, *_one_absent(tuple(COLOURS), colours, rng)]
+    return [
+        _about_all("how many shapes are there?", str(len(scene.items)), "count", "count_all"),
+        *(
+            _about_all(f"how many {plural(kind)} are there?", str(kinds[kind]), "count", "count_kind")
+            for kind in asked_kinds
+        ),
+        *(
+            _about_all(f"how many {colour} shapes are there?", str(colours[colour]), "count", "count_colour")
+            for colour in asked_colours
+        ),
+    ]
+
+
+def _one_absent(names: Sequence[str], present: Mapping[str, int], rng: random.Random) -> list[str]:
+    absent = [name for name in names if name not in present]
+    return [rng.choice(absent)] if absent else []
+
+
+def _yes_no_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+    present = [(item.colour, item.kind) for item in scene.items]
+    colours, kinds = {colour for colour, _ in present}, {kind for _, kind in present}
+    absent = [(colour, kind) for colour in COLOURS for kind in KINDS if (colour, kind) not in present]
+    rng.shuffle(absent)
+    # Hard ones first: both words occur, then one of them; the sort keeps the shuffled order among equals.
+    absent.sort(key=lambda pair: -((pair[0] in colours) + (pair[1] in kinds)))
+    pairs = [(pair, "yes") for pair in present] + [(pair, "no") for pair in absent[: len(present)]]
+    return [
+        _about_all(f"is there {_with_article(colour)} {kind}?", answer, "yes_no", answer)
+        for (colour, kind), answer in pairs
+    ]
+
+
+def _with_article(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+# --- choosing questions for the task --------------------------------------------------------------------------------
+
+
+def choose_questions(scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+    """`count` different questions by `TYPE_WEIGHTS`; within a type by family, and counts evenly over the answers."""
+    pool = make_questions(scene, rng)
+    chosen: list[QuestionAnswer] = []
+    while len(chosen) < count and pool:
+        types = [name for name in QUESTION_TYPES if any(item.question_type == name for item in pool)]
+        (kind,) = rng.choices(types, [TYPE_WEIGHTS[name] for name in types])
+        of_type = [item for item in pool if item.question_type == kind]
+        families = sorted({item.metadata["family"] for item in of_type})
+        (family,) = rng.choices(families, [_FAMILY_WEIGHTS[name] for name in families])
+        of_family = [item for item in of_type if item.metadata["family"] == family]
+        if kind == "count":
+            answer = rng.choice(sorted({item.answer for item in of_family}))
+            of_family = [item for item in of_family if item.answer == answer]
+        picked = of_family[0]
+        chosen.append(picked)
+        pool.remove(picked)
+    return chosen
+
+
+def annotate(answer: str, question_type: QuestionType, rng: random.Random) -> tuple[str, ...]:
+    """Ten reference answers as ten annotators would give them: at least seven times `answer`, the rest variants.
+
+    Variants differ in case, in a final period, in "grey" for "gray" or in a number written as a word; about
+    one answer in a hundred is wrong.
+    """
+    answers = [answer] * rng.randint(_MIN_CANONICAL, _REFERENCES)
+    while len(answers) < _REFERENCES:
+        wrong = rng.random() < 0.05
+        answers.append(_mistaken(answer, question_type, rng) if wrong else rng.choice(_variants(answer, question_type)))
+    rng.shuffle(answers)
+    return tuple(answers)
+
+
+def _variants(answer: str, question_type: QuestionType) -> tuple[str, ...]:
+    if question_type == "count":
+        return (_NUMBER_WORDS[int(answer)], f"{answer}.") if int(answer) < len(_NUMBER_WORDS) else (f"{answer}.",)
+    if question_type == "reading":
+        return answer.lower(), f"{answer}.", answer.capitalize()
+    if answer == "gray":
+        return "grey", "Grey", "Gray"
+    if question_type == "shape":
+        return answer.capitalize(), f"a {answer}"
+    return answer.capitalize(), f"{answer}."
+
+
+def _mistaken(answer: str, question_type: QuestionType, rng: random.Random) -> str:
+    match question_type:
+        case "reading":
+            return answer[:-1]
+        case "colour":
+            return rng.choice([name for name in COLOURS if name != answer])
+        case "shape":
+            return rng.choice([name for name in KINDS if name != answer])
+        case "count":
+            return str(int(answer) + 1)
+        case "yes_no":
+            return "no" if answer == "yes" else "yes"
+
+
+# --- chance ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def chance_levels() -> Mapping[QuestionType, float]:
+    """For each question type, how often the most frequent answer is right: what a model without eyes can reach.
+
+    Measured on exactly the questions of the validation split at its default seed and length, from the plans of its
+    scenes (no pixels are painted). So it is the score of the best constant answer there, a little above 1/8 for
+    colour, 1/6 for shape and 1/2 for yes_no; the answers to reading hardly ever repeat.
+    """
+    answers: dict[QuestionType, Counter[str]] = {name: Counter() for name in QUESTION_TYPES}
+    for image_index in range(_CHANCE_SCENES):
+        rng = random.Random(scene_seed("validation", 0, image_index))
+        plan = plan_scene(rng, SceneOptions(validation_labels=True))
+        for item in choose_questions(plan, rng, QUESTIONS_PER_IMAGE):
+            answers[item.question_type][item.answer] += 1
+    return MappingProxyType({name: max(found.values()) / found.total() for name, found in answers.items()})
+
+
+def chance_level(question_type: str) -> float:
+    """The accuracy of always giving the most frequent answer to questions of this type (see `chance_levels`)."""
+    if question_type not in QUESTION_TYPES:
+        raise ConfigurationError(
+            f"unknown question type {question_type!r}: reference_vqa has {', '.join(QUESTION_TYPES)}"
+        )
+    return chance_levels()[question_type]
+
+
+# --- the task -------------------------------------------------------------------------------------------------------
+
+
+def scene_seed(split: Split, seed: int, image_index: int) -> int:
+    """The seed of one scene; those of train and validation never meet.
+
+    Train takes [0, 2^48), validation [2^48, 2^49); within each, `seed` picks a block of 2^32 images.
+    """
+    if not 0 <= image_index < _IMAGES_PER_SEED:
+        raise ConfigurationError(f"image index {image_index} is outside 0 to {_IMAGES_PER_SEED - 1}")
+    if not 0 <= seed < _SEEDS_PER_SPLIT // _IMAGES_PER_SEED:
+        raise ConfigurationError(f"seed {seed} is outside 0 to {_SEEDS_PER_SPLIT // _IMAGES_PER_SEED - 1}")
+    return _SPLIT_BASE[split] + seed * _IMAGES_PER_SEED + image_index
+
+
+@lru_cache(maxsize=4)
+def _scene_and_questions(
+    split: Split, seed: int, image_index: int, h_rel: tuple[float, float]
+) -> tuple[Scene, tuple[QuestionAnswer, ...]]:
+    """A picture with its questions; the last few are kept, for neighbouring samples share them."""
+    rng = random.Random(scene_seed(split, seed, image_index))
+    scene = draw_scene(rng, SceneOptions(h_rel=h_rel, validation_labels=split == "validation"))
+    return scene, tuple(choose_questions(scene, rng, QUESTIONS_PER_IMAGE))
+
+
+class ReferenceVQA:
+    """Questions about generated scenes; see the module's head. Implements `Task`.
+
+    Sample i asks one of the four questions about picture i // 4 and depends on nothing but the arguments and i.
+
+    Args:
+        split: "train" or "validation"; they share no scene, and some labels only occur in validation.
+        num_samples: length of the split; None gives 2,000 for validation and 100,000 for train.
+        seed: another seed gives other scenes of the same kind.
+        h_rel: range of the relative text height, see `SceneOptions`.
+    """
+
+    name = "reference_vqa"
+    metric = "vqa_score"
+    max_new_tokens = 16
+    splits: tuple[Split, ...] = get_args(Split)
+
+    def __init__(
+        self,
+        split: str = "validation",
+        num_samples: int | None = None,
+        seed: int = 0,
+        h_rel: tuple[float, float] = DEFAULT_H_REL,
+    ) -> None:
+        if split not in self.splits:
+            raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
+        if num_samples is not None and num_samples < 1:
+            raise ConfigurationError(f"{self.name} was asked for {num_samples} samples: ask for at least 1")
+        self._split: Split = split
+        self.split: str = split
+        self.seed = seed
+        self._h_rel = SceneOptions(h_rel=h_rel).h_rel
+        self._length = _DEFAULT_LENGTH[self._split] if num_samples is None else num_samples
+        scene_seed(self._split, seed, math.ceil(self._length / QUESTIONS_PER_IMAGE) - 1)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self._length:
+            raise IndexError(f"{self.name} {self.split} has samples 0 to {self._length - 1}, not {index}")
+        image_index, place = divmod(index, QUESTIONS_PER_IMAGE)
+        scene, questions = _scene_and_questions(self._split, self.seed, image_index, self._h_rel)
+        asked = questions[place]
+        rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
+        return Sample(
+            sample_id=index,
+            image_id=f"{self.split}-{self.seed}-{image_index:06d}",
+            question=asked.question,
+            answers=annotate(asked.answer, asked.question_type, rng),
+            image=scene.image,
+            question_type=asked.question_type,
+            metadata={
+                **asked.metadata,
+                "answer": asked.answer,
+                "num_items": len(scene.items),
+                "canvas_width": scene.width,
+                "canvas_height": scene.height,
+                "chance_level": chance_level(asked.question_type),
+            },
+        )
+
+    def prompt(self, sample: Sample) -> str:
+        """The prompt text; the answer follows it as a space and the text."""
+        return prompt_of(sample.question)
+
+
+def prompt_of(question: str) -> str:
+    """The template that the reference model is trained with."""
+    return f" User: {question} Assistant:"

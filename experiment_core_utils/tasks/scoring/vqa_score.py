@@ -1,0 +1,110 @@
+"""In: one predicted answer and its reference answers; out: VQA accuracy in [0, 1].
+
+The rule is that of the VQA benchmark: S. Antol et al., "VQA: Visual Question Answering", ICCV 2015, with the
+evaluation protocol kept by Y. Goyal et al., "Making the V in VQA Matter", CVPR 2017. An answer counts as right to
+the degree that human annotators gave it, min(agreeing annotators / 3, 1), averaged over every way of setting one
+annotator aside. Both sides are normalised first (see `vqa_normalize`).
+"""
+
+import re
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from experiment_core_utils.primitives.errors import SampleError
+
+ANNOTATORS_FOR_FULL_CREDIT = 3
+
+_NUMBER_WORDS = MappingProxyType(
+    {"none": "0", "zero": "0"}
+    | {
+        word: str(value)
+        for value, word in enumerate("one two three four five six seven eight nine ten".split(), start=1)
+    }
+)
+_ARTICLES = frozenset({"a", "an", "the"})
+
+# Marks that are dropped or become a space; `: . ' & % $ * # ~` are kept (the period has a rule of its own).
+_PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+_DIGIT_COMMA_DIGIT = re.compile(r"\d,\d")
+_LOOSE_PERIOD = re.compile(r"\.(?!\d)")
+# The reference script removes at most this many periods from one string; kept so that scores agree with it.
+_MAX_PERIODS_REMOVED = 32
+
+# Correct spellings. Each is also recognised with any one of its apostrophes left out ("dont", "couldnt've").
+_CONTRACTIONS = """
+    ain't aren't can't couldn't could've couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've
+    he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've needn't
+    not've o'clock oughtn't 'ow's'at shan't she'd've shouldn't should've shouldn't've somebody'd've somebody'll
+    somebody's someone'd someone'd've someone'll someone's something'd something'd've something'll that's there'd
+    there'd've there're there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll
+    what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's
+    won't would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+""".split()
+
+
+def _spellings_without_one_apostrophe(word: str) -> list[str]:
+    return [word[:at] + word[at + 1 :] for at, character in enumerate(word) if character == "'"]
+
+
+# The benchmark's own table turns "somebody'd" around; kept so that scores agree with it.
+_CONTRACTION_OF = MappingProxyType(
+    {misspelt: word for word in _CONTRACTIONS for misspelt in _spellings_without_one_apostrophe(word)}
+    | {"somebody'd": "somebodyd"}
+)
+
+
+def vqa_normalize(text: str) -> str:
+    """Normalise an answer the way the VQA benchmark does before comparing.
+
+    In this order: newline and tab become spaces and the ends are stripped; each punctuation mark is deleted if it
+    touches a space somewhere in the text or if the text has a digit-comma-digit, else it becomes a space; a period
+    that no digit follows is deleted (at most 32 of them); lower case; number words none, zero to ten become digits;
+    the articles a, an, the are dropped; contractions get their apostrophe; single spaces. Accents, curly quotes and
+    emoji are left as they are.
+    """
+    original = text.replace("\n", " ").replace("\t", " ").strip()
+    has_grouped_digits = _DIGIT_COMMA_DIGIT.search(original) is not None
+    cleaned = original
+    for mark in _PUNCTUATION:
+        touches_space = f"{mark} " in original or f" {mark}" in original
+        cleaned = cleaned.replace(mark, "" if touches_space or has_grouped_digits else " ")
+    cleaned = _LOOSE_PERIOD.sub("", cleaned, count=_MAX_PERIODS_REMOVED)
+    words = (_NUMBER_WORDS.get(word, word) for word in cleaned.lower().split())
+    return " ".join(_CONTRACTION_OF.get(word, word) for word in words if word not in _ARTICLES)
+
+
+def vqa_score(prediction: str, references: Sequence[str]) -> float:
+    """VQA accuracy: the mean over references of min(matches among the *other* references / 3, 1).
+
+    A reference is set aside by its position, so equal answers of different annotators count separately. With ten
+    references 1, 2, 3, 4 matches give 0.3, 0.6, 0.9, 1; with a single reference the score is 0 by construction.
+    Prediction and references are always normalised, also where all references agree (the benchmark's script skips
+    it there, which scores "Yes" against ten times "yes" as 0).
+
+    Raises:
+        SampleError: there are no references.
+    """
+    matches = _matches(prediction, references)
+    count = len(references)
+    # Setting aside a matching reference leaves matches - 1; there are `matches` such ways and count - matches others.
+    with_match_aside = min((matches - 1) / ANNOTATORS_FOR_FULL_CREDIT, 1.0) if matches else 0.0
+    with_other_aside = min(matches / ANNOTATORS_FOR_FULL_CREDIT, 1.0)
+    return (matches * with_match_aside + (count - matches) * with_other_aside) / count
+
+
+def vqa_score_molmo(prediction: str, references: Sequence[str]) -> float:
+    """The simplified VQA accuracy used by Molmo's evaluation: min(matches / 3, 1) over all references.
+
+    Normalises as `vqa_score` does; with ten references the two differ by at most 0.1.
+
+    Raises:
+        SampleError: there are no references.
+    """
+    return min(_matches(prediction, references) / ANNOTATORS_FOR_FULL_CREDIT, 1.0)
+
+
+def _matches(prediction: str, references: Sequence[str]) -> int:
+    if not references:
+        raise SampleError("vqa_score needs at least one reference answer, got none: check the sample's `answers`")
+    wanted = vqa_normalize(prediction)
+    return sum(vqa_normalize(reference) == wanted for reference in references)

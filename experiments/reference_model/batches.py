@@ -1,0 +1,124 @@
+"""In: the curriculum and a share of it that is done; out: training batches drawn on the CPU, endless and seeded."""
+
+import math
+import multiprocessing as mp
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor, Tiling
+from experiment_core_utils.tasks.datasets.reference_scenes import DEFAULT_H_REL, SceneOptions, draw_scene
+from experiment_core_utils.tasks.datasets.reference_vqa import (
+    DESCRIBE_QUESTION,
+    choose_questions,
+    describe,
+    prompt_of,
+)
+from experiments.reference_model.packing import PackedSlots, make_slot, pack_slots
+from experiments.reference_model.recipe import (
+    CURRICULUM,
+    QUESTIONS_PER_SCENE,
+    READABLE_PX,
+    SCENES_PER_BATCH,
+    OptimiserRecipe,
+    Stage,
+    crops_of,
+)
+
+LARGEST_TEXT_HEIGHT = 0.12
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """B pictures of one size [B, H, W, 3] uint8, their common tiling, and their packed questions."""
+
+    tier: str
+    images: torch.Tensor
+    tiling: Tiling
+    slots: PackedSlots
+
+
+def stage_at(progress: float) -> tuple[Stage, float]:
+    """The stage of the curriculum at `progress` in [0, 1], and how much of that stage is done."""
+    start = 0.0
+    for stage in CURRICULUM:
+        if progress < stage.until or stage is CURRICULUM[-1]:
+            return stage, min((progress - start) / (stage.until - start), 1.0)
+        start = stage.until
+    raise AssertionError("the last stage ends at 1")
+
+
+class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
+    """Endless batches; `progress` is shared with the trainer, which moves it from 0 to 1."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        processor: MolmoeImageProcessor,
+        recipe: OptimiserRecipe,
+        scale: float = 1.0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self.seed = recipe.seed
+        self.describe_weight = recipe.describe_weight
+        self.scale = scale
+        self.progress = mp.get_context("fork").Value("d", 0.0)
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        worker = torch.utils.data.get_worker_info()
+        rng = random.Random(f"{self.seed}/{worker.id if worker else 0}")
+        torch.set_num_threads(1)
+        while True:
+            yield self.draw(rng, self.progress.value)
+
+    def draw(self, rng: random.Random, progress: float) -> TrainingBatch:
+        """One batch as it belongs to this point of the curriculum."""
+        stage, within = stage_at(progress)
+        (tier,) = rng.choices(list(stage.tiers), list(stage.tiers.values()))
+        canvas = _draw_canvas(rng, tier)
+        tiling = self.processor.tiling_for(canvas[1], canvas[0], crops_of(tier))
+        readable = rng.random() < stage.readable_share
+        most = round(stage.items[0] + within * (stage.items[1] - stage.items[0]))
+        options = SceneOptions(
+            min_items=min(3, most) if tier != "single" else 1,
+            max_items=most,
+            canvas=canvas,
+            h_rel=self._readable_heights(canvas, tiling, tier) if readable else DEFAULT_H_REL,
+        )
+        with_list = rng.random() < stage.describe_share
+        count = max(2, round(SCENES_PER_BATCH[tier] * self.scale))
+        scenes = [draw_scene(random.Random(rng.getrandbits(47)), options) for _ in range(count)]
+        slots = []
+        for scene in scenes:
+            asked = choose_questions(scene, rng, QUESTIONS_PER_SCENE)
+            asked = (asked * QUESTIONS_PER_SCENE)[:QUESTIONS_PER_SCENE]
+            packed = [make_slot(self.tokenizer, prompt_of(item.question), item.answer) for item in asked]
+            if with_list:
+                packed.append(make_slot(self.tokenizer, prompt_of(DESCRIBE_QUESTION), describe(scene), weight=self.describe_weight))
+            slots.append(packed)
+        images = torch.from_numpy(np.stack([np.asarray(scene.image) for scene in scenes]))
+        return TrainingBatch(tier, images, tiling, pack_slots(slots, self.tokenizer.pad_token_id))
+
+    def _readable_heights(self, canvas: tuple[int, int], tiling: Tiling, tier: str) -> tuple[float, float]:
+        """Relative text heights that are `READABLE_PX` after the resize to the tiling's canvas."""
+        target = self.processor.canvas_size(tiling)
+        scale = min(target[0] / canvas[1], target[1] / canvas[0])
+        seen_side = math.sqrt(canvas[0] * canvas[1]) * scale
+        top = LARGEST_TEXT_HEIGHT if tier == "single" else DEFAULT_H_REL[1]
+        low = min(max(READABLE_PX[0] / seen_side, DEFAULT_H_REL[0]), top * 0.9)
+        return low, min(max(READABLE_PX[1] / seen_side, low * 1.2), top)
+
+
+def _draw_canvas(rng: random.Random, tier: str) -> tuple[int, int]:
+    """(width, height): near one crop for "single", else as large and as long as the task's pictures."""
+    if tier == "single":
+        side, aspect = rng.uniform(300, 480), math.exp(rng.uniform(-0.25, 0.25))
+    else:
+        side, aspect = rng.uniform(480, 1150), math.exp(rng.uniform(-math.log(3), math.log(3)))
+    width, height = round(side * math.sqrt(aspect)), round(side / math.sqrt(aspect))
+    return min(max(width, 300), 1400), min(max(height, 300), 1400)

@@ -1,0 +1,91 @@
+"""In: question-answer texts behind one picture; out: their tokens side by side, with the mask that keeps them apart.
+
+A picture is costly and a question is cheap, so several questions share one picture: each sees the picture and
+itself, at the positions it would have alone. Training on the pack equals training on each question by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One question with its answer as ids; `weight` scales its loss."""
+
+    prompt: list[int]
+    answer: list[int]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class PackedSlots:
+    """B scenes of N slots each, every slot padded to its width; L is the sum of the widths.
+
+    Attributes:
+        input_ids: [B, L].
+        labels: [B, L] the token that each position must predict, -100 where there is no loss.
+        weights: [B, L] weight of each label.
+        widths: N widths, shared by all scenes.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+    widths: tuple[int, ...]
+
+
+def make_slot(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, weight: float = 1.0) -> Slot:
+    """The slot of one question: the answer follows the prompt after a space and ends with end-of-sequence."""
+    return Slot(
+        prompt=tokenizer(prompt, add_special_tokens=False)["input_ids"],
+        answer=[*tokenizer(f" {answer}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id],
+        weight=weight,
+    )
+
+
+def pack_slots(scenes: Sequence[Sequence[Slot]], pad_id: int, multiple: int = 4) -> PackedSlots:
+    """Lay the slots of each scene side by side; all scenes have equally many."""
+    count = len(scenes[0])
+    lengths = [max(len(scene[n].prompt) + len(scene[n].answer) - 1 for scene in scenes) for n in range(count)]
+    widths = tuple(-(-length // multiple) * multiple for length in lengths)
+    total = sum(widths)
+    input_ids = torch.full((len(scenes), total), pad_id)
+    labels = torch.full((len(scenes), total), IGNORED)
+    weights = torch.zeros(len(scenes), total)
+    for row, scene in enumerate(scenes):
+        start = 0
+        for slot, width in zip(scene, widths, strict=True):
+            ids = [*slot.prompt, *slot.answer]
+            input_ids[row, start : start + len(ids) - 1] = torch.tensor(ids[:-1])
+            first = start + len(slot.prompt) - 1
+            labels[row, first : first + len(slot.answer)] = torch.tensor(slot.answer)
+            weights[row, first : first + len(slot.answer)] = slot.weight
+            start += width
+    return PackedSlots(input_ids, labels, weights, widths)
+
+
+def slot_positions(prefix: int, widths: Sequence[int], total: int) -> torch.Tensor:
+    """[total] positions: 0..prefix-1, then each slot counts on from the prefix; padding at the end stays at 0."""
+    parts = [torch.arange(prefix), *(prefix + torch.arange(width) for width in widths)]
+    positions = torch.cat(parts)
+    return torch.nn.functional.pad(positions, (0, total - len(positions)))
+
+
+def slot_mask(prefix: int, widths: Sequence[int], total: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """[1, 1, total, total] bool: causal, and no slot sees another; padding at the end sees itself."""
+    owner = torch.zeros(total, dtype=torch.int64)
+    start = prefix
+    for index, width in enumerate(widths, start=1):
+        owner[start : start + width] = index
+        start += width
+    owner[start:] = -1
+    owner = owner.to(device)
+    causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()
+    same = owner[:, None] == owner[None, :]
+    sees_prefix = (owner[None, :] == 0) & (owner[:, None] >= 0)
+    return (causal & (same | sees_prefix))[None, None]

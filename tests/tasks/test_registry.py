@@ -1,0 +1,35 @@
+"""Names of tasks and metrics: known ones open, unknown ones say what there is."""
+
+import pytest
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.registry import get_metric, get_metric_for_dataset, list_tasks, load_task
+
+
+def test_every_task_has_a_metric_and_opens() -> None:
+    assert "reference_vqa" in list_tasks()
+    task = load_task("reference_vqa", "validation", data_dir="unused", cache_dir=None)
+    assert (task.name, task.split, len(task)) == ("reference_vqa", "validation", 2000)
+    for name in list_tasks():
+        assert callable(get_metric(get_metric_for_dataset(name)))
+
+
+def test_task_and_registry_name_the_same_metric() -> None:
+    assert load_task("reference_vqa", "train").metric == get_metric_for_dataset("reference_vqa")
+
+
+def test_metric_scores() -> None:
+    references = ["cat"] * 2 + ["dog"] * 8
+    assert get_metric("vqa_score")("cat", references) == pytest.approx(0.6)
+    assert get_metric("vqa_score_molmo")("cat", references) == pytest.approx(2 / 3)
+
+
+def test_unknown_names_say_what_is_known() -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown task 'vqa3'.*reference_vqa.*use one of"):
+        load_task("vqa3", "validation")
+    with pytest.raises(ConfigurationError, match=r"unknown task 'vqa3'.*reference_vqa"):
+        get_metric_for_dataset("vqa3")
+    with pytest.raises(ConfigurationError, match=r"unknown metric 'bleu'.*vqa_score.*use one of"):
+        get_metric("bleu")
+    with pytest.raises(ConfigurationError, match="no split 'test'"):
+        load_task("reference_vqa", "test")
