@@ -21,6 +21,14 @@ class SettingError(ProfilerError):
     """One knob setting cannot be run (out of memory, time-out): record it with its class and go on."""
 
 
+class OutOfMemory(SettingError):
+    """The device has no memory left for this setting."""
+
+
+class KnobDidNotAct(SettingError):
+    """What ran is not what the setting asked for."""
+
+
 class MeterUnavailable(ProfilerError):
     """A meter has no source on this machine: report None with this reason."""
 

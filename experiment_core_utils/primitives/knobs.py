@@ -1,8 +1,11 @@
-"""The run-time knobs as values: crop ranges behind the vision tiers, and one setting of all knobs."""
+"""The run-time knobs as values: vision targets, one setting of all knobs, and which blocks a block count keeps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+
+FEATURES_PER_CROP = 144
 
 
 @dataclass(frozen=True)
@@ -20,3 +23,85 @@ class CropRange:
 
 
 TIERS = {"low": CropRange(1, 3), "medium": CropRange(4, 8), "high": CropRange(9, 15)}
+
+
+@dataclass(frozen=True)
+class VisionTarget:
+    """The vision knob: a tier by name, or a number of vision tokens.
+
+    Attributes:
+        label: part of result file names: ``tier-low`` or ``tokens1008``.
+        tier: name of the tier, None for a token target.
+        tokens: the token target, None for a tier.
+        crops: the tiles that a picture may be cut into.
+    """
+
+    label: str
+    tier: str | None
+    tokens: int | None
+    crops: CropRange
+
+
+def tier_target(name: str) -> VisionTarget:
+    """The target of a tier; raises ConfigurationError for an unknown name."""
+    if name not in TIERS:
+        raise ConfigurationError(f"unknown tier {name!r}; choose among {', '.join(TIERS)}")
+    return VisionTarget(f"tier-{name}", name, None, TIERS[name])
+
+
+def token_target(tokens: int) -> VisionTarget:
+    """The target of exactly `tokens // 144 - 1` tiles; raises ConfigurationError where that is less than one."""
+    crops = tokens // FEATURES_PER_CROP - 1
+    if crops < 1:
+        raise ConfigurationError(
+            f"{tokens} vision tokens are too few: one crop of the whole picture and one tile take "
+            f"{2 * FEATURES_PER_CROP}; give at least that"
+        )
+    return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
+
+
+@dataclass(frozen=True)
+class KnobSetting:
+    """One setting of all knobs.
+
+    Attributes:
+        vision: tiles per picture.
+        top_k: experts per token in the blocks after the first; the first keeps the model's own number.
+        active_blocks: indices of the blocks that run, ascending, block 0 among them.
+    """
+
+    vision: VisionTarget
+    top_k: int
+    active_blocks: tuple[int, ...]
+
+    @property
+    def num_active_blocks(self) -> int:
+        """Blocks that run, block 0 counted."""
+        return len(self.active_blocks)
+
+    @property
+    def key(self) -> str:
+        """Names the setting within a run, for ledgers and messages."""
+        return f"{self.vision.label}_topk{self.top_k}_blocks{self.num_active_blocks}"
+
+
+def select_active_blocks(count: int, total: int, importance: Mapping[int, float] | None = None) -> tuple[int, ...]:
+    """Which `count` of `total` blocks run.
+
+    Block 0 always runs. The others are taken by descending importance, equal scores in favour of the earlier block;
+    without scores the first `count` run.
+
+    Raises:
+        ConfigurationError: `count` outside 1..total, or scores that leave out a block.
+    """
+    if not 1 <= count <= total:
+        raise ConfigurationError(f"{count} active blocks are not possible; the model has {total}, give 1 to {total}")
+    if importance is None:
+        return tuple(range(count))
+    missing = [block for block in range(1, total) if block not in importance]
+    if missing:
+        raise ConfigurationError(
+            f"the importance scores leave out blocks {missing}; give a score for each block from 1 to {total - 1}"
+        )
+    ranked = sorted(range(1, total), key=lambda block: (-importance[block], block))
+    return tuple(sorted((0, *ranked[: count - 1])))

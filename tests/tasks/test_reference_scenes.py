@@ -45,7 +45,7 @@ def test_picture_has_the_size_of_the_plan() -> None:
 
 def test_canvas_sides_and_aspect() -> None:
     for plan in PLANS:
-        assert 400 <= min(plan.width, plan.height) and max(plan.width, plan.height) <= 1400
+        assert min(plan.width, plan.height) >= 400 and max(plan.width, plan.height) <= 1400
         assert 1 / 3.01 <= plan.width / plan.height <= 3.01
 
 

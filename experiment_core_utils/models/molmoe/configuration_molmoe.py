@@ -1,6 +1,6 @@
 """In: sizes; out: one `MolmoeConfig`, the text decoder (OLMoE), the vision tower (CLIP) and the connector between."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import CLIPVisionConfig, OlmoeConfig, PreTrainedConfig
 
@@ -26,7 +26,7 @@ class MolmoeConfig(PreTrainedConfig):
     """
 
     model_type = "molmoe"
-    sub_configs = {"text_config": OlmoeConfig, "vision_config": CLIPVisionConfig}
+    sub_configs: ClassVar[dict[str, Any]] = {"text_config": OlmoeConfig, "vision_config": CLIPVisionConfig}
 
     def __init__(
         self,

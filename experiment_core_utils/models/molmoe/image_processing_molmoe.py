@@ -7,7 +7,7 @@ a canvas of r x c overlapping windows, padded, cut into crops, and preceded by o
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         image_mean, image_std: per channel, on values in [0, 1].
     """
 
-    model_input_names = ["pixel_values", "image_masks", "image_input_idx"]
+    model_input_names: ClassVar[list[str]] = ["pixel_values", "image_masks", "image_input_idx"]
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class MolmoeImageProcessor(ImageProcessingMixin):
 def _as_float_tensor(image: Image.Image | np.ndarray) -> torch.Tensor:
     """[3, H, W] float32 in [0, 1]."""
     if isinstance(image, Image.Image):
-        image = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        image = np.array(ImageOps.exif_transpose(image).convert("RGB"))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ValueError(f"a picture must be PIL or uint8 [H, W, 3], not {image.dtype} {list(image.shape)}")
     return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1).to(torch.float32).div_(255.0)

@@ -7,11 +7,11 @@ connector, the placing of features among the tokens, and the two knobs of the de
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import DynamicCache, OlmoeModel, PreTrainedModel
+from transformers import DynamicCache, OlmoeModel, PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import ModelOutput
@@ -28,8 +28,9 @@ class MolmoeImageFeatures(ModelOutput):
     """Encoded pictures: `pooler_output` [B, K * F, H] and, for each feature, its position `image_input_idx` in the
     prompt ([B, K * F], negative where it is dropped)."""
 
-    pooler_output: torch.Tensor | None = None
-    image_input_idx: torch.Tensor | None = None
+    # Both are always there; `ModelOutput` wants defaults after the first field.
+    pooler_output: torch.Tensor
+    image_input_idx: torch.Tensor = None  # type: ignore[assignment]
 
 
 @dataclass
@@ -145,8 +146,8 @@ class MolmoePreTrainedModel(PreTrainedModel):
     input_modalities = ("image", "text")
     main_input_name = "input_ids"
     supports_gradient_checkpointing = False
-    _no_split_modules = ["OlmoeDecoderLayer", "CLIPEncoderLayer", "MolmoeConnector"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _no_split_modules: ClassVar[list[str]] = ["OlmoeDecoderLayer", "CLIPEncoderLayer", "MolmoeConnector"]
+    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -154,14 +155,15 @@ class MolmoePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal weights of `initializer_range`, zero biases, unit norms; also CLIP's bare class embedding."""
+        """Normal weights of `initializer_range`, zero biases, unit norms; CLIP's bare parameters and position ids."""
         super()._init_weights(module)
         std = self.config.text_config.initializer_range
         if isinstance(module, CLIPVisionEmbeddings):
-            nn.init.normal_(module.class_embedding, std=std)
-            nn.init.normal_(module.position_embedding.weight, std=std)
+            initialization.normal_(module.class_embedding, mean=0.0, std=std)
+            initialization.normal_(module.position_embedding.weight, mean=0.0, std=std)
+            initialization.copy_(module.position_ids, torch.arange(module.num_positions).expand(1, -1))
         elif isinstance(module, MolmoeConnector):
-            nn.init.zeros_(module.pad_embed)
+            initialization.zeros_(module.pad_embed)
 
 
 class MolmoeModel(MolmoePreTrainedModel):
@@ -235,8 +237,14 @@ class MolmoeModel(MolmoePreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             features = (mm_encoder_outputs or {}).get("image")
-            if features is None and pixel_values is not None:
+            if (
+                features is None
+                and pixel_values is not None
+                and image_masks is not None
+                and image_input_idx is not None
+            ):
                 features = self.get_image_features(pixel_values, image_masks, image_input_idx)
+            assert input_ids is not None
             inputs_embeds = self.embed(input_ids, features)
         outputs = self.language_model(
             inputs_embeds=inputs_embeds,
@@ -277,6 +285,11 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
     def num_total_blocks(self) -> int:
         """Blocks of the whole decoder, whatever is active."""
         return len(self._all_blocks)
+
+    @property
+    def all_blocks(self) -> tuple[Any, ...]:
+        """Every block of the whole decoder in order, whatever is active."""
+        return self._all_blocks
 
     @property
     def num_experts(self) -> int:
@@ -432,9 +445,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
                 inputs.pop(name, None)
         return inputs
 
-    def _checked_setting(
-        self, top_k: int | None, active_blocks: Sequence[int] | None
-    ) -> tuple[int, tuple[int, ...]]:
+    def _checked_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
         top_k = self.default_top_k if top_k is None else top_k
         blocks = tuple(range(self.num_total_blocks)) if active_blocks is None else tuple(active_blocks)
         if not 1 <= top_k <= self.num_experts:

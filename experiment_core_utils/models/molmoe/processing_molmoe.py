@@ -78,9 +78,7 @@ class MolmoeProcessor:
         self.tokenizer.save_pretrained(path)
         self.image_processor.save_pretrained(path)
 
-    def __call__(
-        self, text: str, image: Image.Image | None = None, crops: CropRange | None = None
-    ) -> BatchFeature:
+    def __call__(self, text: str, image: Image.Image | None = None, crops: CropRange | None = None) -> BatchFeature:
         """One request as tensors on the host.
 
         Args:

@@ -1,13 +1,17 @@
 """In: a checkpoint in the published Hugging Face layout of MolmoE; out: config and tensors of the native classes."""
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import CLIPVisionConfig, OlmoeConfig
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 PUBLISHED_MODEL_TYPE = "molmo"
@@ -168,8 +172,7 @@ def _split_qkv(block: int, fused: torch.Tensor, config: MolmoeConfig) -> dict[st
     kv_rows = head_dim * text.num_key_value_heads
     parts = fused.split([text.hidden_size, kv_rows, kv_rows])
     return {
-        f"{_TEXT}layers.{block}.self_attn.{letter}_proj.weight": part
-        for letter, part in zip("qkv", parts, strict=True)
+        f"{_TEXT}layers.{block}.self_attn.{letter}_proj.weight": part for letter, part in zip("qkv", parts, strict=True)
     }
 
 
@@ -196,3 +199,32 @@ def _stack_experts(
         stacked[prefix + "gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], dim=1)
         stacked[prefix + "down_proj"] = parts["down"]
     return stacked
+
+
+def load_published_checkpoint(folder: Path, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
+    """The native model from a folder with published `config.json` and safetensors, on the CPU, in evaluation mode.
+
+    Raises:
+        ConfigurationError: no safetensors, or tensors that do not fit the config one to one.
+    """
+    published = json.loads((folder / "config.json").read_text())
+    config = config_from_published(published)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigurationError(f"{folder} holds a MolmoE config but no *.safetensors files")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors.update({name: tensor.to(dtype) for name, tensor in load_file(file).items()})
+    native = convert_published_tensors(tensors, config)
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in MolmoeForConditionalGeneration(config).state_dict().items()}
+    if {name: tensor.shape for name, tensor in native.items()} != expected:
+        differing = sorted(
+            name
+            for name in native.keys() | expected.keys()
+            if name not in native or native[name].shape != expected.get(name)
+        )
+        raise ConfigurationError(f"{folder}: tensors do not fit the config, for example {differing[0]!r}")
+    model = MolmoeForConditionalGeneration(config).to(dtype)
+    model.load_state_dict(native, strict=True, assign=True)
+    return model.eval()

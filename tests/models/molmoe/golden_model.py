@@ -77,6 +77,9 @@ def golden_processor(spec: dict[str, Any], max_crops: int) -> MolmoeImageProcess
 def golden_tokens(spec: dict[str, Any]) -> ImageTokens:
     tokens = spec["tokens"]
     return ImageTokens(
-        bos=tokens["bos"], start=tokens["im_start"], end=tokens["im_end"], patch=tokens["im_patch"],
+        bos=tokens["bos"],
+        start=tokens["im_start"],
+        end=tokens["im_end"],
+        patch=tokens["im_patch"],
         column=tokens["im_col"],
     )

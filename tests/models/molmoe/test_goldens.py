@@ -96,8 +96,14 @@ def check_vision(
 @torch.no_grad()
 def test_a_padding_crop_is_zeroed_and_goes_nowhere(goldens: Goldens, model: MolmoeForConditionalGeneration) -> None:
     inputs = request_for(CASES["small"], goldens)
-    padded = {name: torch.nn.functional.pad(inputs[name], pad, value=-1) for name, pad in (
-        ("pixel_values", (0, 0, 0, 0, 0, 0, 0, 1)), ("image_masks", (0, 0, 0, 1)), ("image_input_idx", (0, 0, 0, 1)))}
+    padded = {
+        name: torch.nn.functional.pad(inputs[name], pad, value=-1)
+        for name, pad in (
+            ("pixel_values", (0, 0, 0, 0, 0, 0, 0, 1)),
+            ("image_masks", (0, 0, 0, 1)),
+            ("image_input_idx", (0, 0, 0, 1)),
+        )
+    }
     check_vision(padded["pixel_values"][0], padded["image_masks"][0], "small/padcrop", goldens, model)
     plain = model(**inputs, logits_to_keep=1).logits
     assert_close(model(input_ids=inputs["input_ids"], **padded, logits_to_keep=1).logits, plain, 1e-5)

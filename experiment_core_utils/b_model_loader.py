@@ -1,0 +1,170 @@
+"""In: a model path; out: a staged model on its device, and before that the limits that its config sets to the knobs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from transformers import AutoTokenizer
+
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe import (
+    MolmoeConfig,
+    MolmoeForConditionalGeneration,
+    MolmoeImageProcessor,
+    MolmoeProcessor,
+)
+from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.models.molmoe.published_checkpoint import (
+    PUBLISHED_MODEL_TYPE,
+    config_from_published,
+    load_published_checkpoint,
+)
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.config import Precision, ProfilingConfig
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "merges.txt"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A checkpoint that was found, before any weight is read.
+
+    Attributes:
+        name: the path or hub id as given.
+        folder: where the files lie.
+        config: the native config, converted where the checkpoint has the published layout.
+        is_published_layout: tensors have the published Hugging Face names.
+        revision: commit of the hub, None for a local folder.
+    """
+
+    name: str
+    folder: Path
+    config: MolmoeConfig
+    is_published_layout: bool
+    revision: str | None
+
+    @property
+    def num_experts(self) -> int:
+        """Experts in each block."""
+        return int(self.config.text_config.num_experts)
+
+    @property
+    def default_top_k(self) -> int:
+        """Experts per token that the model was trained with."""
+        return int(self.config.text_config.num_experts_per_tok)
+
+    @property
+    def num_total_blocks(self) -> int:
+        """Transformer blocks of the decoder."""
+        return int(self.config.text_config.num_hidden_layers)
+
+
+def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
+    """Find a checkpoint and read its config, no weights.
+
+    Raises:
+        ConfigurationError: no such folder or hub id, no config in it, or an architecture that is not supported.
+    """
+    folder = Path(path)
+    revision = None
+    if not folder.is_dir():
+        folder = _download(path, cache_dir)
+        revision = folder.name
+    raw = _read_config(folder)
+    model_type = raw.get("model_type")
+    if model_type == PUBLISHED_MODEL_TYPE:
+        return ModelSource(path, folder, config_from_published(raw), True, revision)
+    if model_type == MolmoeConfig.model_type:
+        return ModelSource(path, folder, MolmoeConfig.from_pretrained(folder), False, revision)
+    raise ConfigurationError(
+        f"{path} holds a model of type {model_type!r}; supported are {MolmoeConfig.model_type!r} and the published "
+        f"MolmoE layout ({PUBLISHED_MODEL_TYPE!r})"
+    )
+
+
+def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torch.device) -> StagedModel:
+    """The model on `device`, in the precision asked for, ready to be profiled.
+
+    With `random_weights` the weights come from a fixed seed and only the config and the tokenizer are read.
+    """
+    dtype = choose_dtype(config.precision, device)
+    if config.random_weights:
+        model = _random_model(source, dtype, device)
+    elif source.is_published_layout:
+        model = load_published_checkpoint(source.folder, dtype)
+    else:
+        if not any(source.folder.glob("*.safetensors")):
+            raise ConfigurationError(
+                f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or "
+                "--random_weights to profile the architecture alone"
+            )
+        model = MolmoeForConditionalGeneration.from_pretrained(source.folder, dtype=dtype)
+    _choose_implementations(model, config)
+    model = model.to(device).eval()
+    return MolmoeStagedModel(source.name, model, _load_processor(source))
+
+
+def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on the CPU."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+
+
+def _download(path: str, cache_dir: Path | None) -> Path:
+    hint = "give a folder with config.json and safetensors, or a hub id such as allenai/MolmoE-1B-0924"
+    if path.count("/") != 1 or path.startswith((".", "/")):
+        raise ConfigurationError(f"there is no model folder {path}; {hint}")
+    try:
+        return Path(snapshot_download(path, cache_dir=cache_dir, allow_patterns=CHECKPOINT_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigurationError(f"{path} is no folder, and the hub did not give it ({first_line}); {hint}") from error
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigurationError(f"{folder} holds no model: there is no config.json in it")
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} holds no JSON object")
+    return content
+
+
+def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> MolmoeForConditionalGeneration:
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            return MolmoeForConditionalGeneration(source.config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _choose_implementations(model: MolmoeForConditionalGeneration, config: ProfilingConfig) -> None:
+    """Raises ConfigurationError for a name that transformers does not know."""
+    try:
+        if config.attn_implementation is not None:
+            model.set_attn_implementation(config.attn_implementation)
+        if config.experts_implementation is not None:
+            model.model.language_model.set_experts_implementation(config.experts_implementation)
+    except (ValueError, KeyError, ImportError) as error:
+        raise ConfigurationError(f"the implementation asked for is not available: {error}") from error
+
+
+def _load_processor(source: ModelSource) -> MolmoeProcessor:
+    if not source.is_published_layout:
+        return MolmoeProcessor.from_pretrained(source.folder)
+    tokenizer = AutoTokenizer.from_pretrained(source.folder, padding_side="left")
+    return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))

@@ -1,0 +1,83 @@
+"""In: a configuration, a process and a model; out: what a reader needs to judge and repeat the run."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import psutil
+import torch
+from accelerate import Accelerator
+
+from experiment_core_utils.primitives.config import REPOSITORY
+
+RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
+
+
+def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> Mapping[str, Any]:
+    """Who measured, when, with what: versions, hardware, processes, git commit and command line."""
+    return {
+        "experiment_id": experiment_id,
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in RECORDED_PACKAGES},
+        "num_processes": accelerator.num_processes,
+        "hardware": describe_hardware(device),
+    }
+
+
+def describe_hardware(device: torch.device) -> Mapping[str, Any]:
+    """The device and the host, as found; None for what cannot be read."""
+    is_cuda = device.type == "cuda"
+    return {
+        "device": str(device),
+        "gpu_name": torch.cuda.get_device_name(device) if is_cuda else None,
+        "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
+        "cuda": torch.version.cuda,
+        "num_gpus": torch.cuda.device_count(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "ram_bytes": psutil.virtual_memory().total,
+    }
+
+
+def git_commit() -> str | None:
+    """Commit of the working tree, with "+changes" where files differ from it; None outside a checkout."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str | None:
+    try:
+        with open("/proc/cpuinfo") as info:
+            names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    except OSError:
+        return platform.processor() or None
+    return names[0] if names else None

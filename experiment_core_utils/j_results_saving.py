@@ -1,0 +1,233 @@
+"""In: one setting's samples and summary; out: its JSON file, written whole or not at all, in the published form."""
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.g_metrics_inference import vision_tokens_difference
+from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
+from experiment_core_utils.primitives.records import (
+    FailedSample,
+    KnobProof,
+    MeasuredSample,
+    MeasuredSetting,
+    SettingSummary,
+    StagedRun,
+    VisionGeometry,
+)
+from experiment_core_utils.primitives.units import milliseconds
+
+SCHEMA_VERSION = 1
+
+# Published name of each distribution that is a time; these alone are converted to milliseconds.
+TIME_NAMES = {
+    "vision_s": "T_vision_total",
+    "prefill_s": "T_LLM_prefill",
+    "decode_s": "T_LLM_decode",
+    "e2e_s": "T_total",
+    "tpot_s": "T_decode_per_token",
+    "ttft_s": "T_first_token",
+    "preprocess_s": "T_preprocess",
+    "transfer_s": "T_transfer",
+}
+
+
+def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
+    """Write beside `path`, flush to disk, rename over it: a reader sees the old file or the new one, never a part."""
+    write_text_atomically(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
+
+
+def write_text_atomically(text: str, path: Path) -> None:
+    """The same for text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:
+    """The published name; a tier carries the mean number of crops, rounded to a whole one.
+
+    `reference-vqa_imgsizetier-low_crops2_topk8_blocks14.json`, `…_imgsizetokens1008_topk8_blocks14.json`.
+    """
+    crops = ""
+    if setting.vision.tier is not None:
+        mean = _mean([geometry.num_crops for geometry in _geometries(samples)])
+        crops = f"_crops{round(mean)}" if mean is not None else "_crops0"
+    knobs = f"topk{setting.top_k}_blocks{setting.num_active_blocks}"
+    return f"{task_name.replace('_', '-')}_imgsize{setting.vision.label}{crops}_{knobs}.json"
+
+
+def setting_result(
+    setting: KnobSetting,
+    num_total_blocks: int,
+    merged: MeasuredSetting,
+    summary: SettingSummary,
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of a setting's file; see `docs/results_schema.md` for every key."""
+    samples = merged.samples
+    geometries = _geometries(samples)
+    crops = Counter(geometry.num_crops for geometry in geometries)
+    typical = _most_frequent(geometries)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": merged.fingerprint,
+        "tier": setting.vision.tier,
+        "tier_range": asdict(setting.vision.crops),
+        "vision_tokens_target": setting.vision.tokens,
+        "selected_crops_mean": _mean([geometry.num_crops for geometry in geometries]),
+        "selected_crops_distribution": {str(number): count for number, count in sorted(crops.items())},
+        "target_vision_tokens_mean": _mean([geometry.pooled_features for geometry in geometries]),
+        "actual_vision_tokens_mean": _mean([sample.shape.vision_tokens for sample in samples]),
+        "max_crops": setting.vision.crops.max_crops,
+        "top_k": setting.top_k,
+        "num_active_blocks": setting.num_active_blocks,
+        "num_total_blocks": num_total_blocks,
+        "active_block_indices": list(setting.active_blocks),
+        "accuracy": summary.accuracy,
+        "accuracy_std": summary.accuracy_std,
+        "accuracy_ci95": summary.accuracy_interval,
+        "accuracy_by_type": {kind: asdict(entry) for kind, entry in summary.accuracy_by_type.items()},
+        "num_samples": len(samples),
+        "num_failed_samples": len(merged.failures),
+        "share_truncated": summary.share_truncated,
+        **_theoretical(typical),
+        "realised": realised(merged.proof),
+        "memory": asdict(merged.memory) if merged.memory else None,
+        "aggregate_stats": aggregate_stats(summary.distributions),
+        "per_sample_results": [sample_result(sample, setting) for sample in samples],
+        "failed_samples": [asdict(failure) for failure in merged.failures],
+        "provenance": dict(provenance),
+    }
+
+
+def realised(proof: KnobProof | None) -> dict[str, Any] | None:
+    """What was counted inside the model, beside what was asked for."""
+    return None if proof is None else asdict(proof)
+
+
+def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, float | int | None]:
+    """`<name>_mean`, `_std`, `_p50`, `_p95`, `_p99`, `_min`, `_max`, `_ci95_low`, `_ci95_high`, `_n` of each quantity.
+
+    Times in milliseconds under their published names.
+    """
+    stats: dict[str, float | int | None] = {}
+    for quantity, spread in distributions.items():
+        name = TIME_NAMES.get(quantity, quantity)
+        convert = milliseconds if quantity in TIME_NAMES else _as_it_is
+        for suffix, value in (
+            ("mean", spread.mean),
+            ("std", spread.std),
+            ("p50", spread.p50),
+            ("p95", spread.p95),
+            ("p99", spread.p99),
+            ("min", spread.min),
+            ("max", spread.max),
+            ("ci95_low", spread.ci_low),
+            ("ci95_high", spread.ci_high),
+        ):
+            stats[f"{name}_{suffix}"] = convert(value)
+        stats[f"{name}_n"] = spread.n
+    return stats
+
+
+def sample_result(sample: MeasuredSample, setting: KnobSetting) -> dict[str, Any]:
+    """One entry of `per_sample_results`; the times are those of the run with the median total."""
+    shape, run = sample.shape, sample.run
+    theoretical, actual = shape.theoretical, shape.actual
+    return {
+        "sample_id": sample.sample_id,
+        "target_vision_tokens": setting.vision.tokens or (theoretical.pooled_features if theoretical else None),
+        "target_crops": theoretical.num_crops if theoretical else None,
+        "actual_vision_tokens": shape.vision_tokens,
+        "vision_tokens_diff": vision_tokens_difference(sample),
+        "pooled_image_features": actual.pooled_features if actual else None,
+        "top_k": setting.top_k,
+        "num_active_blocks": setting.num_active_blocks,
+        "input_text_tokens": shape.text_tokens,
+        "image_marker_tokens": shape.image_marker_tokens,
+        "prompt_tokens": shape.prompt_tokens,
+        "output_tokens": len(run.token_ids),
+        "output_ended": sample.runs[0].ended,
+        **_theoretical(theoretical),
+        "actual_num_crops": actual.num_crops if actual else None,
+        "actual_tiling": list(actual.tiling) if actual else None,
+        "actual_image_size": list(actual.image_size) if actual else None,
+        "accuracy": sample.accuracy,
+        "pred": sample.prediction,
+        "question_type": sample.question_type,
+        "metadata": sample.metadata,
+        **run_times(run),
+        "T_first_token": milliseconds(run.ttft_s),
+        "T_preprocess": milliseconds(shape.preprocess_s),
+        "T_transfer": milliseconds(sample.transfer_s),
+        "vision_flops": sample.flops.vision_flops if sample.flops else None,
+        "prefill_flops": sample.flops.prefill_flops if sample.flops else None,
+        "decode_flops_per_token": sample.flops.decode_flops_per_token if sample.flops else None,
+        "outputs_identical": sample.outputs_identical,
+        "runs": [
+            {**run_times(each), "T_inter_token": [milliseconds(gap) for gap in each.inter_token_s]}
+            for each in sample.runs
+        ],
+    }
+
+
+def run_times(run: StagedRun) -> dict[str, float | None]:
+    """The published stage times of one run, in milliseconds."""
+    return {
+        "T_vision_total": milliseconds(run.vision_s),
+        "T_LLM_prefill": milliseconds(run.prefill_s),
+        "T_LLM_decode": milliseconds(run.decode_s),
+        "T_total": milliseconds(run.total_s),
+        "T_decode_per_token": milliseconds(run.tpot_s),
+    }
+
+
+def failures_result(failures: Sequence[FailedSample]) -> list[dict[str, Any]]:
+    """Failed samples as plain dicts."""
+    return [asdict(failure) for failure in failures]
+
+
+def _theoretical(geometry: VisionGeometry | None) -> dict[str, Any]:
+    if geometry is None:
+        return dict.fromkeys(
+            ("theoretical_num_crops", "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens")
+        )
+    return {
+        "theoretical_num_crops": geometry.num_crops,
+        "theoretical_tiling": list(geometry.tiling),
+        "theoretical_image_size": list(geometry.image_size),
+        "theoretical_vision_tokens": (geometry.num_crops + 1) * FEATURES_PER_CROP,
+    }
+
+
+def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
+    return [sample.shape.theoretical for sample in samples if sample.shape.theoretical is not None]
+
+
+def _most_frequent(geometries: Sequence[VisionGeometry]) -> VisionGeometry | None:
+    """The geometry that most samples have; of several, the one met first."""
+    return Counter(geometries).most_common(1)[0][0] if geometries else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _as_it_is(value: float | None) -> float | None:
+    return value

@@ -1,0 +1,61 @@
+"""What the pipeline asks of a model: prepare a request, run its three stages under a setting, prove the knobs acted."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.tasks.interface import Sample
+
+
+class StagedModel(Protocol):
+    """A model whose vision, prefill and decode can be called one by one, so that a clock can stand between them."""
+
+    name: str
+    device: torch.device
+    num_total_blocks: int
+    num_experts: int
+    default_top_k: int
+    eos_token_ids: frozenset[int]
+
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+        """Tokens and crops on the host; raises SampleError for a picture that cannot be used."""
+        ...
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A request's tensors on the model's device, pictures in its dtype."""
+        ...
+
+    def apply(self, setting: KnobSetting) -> None:
+        """Put the decoder's knobs in force."""
+        ...
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """Vision stage; None for a request without a picture."""
+        ...
+
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
+        """Prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
+        ...
+
+    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
+        """Decode stage: token [1, 1] -> logits [1, V]."""
+        ...
+
+    def decode_text(self, token_ids: tuple[int, ...]) -> str:
+        """Text of generated ids, special tokens left out."""
+        ...
+
+    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+        """Run the request once with counters inside the model; never while timing."""
+        ...
+
+    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+        """Operations of the request at the setting; None for an unknown architecture."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision."""
+        ...

@@ -1,0 +1,205 @@
+"""In: a MolmoE model with its processor; out: the `StagedModel` that the pipeline profiles."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.flops import decoder_flops, mean_decode_flops, vision_flops
+from experiment_core_utils.models.molmoe.modeling_molmoe import (
+    DecodeState,
+    MolmoeForConditionalGeneration,
+    MolmoeImageFeatures,
+)
+from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.primitives.records import (
+    KnobProof,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+    VisionGeometry,
+)
+from experiment_core_utils.tasks.interface import Sample
+
+
+class MolmoeStagedModel:
+    """MolmoE behind the staged interface; one request at a time.
+
+    Args:
+        name: path or hub id that the model came from.
+        model: on its device, in its dtype, in evaluation mode.
+        processor: of the same checkpoint.
+    """
+
+    def __init__(self, name: str, model: MolmoeForConditionalGeneration, processor: MolmoeProcessor) -> None:
+        self.name = name
+        self.model = model
+        self.processor = processor
+        self.device = next(model.parameters()).device
+        self.num_total_blocks = model.num_total_blocks
+        self.num_experts = model.num_experts
+        self.default_top_k = model.default_top_k
+        eos = model.generation_config.eos_token_id
+        self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+        """See `StagedModel.prepare`."""
+        started = time.perf_counter()
+        inputs = self.processor(prompt, sample.image, crops)
+        preprocess_s = time.perf_counter() - started
+        tokens = inputs["input_ids"].shape[1]
+        if sample.image is None:
+            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
+        images = self.processor.image_processor
+        width, height = sample.image.size
+        theoretical = self._geometry(images.tiling_for(height, width, crops))
+        places = inputs["image_input_idx"]
+        vision_tokens = int((places >= 0).sum())
+        ids = self.processor.image_tokens
+        markers = sum(int((inputs["input_ids"] == marker).sum()) for marker in (ids.start, ids.end, ids.column))
+        actual = self._counted_geometry(inputs)
+        text_tokens = tokens - vision_tokens - markers
+        shape = RequestShape(theoretical, actual, vision_tokens, markers, text_tokens, preprocess_s)
+        return PreparedRequest(inputs, shape)
+
+    def _geometry(self, tiling: tuple[int, int]) -> VisionGeometry:
+        crops = tiling[0] * tiling[1]
+        features = (crops + 1) * self.model.config.features_per_crop
+        return VisionGeometry(crops, tiling, self.processor.image_processor.canvas_size(tiling), features)
+
+    def _counted_geometry(self, inputs: Mapping[str, Any]) -> VisionGeometry:
+        """Geometry read off the tensors: crops from the pixels, tiling from the columns of the second image part."""
+        ids = inputs["input_ids"][0]
+        tokens = self.processor.image_tokens
+        second_start = int((ids == tokens.start).nonzero()[1])
+        second_part = ids[second_start:]
+        columns = int((second_part == tokens.column).nonzero()[0]) - 1
+        rows = int((second_part == tokens.column).sum())
+        images = self.processor.image_processor
+        step = images.window_size // images.patch_size // images.pooling_size
+        margin = images.margin_size // images.patch_size // images.pooling_size
+        tiling = ((rows - margin) // step, (columns - margin) // step)
+        crops = inputs["pixel_values"].shape[1]
+        features = crops * self.model.config.features_per_crop
+        return VisionGeometry(crops - 1, tiling, images.canvas_size(tiling), features)
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
+        moved = {}
+        for name, tensor in inputs.items():
+            dtype = self.model.dtype if tensor.is_floating_point() else None
+            moved[name] = tensor.to(self.device, dtype)
+        return moved
+
+    def apply(self, setting: KnobSetting) -> None:
+        """See `StagedModel.apply`."""
+        self.model.set_knobs(setting.top_k, setting.active_blocks)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `StagedModel.encode_image`."""
+        if "pixel_values" not in inputs:
+            return None
+        return self.model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+
+    def prefill(
+        self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+    ) -> tuple[torch.Tensor, DecodeState]:
+        """See `StagedModel.prefill`."""
+        top_k, blocks = self.model.active_setting
+        return self.model.prefill(inputs["input_ids"], features, top_k=top_k, active_blocks=blocks)
+
+    def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
+        """See `StagedModel.decode_step`."""
+        return self.model.decode_step(token, state)
+
+    def decode_text(self, token_ids: tuple[int, ...]) -> str:
+        """See `StagedModel.decode_text`."""
+        return self.processor.decode(list(token_ids)).strip()
+
+    @torch.inference_mode()
+    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`: hooks on every router and block of the *full* model count what really runs."""
+        self.apply(setting)
+        features = self.encode_image(inputs)
+        with self._counted() as counted:
+            logits, state = self.prefill(inputs, features)
+            experts, blocks = dict(counted.experts), tuple(counted.blocks)
+            counted.clear()
+            self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+            decode_blocks = tuple(counted.blocks)
+        return KnobProof(
+            experts_per_token=tuple(experts[block] for block in blocks),
+            blocks_run=blocks,
+            blocks_run_decode=decode_blocks,
+            cache_layers=sum(1 for layer in state.past_key_values.layers if layer.get_seq_length() > 0),
+        )
+
+    @contextmanager
+    def _counted(self) -> Iterator["_Counted"]:
+        counted = _Counted()
+        handles = []
+        for index, block in enumerate(self.model.all_blocks):
+            handles.append(block.register_forward_hook(counted.block_hook(index)))
+            handles.append(block.mlp.gate.register_forward_hook(counted.router_hook(index)))
+        try:
+            yield counted
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
+        """See `StagedModel.count_flops`; formulas in `flops.py`."""
+        config = self.model.config
+        experts = [self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks]
+        prompt = shape.prompt_tokens
+        crops = 0 if shape.actual is None else shape.actual.num_crops + 1
+        return StageFlops(
+            vision_flops=vision_flops(config, crops) if crops else None,
+            prefill_flops=decoder_flops(config, prompt, prompt, experts),
+            decode_flops_per_token=mean_decode_flops(config, prompt, output_tokens, experts),
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `StagedModel.describe`."""
+        text = self.model.config.text_config
+        return {
+            "model_class": type(self.model).__name__,
+            "total_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "attn_implementation": text._attn_implementation,
+            "experts_implementation": text._experts_implementation,
+            "first_block_top_k": self.default_top_k,
+            "num_experts": self.num_experts,
+            "num_total_blocks": self.num_total_blocks,
+            "cache": "dynamic",
+            "execution": "eager",
+            "runs_unused_vision_blocks": self.model.config.keep_unused_vision_blocks,
+        }
+
+
+@dataclass
+class _Counted:
+    """Blocks in the order in which they ran, and the experts per token that each block's router chose."""
+
+    blocks: list[int] = field(default_factory=list)
+    experts: dict[int, int] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.experts.clear()
+
+    def block_hook(self, index: int) -> Any:
+        def hook(*_: Any) -> None:
+            self.blocks.append(index)
+
+        return hook
+
+    def router_hook(self, index: int) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            self.experts[index] = int(output[2].shape[-1])
+
+        return hook

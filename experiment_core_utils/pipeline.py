@@ -1,0 +1,351 @@
+"""The letters in order: from a configuration to one result file for each setting of the knobs, and a CSV of all."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from experiment_core_utils.a_distributed import generate_unique_id, processes_on_this_machine, setup_distributed
+from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import (
+    RequestMaker,
+    draw_sample_ids,
+    fingerprint_of_ids,
+    share_of_process,
+)
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.f_experiment_info import gather_provenance
+from experiment_core_utils.g_metrics_inference import summarise
+from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
+from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_parts, save_part
+from experiment_core_utils.l_results_csv_cleaning import write_settings_csv
+from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.primitives.device import (
+    MemoryWindow,
+    choose_device,
+    out_of_memory_named,
+    release_cached_memory,
+    set_cpu_threads,
+    synchronize,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, SettingError
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.records import (
+    FailedSample,
+    KnobProof,
+    MeasuredSample,
+    MeasuredSetting,
+    SettingFailure,
+)
+from experiment_core_utils.primitives.strategies import plan_settings
+from experiment_core_utils.progress import Ledger
+from experiment_core_utils.progress_bar import ProgressBar
+from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.registry import get_metric, load_task
+
+PARTS_FOLDER = ".parts"
+WORKER_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run leaves behind.
+
+    Attributes:
+        results: contents of the settings' files, in the order of the plan; settings that failed are not among them.
+        failed: settings that could not be run.
+        csv_path: the table of all settings; None where every setting failed, and on processes other than the main one.
+    """
+
+    experiment_id: str
+    is_main_process: bool
+    results: tuple[Mapping[str, Any], ...]
+    failed: Mapping[str, SettingFailure]
+    output_dir: Path
+    csv_path: Path | None
+
+
+def run_profiling(config: ProfilingConfig) -> RunReport:
+    """Judge what was asked against model and task, load once, then measure and save setting by setting."""
+    source = find_model(config.model_path, config.hf_cache_dir)
+    settings = plan_for(config, source)
+    task = load_task(config.dataset_name, config.split, data_dir=config.data_dir, cache_dir=config.hf_cache_dir)
+    accelerator = setup_distributed(config)
+    sample_ids = draw_sample_ids(len(task), config.num_samples, config.seed)
+    fingerprint = fingerprint_of(config, source, sample_ids)
+    ledger = Ledger(config.output_dir, fingerprint)
+    due = [setting for setting in settings if ledger.result_path(setting.key) is None]
+    experiment_id = generate_unique_id(accelerator)
+    accelerator.wait_for_everyone()
+    run = ProfilingRun(config, source, task, accelerator, sample_ids, fingerprint, ledger, experiment_id)
+    failed = run.measure_all(due) if due else {}
+    if not accelerator.is_main_process:
+        return RunReport(experiment_id, False, (), failed, config.output_dir, None)
+    paths = [path for setting in settings if (path := ledger.result_path(setting.key)) is not None]
+    results = tuple(json.loads(path.read_text()) for path in paths)
+    csv_path = config.output_dir / f"{task.name.replace('_', '-')}_settings.csv" if results else None
+    if csv_path is not None:
+        write_settings_csv(results, csv_path)
+    return RunReport(experiment_id, True, results, failed, config.output_dir, csv_path)
+
+
+def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
+    """The settings asked for, judged against the model's config before any weight is read.
+
+    Raises:
+        ConfigurationError: more experts or blocks than the model has, or importance scores without a block.
+    """
+    top_k_values = config.top_k_list or _half_and_whole(source.default_top_k)
+    block_counts = config.num_active_blocks_list or _unique(
+        -(-3 * source.num_total_blocks // 4), source.num_total_blocks
+    )
+    for top_k in top_k_values:
+        if top_k > source.num_experts:
+            raise ConfigurationError(
+                f"--top_k_list {top_k} is more than the {source.num_experts} experts of {source.name}; "
+                f"give 1 to {source.num_experts}"
+            )
+    return plan_settings(
+        config.sampling_strategy,
+        config.vision_targets,
+        top_k_values,
+        block_counts,
+        source.num_total_blocks,
+        config.importance_scores,
+    )
+
+
+def fingerprint_of(config: ProfilingConfig, source: ModelSource, sample_ids: Sequence[int]) -> str:
+    """Digest of everything but the knobs that a result depends on; equal digests make results comparable."""
+    parts = (
+        str(source.folder.resolve()),
+        source.revision,
+        config.random_weights,
+        config.dataset_name,
+        config.split,
+        fingerprint_of_ids(sample_ids),
+        config.max_new_tokens,
+        config.num_runs_per_sample,
+        config.num_warmup_runs,
+        config.device,
+        config.num_threads,
+        config.precision,
+        config.experts_implementation,
+        config.attn_implementation,
+        sorted((config.importance_scores or {}).items()),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+class ProfilingRun:
+    """One process's work on a run: its share of the samples, at every setting that is due."""
+
+    def __init__(
+        self,
+        config: ProfilingConfig,
+        source: ModelSource,
+        task: Task,
+        accelerator: Accelerator,
+        sample_ids: tuple[int, ...],
+        fingerprint: str,
+        ledger: Ledger,
+        experiment_id: str,
+    ) -> None:
+        self.config = config
+        self.task = task
+        self.accelerator = accelerator
+        self.sample_ids = sample_ids
+        self.fingerprint = fingerprint
+        self.ledger = ledger
+        self.metric = get_metric(task.metric)
+        device = choose_device(config.device, accelerator.local_process_index)
+        set_cpu_threads(config.num_threads, processes_on_this_machine())
+        self.model = load_staged_model(config, source, device)
+        self.maker = RequestMaker(self.model, task)
+        self.own_ids = share_of_process(sample_ids, accelerator.process_index, accelerator.num_processes)
+        self.provenance = {
+            **gather_provenance(accelerator, device, experiment_id),
+            "model": {"name": source.name, "revision": source.revision, **self.model.describe()},
+            "task": {"name": task.name, "split": task.split, "metric": task.metric},
+            "experimental_variables": self._variables(),
+            "caveats": self._caveats(),
+        }
+
+    def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
+        """Measure, merge and save each setting before the next; returns those that failed."""
+        failed = {}
+        with ProgressBar(len(settings), len(self.own_ids), shown=self.accelerator.is_main_process) as bar:
+            for setting in settings:
+                bar.start(setting.key)
+                part = self._measure_with_retries(setting, bar)
+                save_part(part, self.config.output_dir / PARTS_FOLDER)
+                if self.accelerator.is_main_process:
+                    part = self._merge_and_save(setting)
+                if part.failure is not None:
+                    failed[setting.key] = part.failure
+                if self.config.enable_memory_optimization:
+                    release_cached_memory(self.model.device)
+        return failed
+
+    def _measure_with_retries(self, setting: KnobSetting, bar: ProgressBar) -> MeasuredSetting:
+        attempts = self.config.max_config_retries + 1
+        failure = None
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._measure(setting, bar)
+            except KnobDidNotAct as error:
+                failure = SettingFailure(type(error).__name__, str(error), attempt)
+                break
+            except SettingError as error:
+                failure = SettingFailure(type(error).__name__, str(error), attempt)
+                release_cached_memory(self.model.device)
+                if attempt < attempts:
+                    time.sleep(self.config.config_retry_delay)
+        return self._part(setting, (), (), None, None, failure)
+
+    def _measure(self, setting: KnobSetting, bar: ProgressBar) -> MeasuredSetting:
+        """Warm up and prove the knobs on the first sample that can be read, then run every sample."""
+        self.model.apply(setting)
+        samples: list[MeasuredSample] = []
+        failures: list[FailedSample] = []
+        proof: KnobProof | None = None
+        with out_of_memory_named(), MemoryWindow(self.model.device) as window:
+            for sample_id in self.own_ids:
+                try:
+                    sample = self.task[sample_id]
+                    if proof is None:
+                        proof = self._warm_up(setting, sample)
+                    samples.append(self._measure_sample(setting, sample))
+                except SampleError as error:
+                    failures.append(FailedSample(sample_id, type(error).__name__, str(error)))
+                bar.advance()
+        return self._part(setting, tuple(samples), tuple(failures), proof, window, None)
+
+    def _warm_up(self, setting: KnobSetting, sample: Sample) -> KnobProof:
+        inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)
+        proof = self.model.prove(setting, inputs)
+        check_proof(proof, setting, self.model.default_top_k)
+        for _ in range(self.config.num_warmup_runs):
+            run_staged(self.model, inputs, self.config.max_new_tokens)
+        return proof
+
+    def _measure_sample(self, setting: KnobSetting, sample: Sample) -> MeasuredSample:
+        request = self.maker.make(sample, setting.vision.crops)
+        started = time.perf_counter()
+        inputs = self.model.to_device(request.inputs)
+        synchronize(self.model.device)
+        transfer_s = time.perf_counter() - started
+        runs = tuple(
+            run_staged(self.model, inputs, self.config.max_new_tokens) for _ in range(self.config.num_runs_per_sample)
+        )
+        prediction = self.model.decode_text(runs[0].token_ids)
+        return MeasuredSample(
+            sample_id=sample.sample_id,
+            shape=request.shape,
+            runs=runs,
+            outputs_identical=len({run.token_ids for run in runs}) == 1,
+            transfer_s=transfer_s,
+            prediction=prediction,
+            accuracy=self.metric(prediction, sample.answers),
+            flops=self.model.count_flops(setting, request.shape, len(runs[0].token_ids)),
+            question_type=sample.question_type,
+            metadata={
+                "question": sample.question,
+                "answers": list(sample.answers),
+                "image_id": sample.image_id,
+                **sample.metadata,
+            },
+        )
+
+    def _part(
+        self,
+        setting: KnobSetting,
+        samples: tuple[MeasuredSample, ...],
+        failures: tuple[FailedSample, ...],
+        proof: KnobProof | None,
+        window: MemoryWindow | None,
+        failure: SettingFailure | None,
+    ) -> MeasuredSetting:
+        return MeasuredSetting(
+            key=setting.key,
+            fingerprint=self.fingerprint,
+            rank=self.accelerator.process_index,
+            num_processes=self.accelerator.num_processes,
+            samples=samples,
+            failures=failures,
+            proof=proof,
+            memory=window.reading if window is not None else None,
+            failure=failure,
+        )
+
+    def _merge_and_save(self, setting: KnobSetting) -> MeasuredSetting:
+        """Main process only: wait for all parts, pool them, compute, save, remember."""
+        folder = self.config.output_dir / PARTS_FOLDER
+        processes = self.accelerator.num_processes
+        parts = collect_parts(folder, setting.key, self.fingerprint, processes, WORKER_TIMEOUT_S)
+        merged = merge_parts(parts, self.sample_ids)
+        if merged.failure is not None:
+            self.ledger.mark_failed(setting.key, merged.failure)
+        else:
+            summary = summarise(merged.samples)
+            result = setting_result(setting, self.model.num_total_blocks, merged, summary, self.provenance)
+            name = setting_file_name(self.task.name, setting, merged.samples)
+            write_json_atomically(result, self.config.output_dir / name)
+            self.ledger.mark_done(setting.key, name)
+        remove_parts(folder, setting.key, processes)
+        return merged
+
+    def _variables(self) -> dict[str, Any]:
+        """The experimental parameters as asked for."""
+        config = self.config
+        return {
+            "num_samples": config.num_samples,
+            "seed": config.seed,
+            "max_new_tokens": config.max_new_tokens,
+            "num_runs_per_sample": config.num_runs_per_sample,
+            "num_warmup_runs": config.num_warmup_runs,
+            "precision": config.precision,
+            "num_threads": config.num_threads,
+            "batch_size": 1,
+            "decoding": "greedy",
+            "sampling_strategy": config.sampling_strategy,
+            "importance_scores_file": str(config.importance_scores_file) if config.importance_scores_file else None,
+            "random_weights": config.random_weights,
+            "enable_memory_optimization": config.enable_memory_optimization,
+            "first_block_top_k_rule": "block 0 keeps the model's own top-k",
+        }
+
+    def _caveats(self) -> list[str]:
+        """What a reader must know before quoting the numbers."""
+        caveats = []
+        if self.config.random_weights:
+            caveats.append("random weights: accuracy means nothing, routing may be more even than a trained model's")
+        if self.model.device.type == "cpu" and self.accelerator.num_processes > 1:
+            caveats.append(
+                f"{self.accelerator.num_processes} processes share the CPU cores: latencies are not those of one alone"
+            )
+        return caveats
+
+
+def check_proof(proof: KnobProof, setting: KnobSetting, default_top_k: int) -> None:
+    """Raises KnobDidNotAct where what ran is not what was asked for."""
+    expected = tuple(default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
+    if proof.blocks_run != setting.active_blocks or proof.blocks_run_decode != setting.active_blocks:
+        raise KnobDidNotAct(f"{setting.key}: blocks {proof.blocks_run} ran instead of {setting.active_blocks}")
+    if proof.experts_per_token != expected:
+        raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {expected}")
+    if proof.cache_layers != setting.num_active_blocks:
+        raise KnobDidNotAct(f"{setting.key}: the cache holds {proof.cache_layers} layers")
+
+
+def _half_and_whole(top_k: int) -> tuple[int, ...]:
+    return _unique(max(top_k // 2, 1), top_k)
+
+
+def _unique(*values: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,213 @@
+"""In: argv; out: one frozen configuration, judged once. After this file no code applies a default again.
+
+Nothing here imports torch, so that `--help` and a wrong flag answer at once.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
+EMBEDDED_TASK = "reference_vqa"
+IMPLEMENTED_STRATEGIES = ("full", "balanced")
+PLANNED_STRATEGIES = ("stratified", "boundary", "lhs")
+
+T = TypeVar("T")
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class ProfilingConfig:
+    """Everything that was asked of one profiling run; the fields are the flags of `acc_lat_profiling.py`."""
+
+    model_path: str
+    output_dir: Path
+    dataset_name: str
+    split: str
+    data_dir: Path | None
+    hf_cache_dir: Path | None
+    max_new_tokens: int
+    vision_targets: tuple[VisionTarget, ...]
+    top_k_list: tuple[int, ...] | None
+    num_active_blocks_list: tuple[int, ...] | None
+    sampling_strategy: str
+    num_samples: int
+    num_runs_per_sample: int
+    num_warmup_runs: int
+    seed: int
+    importance_scores: Mapping[int, float] | None
+    importance_scores_file: Path | None
+    enable_memory_optimization: bool
+    max_config_retries: int
+    config_retry_delay: float
+    num_processes: int | None
+    num_threads: int | None
+    device: Device
+    precision: Precision
+    experts_implementation: str | None
+    attn_implementation: str | None
+    random_weights: bool
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The published flags with their defaults."""
+    parser = argparse.ArgumentParser(
+        prog="acc_lat_profiling.py",
+        description="Measure accuracy and stage-wise latency of a vision-language model for each setting of three "
+        "knobs: vision tokens, experts per token (MoE top-k) and active transformer blocks.",
+    )
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--model_path", default=str(EMBEDDED_MODEL), help="model folder (default: the embedded model)")
+    what.add_argument("--dataset_name", default=EMBEDDED_TASK, help="task (default: %(default)s, needs no download)")
+    what.add_argument("--split", default="validation")
+    what.add_argument("--data_dir", type=Path, help="folder of a local copy of the dataset")
+    what.add_argument("--hf_cache_dir", type=Path, help="cache folder for models and datasets of the hub")
+    what.add_argument("--num_samples", type=int, default=1000, help="samples drawn without replacement (%(default)s)")
+    what.add_argument("--seed", type=int, default=42, help="seed of the draw (%(default)s)")
+    what.add_argument("--max_new_tokens", type=int, default=16)
+    what.add_argument(
+        "--random_weights", action="store_true", help="--model_path holds only a config.json; weights are random"
+    )
+    knobs = parser.add_argument_group("knobs")
+    vision = knobs.add_mutually_exclusive_group()
+    vision.add_argument("--tier_list", nargs="+", default=list(TIERS), metavar="TIER", help="among: low medium high")
+    vision.add_argument("--vision_tokens_list", nargs="+", type=int, metavar="N", help="tokens instead of tiers")
+    knobs.add_argument(
+        "--top_k_list", nargs="+", type=int, metavar="K", help="experts per token (default: half the model's, and its)"
+    )
+    knobs.add_argument(
+        "--num_active_blocks_list",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="blocks, block 0 counted (default: three quarters of the model's, and all)",
+    )
+    knobs.add_argument(
+        "--sampling_strategy",
+        default="balanced",
+        help="full: every combination; balanced: at most 4 values a knob, evenly spread (default)",
+    )
+    knobs.add_argument("--importance_scores_file", type=Path, help="JSON of block -> score that chooses the blocks")
+    how = parser.add_argument_group("how it is measured")
+    how.add_argument("--num_runs_per_sample", type=int, default=3)
+    how.add_argument("--num_warmup_runs", type=int, default=2, help="unmeasured runs before each setting (%(default)s)")
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    how.add_argument(
+        "--precision",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="auto: bfloat16 on a GPU, float32 on the CPU",
+    )
+    how.add_argument("--num_threads", type=int, help="CPU threads of each process (default: cores / processes here)")
+    how.add_argument("--experts_implementation", help="transformers' experts implementation, e.g. grouped_mm, eager")
+    how.add_argument("--attn_implementation", help="transformers' attention implementation, e.g. sdpa, eager")
+    how.add_argument(
+        "--enable_memory_optimization",
+        action="store_true",
+        help="keep no prepared pictures, release cached GPU memory after each setting",
+    )
+    run = parser.add_argument_group("the run")
+    run.add_argument("--output_dir", type=Path, default=Path("./results/core_exp"))
+    run.add_argument("--max_config_retries", type=int, default=2, help="times a failed setting is tried again")
+    run.add_argument("--config_retry_delay", type=float, default=5.0, metavar="S", help="seconds before a retry")
+    run.add_argument("--num_processes", type=int, help="fail unless this many processes were launched")
+    return parser
+
+
+def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
+    """Parse and judge; raises ConfigurationError for what argparse cannot see by itself."""
+    given = build_parser().parse_args(argv)
+    _check_strategy(given.sampling_strategy)
+    for name in ("num_samples", "num_runs_per_sample", "max_new_tokens"):
+        _at_least(name, getattr(given, name), 1)
+    for name in ("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed"):
+        _at_least(name, getattr(given, name), 0)
+    for name in ("top_k_list", "num_active_blocks_list"):
+        for value in getattr(given, name) or ():
+            _at_least(name, value, 1)
+    for name in ("num_processes", "num_threads"):
+        if getattr(given, name) is not None:
+            _at_least(name, getattr(given, name), 1)
+    targets = (
+        [token_target(tokens) for tokens in given.vision_tokens_list]
+        if given.vision_tokens_list is not None
+        else [tier_target(name) for name in given.tier_list]
+    )
+    return ProfilingConfig(
+        model_path=given.model_path,
+        output_dir=given.output_dir,
+        dataset_name=given.dataset_name,
+        split=given.split,
+        data_dir=given.data_dir,
+        hf_cache_dir=given.hf_cache_dir,
+        max_new_tokens=given.max_new_tokens,
+        vision_targets=_unique(targets),
+        top_k_list=_unique(given.top_k_list) if given.top_k_list else None,
+        num_active_blocks_list=_unique(given.num_active_blocks_list) if given.num_active_blocks_list else None,
+        sampling_strategy=given.sampling_strategy,
+        num_samples=given.num_samples,
+        num_runs_per_sample=given.num_runs_per_sample,
+        num_warmup_runs=given.num_warmup_runs,
+        seed=given.seed,
+        importance_scores=_read_importance(given.importance_scores_file),
+        importance_scores_file=given.importance_scores_file,
+        enable_memory_optimization=given.enable_memory_optimization,
+        max_config_retries=given.max_config_retries,
+        config_retry_delay=given.config_retry_delay,
+        num_processes=given.num_processes,
+        num_threads=given.num_threads,
+        device=given.device,
+        precision=given.precision,
+        experts_implementation=given.experts_implementation,
+        attn_implementation=given.attn_implementation,
+        random_weights=given.random_weights,
+    )
+
+
+def _check_strategy(name: str) -> None:
+    if name in PLANNED_STRATEGIES:
+        raise ConfigurationError(
+            f"sampling strategy {name!r} is not there yet; choose {' or '.join(IMPLEMENTED_STRATEGIES)}"
+        )
+    if name not in IMPLEMENTED_STRATEGIES:
+        raise ConfigurationError(f"unknown sampling strategy {name!r}; choose {' or '.join(IMPLEMENTED_STRATEGIES)}")
+
+
+def _at_least(name: str, value: float, least: int) -> None:
+    if value < least:
+        raise ConfigurationError(f"--{name} {value} is too small; give at least {least}")
+
+
+def _unique(values: Sequence[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _read_importance(path: Path | None) -> Mapping[int, float] | None:
+    """Scores by block from a JSON object {"0": 0.56, ...}; which blocks must be there is checked with the model."""
+    if path is None:
+        return None
+    hint = 'give a JSON object of block -> score such as {"1": 0.56, "2": 0.31}'
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"--importance_scores_file {path}: {error.strerror}; {hint}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"--importance_scores_file {path} is not JSON ({error}); {hint}") from error
+    if not isinstance(content, dict) or not content:
+        raise ConfigurationError(f"--importance_scores_file {path} holds no scores; {hint}")
+    scores = {}
+    for block, score in content.items():
+        is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
+        if not block.isdecimal() or not is_number:
+            raise ConfigurationError(f"--importance_scores_file {path}: {block!r}: {score!r} is no score; {hint}")
+        scores[int(block)] = float(score)
+    return scores

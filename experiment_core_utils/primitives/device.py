@@ -1,0 +1,147 @@
+"""The one file that knows the clock and the GPU: marks inside a run, synchronisation, memory windows."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+import torch
+
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+
+
+class Marks(Protocol):
+    """Marks set inside a run; consecutive differences are the durations of what lies between them."""
+
+    def mark(self) -> None:
+        """Set a mark now."""
+        ...
+
+    def seconds(self) -> list[float]:
+        """Durations between neighbouring marks, in seconds; waits for the device once."""
+        ...
+
+
+class HostMarks:
+    """Marks by the host's monotonic clock; right where work is finished when a call returns (CPU)."""
+
+    def __init__(self) -> None:
+        self._times_ns: list[int] = []
+
+    def mark(self) -> None:
+        self._times_ns.append(time.perf_counter_ns())
+
+    def seconds(self) -> list[float]:
+        return [(b - a) * 1e-9 for a, b in zip(self._times_ns, self._times_ns[1:], strict=False)]
+
+
+class CudaMarks:
+    """Marks by CUDA events on the current stream, read after the run: setting one does not wait for the GPU."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def seconds(self) -> list[float]:
+        if self._events:
+            self._events[-1].synchronize()
+        return [a.elapsed_time(b) * 1e-3 for a, b in zip(self._events, self._events[1:], strict=False)]
+
+
+class NoMarks:
+    """Sets no marks: the same run without measuring, to find what the measuring costs."""
+
+    def mark(self) -> None:
+        return None
+
+    def seconds(self) -> list[float]:
+        return []
+
+
+def new_marks(device: torch.device) -> Marks:
+    """Marks for work on `device`."""
+    return CudaMarks() if device.type == "cuda" else HostMarks()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until `device` has done all work given to it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
+    """Threads for torch's CPU work: as asked, else the cores that this process may use, shared among the processes.
+
+    Launchers set OMP_NUM_THREADS=1 where nobody asked for it, so the environment is not a wish.
+    """
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(wanted if wanted is not None else max(cores // processes_here, 1))
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes this process's GPU where there is one; raises ConfigurationError for a GPU that is not there."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigurationError("--device cuda was given but torch sees no GPU; use --device cpu or auto")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Memory of a window, in bytes.
+
+    Attributes:
+        peak_memory_bytes: most that torch had allocated on the GPU between open and close; None without a GPU.
+        peak_reserved_bytes: the same for what its allocator had reserved.
+        process_rss_bytes: resident memory of this process at the close.
+        reason: why a figure is None.
+    """
+
+    peak_memory_bytes: int | None
+    peak_reserved_bytes: int | None
+    process_rss_bytes: int
+    reason: str | None
+
+
+class MemoryWindow:
+    """Peak memory between `with` and its end; the high-water mark is reset at the opening."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.reading: MemoryReading | None = None
+
+    def __enter__(self) -> "MemoryWindow":
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        rss = psutil.Process(os.getpid()).memory_info().rss
+        if self._device.type == "cuda":
+            peak, reserved = torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
+            self.reading = MemoryReading(peak, reserved, rss, None)
+        else:
+            self.reading = MemoryReading(None, None, rss, "no CUDA device: torch keeps no high-water mark on the CPU")
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Give cached GPU memory back to the driver."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def out_of_memory_named() -> Iterator[None]:
+    """Turns torch's out-of-memory error into `OutOfMemory` with its first sentence."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(str(error).split(". ")[0]) from error

@@ -1,0 +1,227 @@
+"""What flows between the steps, one frozen record per stage; this page is the schema of `results/`.
+
+Times are in seconds here and become the published milliseconds (`T_*`) in `j_results_saving`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from experiment_core_utils.primitives.device import MemoryReading
+from experiment_core_utils.primitives.distributions import Distribution
+
+
+@dataclass(frozen=True)
+class VisionGeometry:
+    """How one picture was cut.
+
+    Attributes:
+        num_crops: tiles R * C, without the crop of the whole picture.
+        tiling: (R, C).
+        image_size: (height, width) in pixels of the canvas that the tiles are cut from.
+        pooled_features: (num_crops + 1) * 144, what the vision stage computes.
+    """
+
+    num_crops: int
+    tiling: tuple[int, int]
+    image_size: tuple[int, int]
+    pooled_features: int
+
+
+@dataclass(frozen=True)
+class RequestShape:
+    """Sizes of one prepared request, without its tensors.
+
+    Attributes:
+        theoretical: the geometry that the picture's size and the vision target call for; None without a picture.
+        actual: the geometry that the tensors have.
+        vision_tokens: image features that enter the language model.
+        image_marker_tokens: start, end and column tokens of the image part.
+        text_tokens: all other prompt tokens, bos included.
+        preprocess_s: host time for resizing, cutting and tokenising.
+    """
+
+    theoretical: VisionGeometry | None
+    actual: VisionGeometry | None
+    vision_tokens: int
+    image_marker_tokens: int
+    text_tokens: int
+    preprocess_s: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All positions of the prompt."""
+        return self.vision_tokens + self.image_marker_tokens + self.text_tokens
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """One sample ready for the model, on the host.
+
+    Attributes:
+        inputs: tensors by argument name; `input_ids` [1, T], with a picture also `pixel_values` [1, K, 3, S, S],
+            `image_masks` [1, K, P] and `image_input_idx` [1, K, F].
+    """
+
+    inputs: Mapping[str, Any]
+    shape: RequestShape
+
+
+@dataclass(frozen=True)
+class StagedRun:
+    """One run of one request, from marks of that run; the stages add up to the total.
+
+    Attributes:
+        token_ids: generated ids, end-of-sequence included where it came.
+        vision_s: crops on the device -> features ready; None without a picture.
+        prefill_s: features and prompt on the device -> first token on the host.
+        decode_s: first token -> last token; None for fewer than 2 tokens.
+        total_s: request handed over -> last token.
+        inter_token_s: the n - 1 times between tokens.
+        ended: whether end-of-sequence came before the limit.
+    """
+
+    token_ids: tuple[int, ...]
+    vision_s: float | None
+    prefill_s: float
+    decode_s: float | None
+    total_s: float
+    inter_token_s: tuple[float, ...]
+    ended: bool
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for fewer than 2 tokens."""
+        return None if self.decode_s is None else self.decode_s / len(self.inter_token_s)
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return (self.vision_s or 0.0) + self.prefill_s
+
+
+@dataclass(frozen=True)
+class KnobProof:
+    """What ran when the setting was in force, counted inside the model on one request outside the measurement.
+
+    Attributes:
+        experts_per_token: for each block that ran, the experts that the router chose for a token.
+        blocks_run: blocks that ran in the prefill, as indices of the full model.
+        blocks_run_decode: the same for a decode step; None where no step was run.
+        cache_layers: layers that the cache holds keys for.
+    """
+
+    experts_per_token: tuple[int, ...]
+    blocks_run: tuple[int, ...]
+    blocks_run_decode: tuple[int, ...] | None
+    cache_layers: int
+
+
+@dataclass(frozen=True)
+class StageFlops:
+    """Floating-point operations of one request; one multiply-add is 2. See `h_metrics_compute` for what counts."""
+
+    vision_flops: int | None
+    prefill_flops: int
+    decode_flops_per_token: float | None
+
+
+@dataclass(frozen=True)
+class MeasuredSample:
+    """One sample at one setting: every run, the answer and its score.
+
+    Attributes:
+        shape: sizes of its request.
+        runs: every measured run, in order.
+        outputs_identical: whether every run gave the same tokens.
+        transfer_s: host to device, outside the total.
+        prediction: decoded text of the first run.
+        accuracy: score in [0, 1] by the task's metric.
+        flops: None for an unknown architecture.
+        metadata: the question, the reference answers, the image's id and what else the task says.
+    """
+
+    sample_id: int
+    shape: RequestShape
+    runs: tuple[StagedRun, ...]
+    outputs_identical: bool
+    transfer_s: float
+    prediction: str
+    accuracy: float
+    flops: StageFlops | None
+    question_type: str
+    metadata: dict[str, Any]
+
+    @property
+    def run(self) -> StagedRun:
+        """The run with the median total time (the lower one of two in the middle); its times are the sample's
+        published ones, so that they add up."""
+        return sorted(self.runs, key=lambda run: run.total_s)[(len(self.runs) - 1) // 2]
+
+
+@dataclass(frozen=True)
+class FailedSample:
+    """A sample that could not be read or run; excluded from the means, and counted."""
+
+    sample_id: int
+    error: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SettingFailure:
+    """A setting that could not be run, after `attempts` attempts."""
+
+    error: str
+    reason: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class MeasuredSetting:
+    """One process's share of the samples of one setting.
+
+    Attributes:
+        key: `KnobSetting.key`.
+        fingerprint: digest of everything else that the result depends on; parts that differ in it do not belong
+            together.
+        failure: why there are no samples.
+    """
+
+    key: str
+    fingerprint: str
+    rank: int
+    num_processes: int
+    samples: tuple[MeasuredSample, ...]
+    failures: tuple[FailedSample, ...]
+    proof: KnobProof | None
+    memory: MemoryReading | None
+    failure: SettingFailure | None
+
+
+@dataclass(frozen=True)
+class TypeAccuracy:
+    """Accuracy of one type of question."""
+
+    accuracy: float
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class SettingSummary:
+    """What a setting's samples come to.
+
+    Attributes:
+        accuracy: mean score of the samples that ran; None where none did.
+        accuracy_std: standard deviation over samples (n - 1); None for fewer than 2.
+        accuracy_interval: 95 % interval of the mean.
+        distributions: over samples, by quantity: stage times in seconds, token counts as they are.
+        share_truncated: share of answers that reached the limit without end-of-sequence.
+    """
+
+    accuracy: float | None
+    accuracy_std: float | None
+    accuracy_interval: tuple[float, float] | None
+    accuracy_by_type: Mapping[str, TypeAccuracy]
+    distributions: Mapping[str, Distribution]
+    share_truncated: float | None

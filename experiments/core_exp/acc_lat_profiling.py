@@ -1,0 +1,38 @@
+"""Measure accuracy and stage-wise latency under the knobs: parse, run the pipeline, say where the results are.
+
+accelerate launch experiments/core_exp/acc_lat_profiling.py --tier_list low high --top_k_list 4 8 --num_samples 16
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.errors import ProfilerError
+
+
+def main() -> int:
+    """Exit code: 0 all settings measured, 1 some failed, 2 the request cannot be met."""
+    try:
+        config = parse_config()
+        # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
+        from experiment_core_utils.l_results_csv_cleaning import closing_table
+        from experiment_core_utils.pipeline import run_profiling
+
+        report = run_profiling(config)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if report.is_main_process:
+        print(closing_table(report.results))
+        for key, failure in report.failed.items():
+            print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
+        print(f"run {report.experiment_id}: {len(report.results)} settings in {report.output_dir}")
+        if report.csv_path is not None:
+            print(f"table of settings: {report.csv_path}")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

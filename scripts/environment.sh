@@ -1,0 +1,20 @@
+# Sourced by quickstart.sh and test.sh: makes .venv beside the sources, once for each state of the requirements.
+# Usage: . scripts/environment.sh REQUIREMENTS_FILE
+requirements=$1
+python=${PYTHON:-python3.11}
+command -v "$python" >/dev/null || python=python3
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "error: $python is older than Python 3.11; set PYTHON to a newer one" >&2
+    exit 2
+}
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+wanted=$(cat requirements*.txt pyproject.toml | cksum)
+stamp=.venv/installed-$(basename "$requirements")
+if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    # torch first and alone: where an index has a build without CUDA, a later package must not pull in another.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' requirements.txt)"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$requirements"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+    echo "$wanted" > "$stamp"
+fi
+. .venv/bin/activate

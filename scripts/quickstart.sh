@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# From a fresh clone to results: makes .venv, installs requirements.txt, profiles the embedded model on the embedded task.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/environment.sh requirements.txt
+
+export HF_HUB_OFFLINE=1
+output_dir=${OUTPUT_DIR:-results/quickstart}
+set -x
+accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+    experiments/core_exp/acc_lat_profiling.py --tier_list low medium high --top_k_list 4 8 \
+    --num_active_blocks_list 12 16 --num_samples 16 --output_dir "$output_dir"
+{ set +x; } 2>/dev/null
+echo "results: $output_dir (one JSON for each setting, and a CSV of all)"

@@ -1,0 +1,71 @@
+"""Shared by all tests: no network, few threads, and a tiny random model with the embedded tokenizer."""
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from transformers import AutoTokenizer, CLIPVisionConfig, OlmoeConfig
+
+from experiment_core_utils.models.molmoe import (
+    MolmoeConfig,
+    MolmoeForConditionalGeneration,
+    MolmoeImageProcessor,
+    MolmoeProcessor,
+)
+from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.primitives.config import EMBEDDED_MODEL
+
+
+def tiny_config() -> MolmoeConfig:
+    """4 blocks of 8 experts (top-4), width 32, 2 vision blocks; ids of the embedded tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    ids = tokenizer.convert_tokens_to_ids
+    text = OlmoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_experts=8,
+        num_experts_per_tok=4,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.2,
+    )
+    vision = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=336,
+        patch_size=14,
+    )
+    return MolmoeConfig(
+        text_config=text,
+        vision_config=vision,
+        vision_feature_layers=(-1, -2),
+        projector_hidden_size=16,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        image_start_token_id=ids("<im_start>"),
+        image_end_token_id=ids("<im_end>"),
+        image_patch_token_id=ids("<im_patch>"),
+        image_column_token_id=ids("<im_col>"),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random MolmoE in the native layout."""
+    folder = tmp_path_factory.mktemp("tiny_molmoe")
+    torch.manual_seed(7)
+    config = tiny_config()
+    MolmoeForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(config)).save_pretrained(folder)
+    return folder

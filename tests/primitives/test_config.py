@@ -1,0 +1,77 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.primitives.config import EMBEDDED_MODEL, REPOSITORY, parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+def test_the_published_defaults() -> None:
+    config = parse_config([])
+    assert config.model_path == str(EMBEDDED_MODEL)
+    assert config.output_dir == Path("results/core_exp")
+    assert [target.tier for target in config.vision_targets] == ["low", "medium", "high"]
+    assert (config.num_samples, config.num_runs_per_sample, config.max_new_tokens, config.seed) == (1000, 3, 16, 42)
+    assert (config.dataset_name, config.split, config.sampling_strategy) == ("reference_vqa", "validation", "balanced")
+
+
+def test_tokens_take_the_place_of_tiers() -> None:
+    config = parse_config(["--vision_tokens_list", "432", "1008", "432"])
+    assert [target.label for target in config.vision_targets] == ["tokens432", "tokens1008"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tier_list", "low", "giant"], "'giant'.*low, medium, high"),
+        (["--sampling_strategy", "lhs"], "'lhs' is not there yet.*full or balanced"),
+        (["--sampling_strategy", "magic"], "unknown sampling strategy 'magic'"),
+        (["--num_samples", "0"], "--num_samples 0.*at least 1"),
+        (["--top_k_list", "4", "0"], "--top_k_list 0"),
+        (["--vision_tokens_list", "100"], "100 vision tokens are too few"),
+        (["--importance_scores_file", "nowhere.json"], "nowhere.json: No such file.*give a JSON object"),
+        (["--config_retry_delay", "-1"], "--config_retry_delay"),
+    ],
+)
+def test_bad_requests_are_one_clear_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        parse_config(arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["not json", "[]", "{}", '{"one": 1}', '{"1": "high"}', '{"1": NaN}', '{"1": true}'])
+def test_a_file_without_scores_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match="scores.json"):
+        parse_config(["--importance_scores_file", str(file)])
+
+
+def test_scores_are_read_by_block(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(json.dumps({"0": 1, "1": 0.25}))
+    assert parse_config(["--importance_scores_file", str(file)]).importance_scores == {0: 1.0, 1: 0.25}
+
+
+def test_help_and_a_wrong_flag_need_no_torch() -> None:
+    driver = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
+    code = (
+        "import sys, runpy\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name in ('torch', 'transformers', 'numpy'): raise AssertionError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "sys.argv = ['acc_lat_profiling.py', *sys.argv[2:]]\n"
+        f"runpy.run_path({str(driver)!r}, run_name='__main__')\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, "--", "--help"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert "--num_active_blocks_list" in shown.stdout
+    wrong = subprocess.run(
+        [sys.executable, "-c", code, "--", "--tier_list", "giant"], capture_output=True, text=True, timeout=60
+    )
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: unknown tier 'giant'")

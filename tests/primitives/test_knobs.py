@@ -1,0 +1,55 @@
+import pytest
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import CropRange, select_active_blocks, tier_target, token_target
+
+
+def test_tiers_are_the_published_ranges() -> None:
+    ranges = {name: tier_target(name).crops for name in ("low", "medium", "high")}
+    assert ranges == {"low": CropRange(1, 3), "medium": CropRange(4, 8), "high": CropRange(9, 15)}
+
+
+@pytest.mark.parametrize(("tokens", "crops"), [(432, 2), (720, 4), (1008, 6), (1440, 9), (288, 1), (431, 1)])
+def test_a_token_target_means_exactly_so_many_crops(tokens: int, crops: int) -> None:
+    assert token_target(tokens).crops == CropRange(crops, crops)
+
+
+def test_too_few_tokens_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="287 vision tokens are too few.*288"):
+        token_target(287)
+
+
+def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="'huge'.*low, medium, high"):
+        tier_target("huge")
+
+
+def test_without_scores_the_first_blocks_run() -> None:
+    assert select_active_blocks(3, 5) == (0, 1, 2)
+
+
+def test_with_scores_block_0_stays_and_the_best_others_join_in_order() -> None:
+    scores = {0: 0.0, 1: 0.1, 2: 0.9, 3: 0.5, 4: 0.7}
+    assert select_active_blocks(3, 5, scores) == (0, 2, 4)
+    assert select_active_blocks(1, 5, scores) == (0,)
+    assert select_active_blocks(5, 5, scores) == (0, 1, 2, 3, 4)
+
+
+def test_equal_scores_favour_the_earlier_block() -> None:
+    assert select_active_blocks(3, 4, {1: 0.5, 2: 0.5, 3: 0.5}) == (0, 1, 2)
+
+
+def test_scores_that_leave_out_a_block_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"leave out blocks \[2, 4\]"):
+        select_active_blocks(3, 5, {1: 0.1, 3: 0.4})
+
+
+@pytest.mark.parametrize("count", [0, 6, -1])
+def test_block_counts_that_the_model_does_not_have_are_refused(count: int) -> None:
+    with pytest.raises(ConfigurationError, match="give 1 to 5"):
+        select_active_blocks(count, 5)
+
+
+def test_an_empty_range_of_crops_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="3-2"):
+        CropRange(3, 2)

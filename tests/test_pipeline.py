@@ -1,0 +1,263 @@
+"""Whole runs on the CPU with a tiny model: files, keys, sums, refusals, resume."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiment_core_utils.pipeline import check_proof, run_profiling
+from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig, parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.records import KnobProof
+
+DRIVER = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
+SETTING_KEYS = """
+    tier tier_range selected_crops_mean selected_crops_distribution target_vision_tokens_mean actual_vision_tokens_mean
+    max_crops top_k num_active_blocks num_total_blocks active_block_indices accuracy accuracy_std num_samples
+    theoretical_num_crops theoretical_tiling theoretical_image_size theoretical_vision_tokens aggregate_stats
+    per_sample_results
+""".split()
+SAMPLE_KEYS = """
+    sample_id target_vision_tokens target_crops actual_vision_tokens top_k num_active_blocks input_text_tokens
+    output_tokens theoretical_num_crops theoretical_tiling theoretical_image_size theoretical_vision_tokens
+    actual_num_crops actual_tiling actual_image_size accuracy pred metadata T_vision_total T_LLM_prefill T_LLM_decode
+    T_total T_decode_per_token
+""".split()
+
+
+def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConfig:
+    return parse_config(
+        ["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
+         "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_new_tokens", "4", *more]
+    )  # fmt: skip
+
+
+def run_driver(launcher: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *launcher, str(DRIVER), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd="/")
+
+
+@pytest.fixture(scope="module")
+def results(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    folder = tmp_path_factory.mktemp("results")
+    config = tiny_config(
+        tiny_checkpoint, folder, "--tier_list", "low", "medium", "--top_k_list", "2", "4",
+        "--num_active_blocks_list", "3", "4",
+    )  # fmt: skip
+    report = run_profiling(config)
+    assert not report.failed
+    assert len(report.results) == 8
+    assert report.csv_path == folder / "reference-vqa_settings.csv"
+    assert not list((folder / ".parts").iterdir())
+    return {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def test_each_setting_has_its_file_with_the_published_name(results: dict[str, dict]) -> None:
+    assert len(results) == 8
+    for name, result in results.items():
+        crops = round(result["selected_crops_mean"])
+        assert name == (
+            f"reference-vqa_imgsizetier-{result['tier']}_crops{crops}"
+            f"_topk{result['top_k']}_blocks{result['num_active_blocks']}.json"
+        )
+
+
+def test_the_published_keys_are_there(results: dict[str, dict]) -> None:
+    for result in results.values():
+        assert set(SETTING_KEYS) <= set(result)
+        for name in ("T_total_mean", "T_total_p95", "T_total_p99", "vision_tokens_mean", "vision_tokens_std",
+                     "vision_tokens_diff_mean", "T_vision_total_std", "T_LLM_prefill_p50"):  # fmt: skip
+            assert name in result["aggregate_stats"]
+        for sample in result["per_sample_results"]:
+            assert set(SAMPLE_KEYS) <= set(sample)
+            assert set(sample["metadata"]) >= {"question", "answers", "image_id"}
+
+
+def test_the_stages_add_up_in_every_run(results: dict[str, dict]) -> None:
+    for result in results.values():
+        for sample in result["per_sample_results"]:
+            assert len(sample["runs"]) == 2
+            for run in [sample, *sample["runs"]]:
+                parts = run["T_vision_total"] + run["T_LLM_prefill"] + (run["T_LLM_decode"] or 0.0)
+                assert parts == pytest.approx(run["T_total"], rel=5e-3)
+            if sample["output_tokens"] >= 2:
+                assert sample["T_LLM_decode"] > 0
+                steps = sample["output_tokens"] - 1
+                assert sample["T_decode_per_token"] == pytest.approx(sample["T_LLM_decode"] / steps)
+                assert all(len(run["T_inter_token"]) == steps for run in sample["runs"])
+            else:
+                assert sample["T_LLM_decode"] is None
+
+
+def test_every_setting_saw_the_same_samples_and_did_what_was_asked(results: dict[str, dict]) -> None:
+    ids = {tuple(sample["sample_id"] for sample in result["per_sample_results"]) for result in results.values()}
+    assert len(ids) == 1
+    for result in results.values():
+        blocks = result["active_block_indices"]
+        assert result["realised"]["blocks_run"] == result["realised"]["blocks_run_decode"] == blocks
+        assert result["realised"]["experts_per_token"] == [4] + [result["top_k"]] * (len(blocks) - 1)
+        assert result["realised"]["cache_layers"] == len(blocks)
+
+
+def test_tokens_are_counted_as_the_picture_calls_for(results: dict[str, dict]) -> None:
+    for result in results.values():
+        for sample in result["per_sample_results"]:
+            rows, cols = sample["actual_tiling"]
+            assert sample["actual_tiling"] == sample["theoretical_tiling"]
+            assert sample["actual_image_size"] == [rows * 224 + 112, cols * 224 + 112]
+            low, high = result["tier_range"]["min_crops"], result["tier_range"]["max_crops"]
+            assert low <= rows * cols == sample["actual_num_crops"] <= high
+            assert sample["actual_vision_tokens"] == 144 + (8 * rows + 4) * (8 * cols + 4)
+            assert sample["theoretical_vision_tokens"] == (rows * cols + 1) * 144
+            assert sample["image_marker_tokens"] == 12 + 8 * rows + 4 + 4
+            total = sample["actual_vision_tokens"] + sample["image_marker_tokens"] + sample["input_text_tokens"]
+            assert sample["prompt_tokens"] == total
+
+
+def test_flops_fall_with_every_knob(results: dict[str, dict]) -> None:
+    by_knobs = {(r["tier"], r["top_k"], r["num_active_blocks"]): r["aggregate_stats"] for r in results.values()}
+    for tier in ("low", "medium"):
+        assert by_knobs[tier, 2, 4]["prefill_flops_mean"] < by_knobs[tier, 4, 4]["prefill_flops_mean"]
+        assert by_knobs[tier, 4, 3]["prefill_flops_mean"] < by_knobs[tier, 4, 4]["prefill_flops_mean"]
+    assert by_knobs["low", 4, 4]["vision_flops_mean"] < by_knobs["medium", 4, 4]["vision_flops_mean"]
+
+
+def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "2", "4")
+    first = run_profiling(replace(config, num_active_blocks_list=(4,)))
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*topk*.json")}
+    assert len(written) == 2
+    lost = next(path for path in written if "topk2" in path.name)
+    lost.unlink()
+    again = run_profiling(replace(config, num_active_blocks_list=(4,)))
+    assert [result["top_k"] for result in again.results] == [result["top_k"] for result in first.results]
+    for path, modified in written.items():
+        assert (path.stat().st_mtime_ns == modified) == (path != lost)
+
+
+def test_other_samples_are_another_run(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4")
+    config = replace(config, num_active_blocks_list=(4,))
+    first = run_profiling(config).results[0]
+    other = run_profiling(replace(config, seed=1)).results[0]
+    assert first["fingerprint"] != other["fingerprint"]
+    assert [s["sample_id"] for s in first["per_sample_results"]] != [
+        s["sample_id"] for s in other["per_sample_results"]
+    ]
+
+
+def test_token_targets_name_their_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(
+        tiny_checkpoint, tmp_path, "--vision_tokens_list", "720", "--top_k_list", "4", "--num_active_blocks_list", "4"
+    )
+    (result,) = run_profiling(config).results
+    assert [path.name for path in tmp_path.glob("*blocks*.json")] == [
+        "reference-vqa_imgsizetokens720_topk4_blocks4.json"
+    ]
+    assert result["selected_crops_distribution"] == {"4": 3}
+    assert {sample["target_vision_tokens"] for sample in result["per_sample_results"]} == {720}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--top_k_list", "9"], "9 is more than the 8 experts"),
+        (["--num_active_blocks_list", "5"], "5 active blocks are not possible; the model has 4"),
+        (["--dataset_name", "imagenet"], "unknown task 'imagenet'"),
+        (["--split", "test"], "no split 'test'"),
+    ],
+)
+def test_what_the_model_or_task_does_not_have_is_refused_before_loading(
+    tiny_checkpoint: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "config.json").write_text((tiny_checkpoint / "config.json").read_text())  # a folder without weights
+    with pytest.raises(ConfigurationError, match=message):
+        run_profiling(tiny_config(tmp_path, tmp_path / "results", *arguments))
+    assert not (tmp_path / "results").exists()
+
+
+def test_importance_scores_with_a_missing_block_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    scores = tmp_path / "scores.json"
+    scores.write_text('{"1": 0.5, "2": 0.25}')
+    with pytest.raises(ConfigurationError, match=r"leave out blocks \[3\]"):
+        run_profiling(tiny_config(tiny_checkpoint, tmp_path, "--importance_scores_file", str(scores)))
+
+
+def test_importance_scores_choose_the_blocks(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    scores = tmp_path / "scores.json"
+    scores.write_text('{"0": 0.0, "1": 0.1, "2": 0.5, "3": 0.9}')
+    config = tiny_config(
+        tiny_checkpoint, tmp_path, "--importance_scores_file", str(scores), "--tier_list", "low", "--top_k_list", "2",
+        "--num_active_blocks_list", "3",
+    )  # fmt: skip
+    (result,) = run_profiling(config).results
+    assert result["active_block_indices"] == result["realised"]["blocks_run"] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks_run": (0, 1)}, "blocks"),
+        ({"blocks_run_decode": (0, 1)}, "blocks"),
+        ({"experts_per_token": (4, 4, 4)}, "experts"),
+        ({"cache_layers": 4}, "cache holds 4 layers"),
+    ],
+)
+def test_a_knob_that_did_not_act_is_an_error(change: dict, message: str) -> None:
+    setting = KnobSetting(tier_target("low"), 2, (0, 1, 3))
+    proof = KnobProof(experts_per_token=(4, 2, 2), blocks_run=(0, 1, 3), blocks_run_decode=(0, 1, 3), cache_layers=3)
+    check_proof(proof, setting, default_top_k=4)
+    with pytest.raises(KnobDidNotAct, match=message):
+        check_proof(replace(proof, **change), setting, default_top_k=4)
+
+
+def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    flags = [
+        "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", "4",
+        "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3",
+    ]  # fmt: skip
+    one = run_driver([], *flags, "--output_dir", str(tmp_path / "one"))
+    assert one.returncode == 0, one.stderr
+    two = run_driver(
+        ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517"],
+        *flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"),
+    )  # fmt: skip
+    assert two.returncode == 0, two.stderr
+    (single,), (double,) = (
+        [json.loads(path.read_text()) for path in (tmp_path / name).glob("*blocks4.json")] for name in ("one", "two")
+    )
+    assert double["provenance"]["num_processes"] == 2
+    assert double["provenance"]["caveats"] == ["2 processes share the CPU cores: latencies are not those of one alone"]
+    for key in ("sample_id", "pred", "accuracy", "prompt_tokens", "output_tokens"):
+        assert [s[key] for s in double["per_sample_results"]] == [s[key] for s in single["per_sample_results"]]
+    assert two.stdout.count("table of settings") == 1
+    table = pd.read_csv(tmp_path / "two" / "reference-vqa_settings.csv")
+    assert table.loc[0, "num_samples"] == 5
+
+
+def test_fewer_processes_than_asked_for_is_an_error(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    done = run_driver(
+        [], "--model_path", str(tiny_checkpoint), "--num_processes", "2", "--output_dir", str(tmp_path / "r")
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: 2 processes were asked for and 1 launched")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no json", '{"model_type": "llama"}'])
+def test_a_folder_without_a_model_is_one_line_and_exit_code_2(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    done = run_driver([], "--model_path", str(tmp_path), "--output_dir", str(tmp_path / "r"))
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "r").exists()
