@@ -1,5 +1,6 @@
 """In: a model path; out: a staged model on its device, and before that the limits that its config sets to the knobs."""
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from experiment_core_utils.models.interface import StagedModel
@@ -26,7 +28,7 @@ from experiment_core_utils.models.molmoe.published_checkpoint import (
 )
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.config import Precision, ProfilingConfig
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "merges.txt"]
 
@@ -48,6 +50,12 @@ class ModelSource:
     config: MolmoeConfig
     is_published_layout: bool
     revision: str | None
+
+    @property
+    def weights_stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, size and time of change of each file of weights: other weights in the same folder differ in it."""
+        files = sorted(self.folder.glob("*.safetensors"))
+        return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
     @property
     def num_experts(self) -> int:
@@ -79,7 +87,10 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
     raw = _read_config(folder)
     model_type = raw.get("model_type")
     if model_type == PUBLISHED_MODEL_TYPE:
-        return ModelSource(path, folder, config_from_published(raw), True, revision)
+        try:
+            return ModelSource(path, folder, config_from_published(raw), True, revision)
+        except KeyError as error:
+            raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
     if model_type == MolmoeConfig.model_type:
         return ModelSource(path, folder, MolmoeConfig.from_pretrained(folder), False, revision)
     raise ConfigurationError(
@@ -91,7 +102,7 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
 def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torch.device) -> StagedModel:
     """The model on `device`, in the precision asked for, ready to be profiled.
 
-    With `random_weights` the weights come from a fixed seed and only the config and the tokenizer are read.
+    With `random_weights` the weights come from a fixed seed; config, tokenizer and image processor are read.
     """
     dtype = choose_dtype(config.precision, device)
     if config.random_weights:
@@ -104,10 +115,28 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
                 f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or "
                 "--random_weights to profile the architecture alone"
             )
-        model = MolmoeForConditionalGeneration.from_pretrained(source.folder, dtype=dtype)
+        model = _load_native(source, dtype)
     _choose_implementations(model, config)
     model = model.to(device).eval()
     return MolmoeStagedModel(source.name, model, _load_processor(source))
+
+
+def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
+    """Every tensor must be there and fit: transformers alone would fill a gap with random numbers and a warning."""
+    try:
+        model, found = MolmoeForConditionalGeneration.from_pretrained(
+            source.folder, dtype=dtype, output_loading_info=True
+        )
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(f"the weights in {source.folder} cannot be read: {first_line(error)}") from error
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in found[what])
+        if names:
+            raise ConfigurationError(
+                f"the weights in {source.folder} do not fit its config: {len(names)} {what.replace('_', ' ')}, "
+                f"for example {names[0]}"
+            )
+    return model
 
 
 def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
@@ -124,8 +153,9 @@ def _download(path: str, cache_dir: Path | None) -> Path:
     try:
         return Path(snapshot_download(path, cache_dir=cache_dir, allow_patterns=CHECKPOINT_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigurationError(f"{path} is no folder, and the hub did not give it ({first_line}); {hint}") from error
+        raise ConfigurationError(
+            f"{path} is no folder, and the hub did not give it ({first_line(error)}); {hint}"
+        ) from error
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
@@ -147,7 +177,8 @@ def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device)
     torch.set_default_dtype(dtype)
     try:
         with device:
-            return MolmoeForConditionalGeneration(source.config)
+            # A copy, because the model's knobs change the number of blocks in its config.
+            return MolmoeForConditionalGeneration(copy.deepcopy(source.config))
     finally:
         torch.set_default_dtype(before)
 
@@ -164,6 +195,15 @@ def _choose_implementations(model: MolmoeForConditionalGeneration, config: Profi
 
 
 def _load_processor(source: ModelSource) -> MolmoeProcessor:
+    try:
+        return _read_processor(source)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{source.folder} has no usable tokenizer or image processor: {first_line(error)}"
+        ) from error
+
+
+def _read_processor(source: ModelSource) -> MolmoeProcessor:
     if not source.is_published_layout:
         return MolmoeProcessor.from_pretrained(source.folder)
     tokenizer = AutoTokenizer.from_pretrained(source.folder, padding_side="left")

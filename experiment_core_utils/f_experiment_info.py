@@ -49,6 +49,12 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
     }
 
 
+def environment_stamp(device: torch.device) -> tuple[str | None, ...]:
+    """Versions and device that times and, in the last digits, answers depend on."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    return (_version("torch"), _version("transformers"), device.type, hardware)
+
+
 def git_commit() -> str | None:
     """Commit of the working tree, with "+changes" where files differ from it; None outside a checkout."""
     commit = _git("rev-parse", "HEAD")

@@ -27,7 +27,7 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
 
 
 def vision_tokens_difference(sample: MeasuredSample) -> int | None:
-    """Target minus actual vision tokens of a sample; None without a picture."""
+    """Theoretical minus actual vision tokens of a sample; None without a picture."""
     if sample.shape.theoretical is None:
         return None
     return sample.shape.theoretical.pooled_features - sample.shape.vision_tokens

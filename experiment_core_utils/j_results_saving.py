@@ -13,7 +13,6 @@ from experiment_core_utils.g_metrics_inference import vision_tokens_difference
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
 from experiment_core_utils.primitives.records import (
-    FailedSample,
     KnobProof,
     MeasuredSample,
     MeasuredSetting,
@@ -92,7 +91,7 @@ def setting_result(
         "vision_tokens_target": setting.vision.tokens,
         "selected_crops_mean": _mean([geometry.num_crops for geometry in geometries]),
         "selected_crops_distribution": {str(number): count for number, count in sorted(crops.items())},
-        "target_vision_tokens_mean": _mean([geometry.pooled_features for geometry in geometries]),
+        "target_vision_tokens_mean": setting.vision.tokens or _mean([each.pooled_features for each in geometries]),
         "actual_vision_tokens_mean": _mean([sample.shape.vision_tokens for sample in samples]),
         "max_crops": setting.vision.crops.max_crops,
         "top_k": setting.top_k,
@@ -196,11 +195,6 @@ def run_times(run: StagedRun) -> dict[str, float | None]:
         "T_total": milliseconds(run.total_s),
         "T_decode_per_token": milliseconds(run.tpot_s),
     }
-
-
-def failures_result(failures: Sequence[FailedSample]) -> list[dict[str, Any]]:
-    """Failed samples as plain dicts."""
-    return [asdict(failure) for failure in failures]
 
 
 def _theoretical(geometry: VisionGeometry | None) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def collect_parts(
             path = part_path(folder, key, rank)
             if path.exists():
                 part = read_part(path)
-                if part.fingerprint == fingerprint:
+                if (part.fingerprint, part.num_processes) == (fingerprint, num_processes):
                     found[rank] = part
         if len(found) < num_processes:
             if time.monotonic() > deadline:
@@ -59,10 +59,9 @@ def collect_parts(
     return [found[rank] for rank in range(num_processes)]
 
 
-def remove_parts(folder: Path, key: str, num_processes: int) -> None:
-    """Remove the parts of a setting that is saved as a whole."""
-    for rank in range(num_processes):
-        part_path(folder, key, rank).unlink(missing_ok=True)
+def remove_part(folder: Path, key: str, rank: int) -> None:
+    """Remove a part: its setting is saved as a whole, or it is left over from a run that was killed."""
+    part_path(folder, key, rank).unlink(missing_ok=True)
 
 
 def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> MeasuredSetting:

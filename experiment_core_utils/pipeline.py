@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import generate_unique_id, processes_on_this_machine, setup_distributed
@@ -19,10 +21,10 @@ from experiment_core_utils.c_prompt_processing import (
     share_of_process,
 )
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.f_experiment_info import gather_provenance
+from experiment_core_utils.f_experiment_info import environment_stamp, gather_provenance
 from experiment_core_utils.g_metrics_inference import summarise
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
-from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_parts, save_part
+from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_part, save_part
 from experiment_core_utils.l_results_csv_cleaning import write_settings_csv
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
@@ -40,6 +42,7 @@ from experiment_core_utils.primitives.records import (
     KnobProof,
     MeasuredSample,
     MeasuredSetting,
+    RequestShape,
     SettingFailure,
 )
 from experiment_core_utils.primitives.strategies import plan_settings
@@ -57,12 +60,13 @@ class RunReport:
     """What a run leaves behind.
 
     Attributes:
+        experiment_id: None where every setting was done already.
         results: contents of the settings' files, in the order of the plan; settings that failed are not among them.
         failed: settings that could not be run.
         csv_path: the table of all settings; None where every setting failed, and on processes other than the main one.
     """
 
-    experiment_id: str
+    experiment_id: str | None
     is_main_process: bool
     results: tuple[Mapping[str, Any], ...]
     failed: Mapping[str, SettingFailure]
@@ -75,15 +79,20 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     source = find_model(config.model_path, config.hf_cache_dir)
     settings = plan_for(config, source)
     task = load_task(config.dataset_name, config.split, data_dir=config.data_dir, cache_dir=config.hf_cache_dir)
+    make_output_dir(config.output_dir)
     accelerator = setup_distributed(config)
     sample_ids = draw_sample_ids(len(task), config.num_samples, config.seed)
-    fingerprint = fingerprint_of(config, source, sample_ids)
+    fingerprint = fingerprint_of(config, source, sample_ids, accelerator)
     ledger = Ledger(config.output_dir, fingerprint)
     due = [setting for setting in settings if ledger.result_path(setting.key) is None]
-    experiment_id = generate_unique_id(accelerator)
+    for setting in due:
+        remove_part(config.output_dir / PARTS_FOLDER, setting.key, accelerator.process_index)
     accelerator.wait_for_everyone()
-    run = ProfilingRun(config, source, task, accelerator, sample_ids, fingerprint, ledger, experiment_id)
-    failed = run.measure_all(due) if due else {}
+    experiment_id, failed = None, {}
+    if due:
+        experiment_id = generate_unique_id(accelerator)
+        run = ProfilingRun(config, source, task, accelerator, sample_ids, fingerprint, ledger, experiment_id)
+        failed = run.measure_all(due)
     if not accelerator.is_main_process:
         return RunReport(experiment_id, False, (), failed, config.output_dir, None)
     paths = [path for setting in settings if (path := ledger.result_path(setting.key)) is not None]
@@ -92,6 +101,18 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     if csv_path is not None:
         write_settings_csv(results, csv_path)
     return RunReport(experiment_id, True, results, failed, config.output_dir, csv_path)
+
+
+def make_output_dir(folder: Path) -> None:
+    """Make the folder of the results; raises ConfigurationError where that, or writing into it, is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output_dir {folder} cannot be written to ({error.strerror}); give another folder"
+        ) from error
 
 
 def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
@@ -120,8 +141,13 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
     )
 
 
-def fingerprint_of(config: ProfilingConfig, source: ModelSource, sample_ids: Sequence[int]) -> str:
-    """Digest of everything but the knobs that a result depends on; equal digests make results comparable."""
+def fingerprint_of(
+    config: ProfilingConfig, source: ModelSource, sample_ids: Sequence[int], accelerator: Accelerator
+) -> str:
+    """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
+
+    A change of code or of the machine's load is not seen; the provenance in each file records the commit.
+    """
     parts = (
         str(source.folder.resolve()),
         source.revision,
@@ -138,6 +164,10 @@ def fingerprint_of(config: ProfilingConfig, source: ModelSource, sample_ids: Seq
         config.experts_implementation,
         config.attn_implementation,
         sorted((config.importance_scores or {}).items()),
+        source.weights_stamp,
+        str(config.data_dir),
+        accelerator.num_processes,
+        environment_stamp(accelerator.device),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -163,6 +193,7 @@ class ProfilingRun:
         self.fingerprint = fingerprint
         self.ledger = ledger
         self.metric = get_metric(task.metric)
+        self._warm_tilings: set[tuple[int, int] | None] = set()
         device = choose_device(config.device, accelerator.local_process_index)
         set_cpu_threads(config.num_threads, processes_on_this_machine())
         self.model = load_staged_model(config, source, device)
@@ -234,12 +265,20 @@ class ProfilingRun:
             run_staged(self.model, inputs, self.config.max_new_tokens)
         return proof
 
+    def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
+        """One unmeasured run for a tiling that this process meets first: libraries prepare kernels for new shapes."""
+        tiling = shape.actual.tiling if shape.actual is not None else None
+        if self.config.num_warmup_runs and tiling not in self._warm_tilings:
+            run_staged(self.model, inputs, self.config.max_new_tokens)
+        self._warm_tilings.add(tiling)
+
     def _measure_sample(self, setting: KnobSetting, sample: Sample) -> MeasuredSample:
         request = self.maker.make(sample, setting.vision.crops)
         started = time.perf_counter()
         inputs = self.model.to_device(request.inputs)
         synchronize(self.model.device)
         transfer_s = time.perf_counter() - started
+        self._warm_up_shape(request.shape, inputs)
         runs = tuple(
             run_staged(self.model, inputs, self.config.max_new_tokens) for _ in range(self.config.num_runs_per_sample)
         )
@@ -288,7 +327,7 @@ class ProfilingRun:
         folder = self.config.output_dir / PARTS_FOLDER
         processes = self.accelerator.num_processes
         parts = collect_parts(folder, setting.key, self.fingerprint, processes, WORKER_TIMEOUT_S)
-        merged = merge_parts(parts, self.sample_ids)
+        merged = failed_where_no_sample_ran(merge_parts(parts, self.sample_ids))
         if merged.failure is not None:
             self.ledger.mark_failed(setting.key, merged.failure)
         else:
@@ -297,7 +336,8 @@ class ProfilingRun:
             name = setting_file_name(self.task.name, setting, merged.samples)
             write_json_atomically(result, self.config.output_dir / name)
             self.ledger.mark_done(setting.key, name)
-        remove_parts(folder, setting.key, processes)
+        for rank in range(processes):
+            remove_part(folder, setting.key, rank)
         return merged
 
     def _variables(self) -> dict[str, Any]:
@@ -325,11 +365,25 @@ class ProfilingRun:
         caveats = []
         if self.config.random_weights:
             caveats.append("random weights: accuracy means nothing, routing may be more even than a trained model's")
+        processes = processes_on_this_machine()
+        if self.model.device.type == "cuda" and processes > torch.cuda.device_count():
+            caveats.append(
+                f"{processes} processes share {torch.cuda.device_count()} GPUs: latencies are not of one alone"
+            )
         if self.model.device.type == "cpu" and self.accelerator.num_processes > 1:
             caveats.append(
                 f"{self.accelerator.num_processes} processes share the CPU cores: latencies are not those of one alone"
             )
         return caveats
+
+
+def failed_where_no_sample_ran(merged: MeasuredSetting) -> MeasuredSetting:
+    """A setting of which every sample failed is a failed setting, not a result without numbers."""
+    if merged.samples or not merged.failures:
+        return merged
+    first = merged.failures[0]
+    reason = f"all {len(merged.failures)} samples failed, the first with: {first.reason}"
+    return replace(merged, failure=SettingFailure(first.error, reason, attempts=1))
 
 
 def check_proof(proof: KnobProof, setting: KnobSetting, default_top_k: int) -> None:

@@ -24,7 +24,8 @@ class LedgerEntry:
 class Ledger:
     """The settings of one run (one output folder and one fingerprint), kept in `persistent_progress_trackers/`.
 
-    A setting is done when its result file is there; deleting the file makes it due again.
+    A setting is done when its result file is there and carries this run's fingerprint; deleting the file, or
+    overwriting it by another run, makes it due again.
     """
 
     def __init__(self, output_dir: Path, fingerprint: str, trackers: Path = TRACKERS) -> None:
@@ -40,7 +41,15 @@ class Ledger:
         if entry is None or entry.result_file is None:
             return None
         path = self._output_dir / entry.result_file
-        return path if path.is_file() else None
+        return path if self._is_own_result(path) else None
+
+    def _is_own_result(self, path: Path) -> bool:
+        """Whether the file is there, whole, and of this run: another run in the same folder uses the same names."""
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return False
+        return isinstance(content, dict) and content.get("fingerprint") == self._fingerprint
 
     def mark_done(self, key: str, result_file: str) -> None:
         """Remember a setting whose file is written."""
@@ -65,7 +74,7 @@ class Ledger:
         try:
             settings = json.loads(self.path.read_text())["settings"]
             return {key: _entry(stored) for key, stored in settings.items()}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ResultsError(f"{self.path} is not a ledger of this version ({error}); delete it") from error
 
 

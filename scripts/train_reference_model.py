@@ -8,29 +8,32 @@ A training of several legs goes on from --state:
 import argparse
 import json
 import os
+import shutil
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+import torch
+from transformers import AutoTokenizer
 
-from experiment_core_utils.models.molmoe import (  # noqa: E402
+from experiment_core_utils.models.molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageProcessor,
     MolmoeProcessor,
 )
-from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens  # noqa: E402
-from experiments.reference_model.batches import BatchSource  # noqa: E402
-from experiments.reference_model.recipe import OptimiserRecipe, reference_config  # noqa: E402
-from experiments.reference_model.trainer import Clock, Trainer, run_leg  # noqa: E402
-from experiments.reference_model.validation import draw_validation, quick_scores  # noqa: E402
+from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiments.reference_model.batches import BatchSource
+from experiments.reference_model.recipe import OptimiserRecipe, reference_config
+from experiments.reference_model.trainer import Clock, Trainer, run_leg
+from experiments.reference_model.validation import draw_validation, quick_scores
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "checkpoints" / "molmoe_tiny"
-SAVE_EVERY_S = 120.0
+SAVE_EVERY_S = 90.0
+HEAD_ONLY_STEPS = 250
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -38,10 +41,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--planned-minutes", type=float, default=25.0, help="training time of all legs together")
     parser.add_argument("--leg-minutes", type=float, default=25.0, help="training time of this leg")
     parser.add_argument("--state", type=Path, required=True, help="file that the state is kept in between legs")
+    parser.add_argument("--init-from", type=Path, help="a saved model to start from where there is no state")
+    parser.add_argument("--start-progress", type=float, default=0.0, help="share of the plan that it was trained for")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model in bfloat16")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--scale", type=float, default=1.0, help="size of the batches against the recipe's")
-    parser.add_argument("--learning-rate", type=float, default=OptimiserRecipe.learning_rate)
     parser.add_argument("--validation-pictures", type=int, default=100)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--knob-table", action="store_true", help="end with scores over top-k and blocks")
@@ -52,17 +56,24 @@ def main() -> None:
     arguments = parse_arguments()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    recipe = replace(OptimiserRecipe(), learning_rate=arguments.learning_rate)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length
+    recipe = OptimiserRecipe()
     torch.manual_seed(recipe.seed)
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
     config = reference_config(tokenizer)
     model = MolmoeForConditionalGeneration(config).to(device)
     processor = MolmoeImageProcessor()
-    trainer = Trainer(model, processor, recipe, compile_blocks=not arguments.no_compile)
+    is_tuned = arguments.init_from is not None and not arguments.state.exists()
+    trainer = Trainer(
+        model, processor, recipe, not arguments.no_compile, head_only_steps=HEAD_ONLY_STEPS if is_tuned else 0
+    )
     clock = Clock(planned_s=60 * arguments.planned_minutes)
     if arguments.state.exists():
         clock.spent_s = clock.planned_s * trainer.load_state(torch.load(arguments.state, map_location=device))
         print(f"going on from step {trainer.step}, progress {clock.progress:.3f}", flush=True)
+    elif is_tuned:
+        model.load_state_dict(MolmoeForConditionalGeneration.from_pretrained(arguments.init_from).state_dict())
+        clock.spent_s = clock.planned_s * arguments.start_progress
     source = BatchSource(tokenizer, processor, replace(recipe, seed=recipe.seed + trainer.step), arguments.scale)
     source.progress.value = clock.progress
     loader = torch.utils.data.DataLoader(
@@ -70,13 +81,17 @@ def main() -> None:
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     batches = iter(loader)
+    next(batches)
     clock.restart()
     left = 60 * arguments.leg_minutes
     while left > 0 and clock.progress < 1.0:
         part = min(left, SAVE_EVERY_S)
         run_leg(trainer, batches, clock, part, source.progress, arguments.output / "training_log.jsonl")
         torch.save(trainer.state(clock), arguments.state)
+        save_model(model, MolmoeProcessor(processor, tokenizer, ImageTokens.from_config(config)), arguments.output)
         left -= part
+    if device == "cuda":
+        print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
     model.eval()
     drawn = draw_validation(tokenizer, arguments.validation_pictures)
     plain = Trainer(model, processor, recipe, compile_blocks=False)
@@ -84,9 +99,16 @@ def main() -> None:
         print(tier, quick_scores(plain, drawn, tier), flush=True)
     if arguments.knob_table:
         print_knob_table(plain, drawn, arguments.output)
-    model.to(torch.bfloat16).save_pretrained(arguments.output, max_shard_size="14MB")
-    MolmoeProcessor(processor, tokenizer, ImageTokens.from_config(config)).save_pretrained(arguments.output)
-    print(f"saved to {arguments.output}")
+
+
+def save_model(model: MolmoeForConditionalGeneration, processor: MolmoeProcessor, folder: Path) -> None:
+    """Write the model in bfloat16 and its processor, all at once."""
+    fresh, model_folder = folder / "model.next", folder / "model"
+    deepcopy(model).to(torch.bfloat16).save_pretrained(fresh, max_shard_size="14MB")
+    processor.save_pretrained(fresh)
+    if model_folder.exists():
+        shutil.rmtree(model_folder)
+    fresh.rename(model_folder)
 
 
 def print_knob_table(trainer: Trainer, drawn: list, output: Path) -> None:

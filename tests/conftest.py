@@ -19,6 +19,9 @@ from experiment_core_utils.models.molmoe import (
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.config import EMBEDDED_MODEL
 
+# Threads that wait by spinning slow each other down many times where cores are shared.
+torch.set_num_threads(1)
+
 
 def tiny_config() -> MolmoeConfig:
     """4 blocks of 8 experts (top-4), width 32, 2 vision blocks; ids of the embedded tokenizer."""

@@ -35,13 +35,13 @@ SAMPLE_KEYS = """
 def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConfig:
     return parse_config(
         ["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
-         "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_new_tokens", "4", *more]
+         "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "4", *more]
     )  # fmt: skip
 
 
 def run_driver(launcher: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, *launcher, str(DRIVER), *arguments]
+    command = [sys.executable, *launcher, str(DRIVER), "--num_threads", "1", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd="/")
 
 
@@ -154,6 +154,17 @@ def test_other_samples_are_another_run(tiny_checkpoint: Path, tmp_path: Path) ->
     ]
 
 
+def test_another_run_in_the_same_folder_does_not_pass_for_this_one(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4")
+    config = replace(config, num_active_blocks_list=(4,))
+    first, other, again = (run_profiling(replace(config, seed=seed)) for seed in (42, 1, 42))
+    assert again.results[0]["fingerprint"] == first.results[0]["fingerprint"] != other.results[0]["fingerprint"]
+    assert again.experiment_id is not None
+    done = run_profiling(config)
+    assert done.experiment_id is None
+    assert done.results == again.results
+
+
 def test_token_targets_name_their_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(
         tiny_checkpoint, tmp_path, "--vision_tokens_list", "720", "--top_k_list", "4", "--num_active_blocks_list", "4"
@@ -249,7 +260,7 @@ def test_fewer_processes_than_asked_for_is_an_error(tiny_checkpoint: Path, tmp_p
     )
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error: 2 processes were asked for and 1 launched")
-    assert not (tmp_path / "r").exists()
+    assert not list((tmp_path).glob("r/*"))
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no json", '{"model_type": "llama"}'])
@@ -260,4 +271,24 @@ def test_a_folder_without_a_model_is_one_line_and_exit_code_2(tmp_path: Path, co
     assert done.returncode == 2
     assert done.stderr.strip().startswith("error: ")
     assert len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "r").exists()
+    assert not list((tmp_path).glob("r/*"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="--output_dir .* cannot be written to"):
+        run_profiling(tiny_config(tiny_checkpoint, tmp_path / "file" / "results"))
+
+
+def test_weights_that_do_not_fit_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for file in tiny_checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] = 5
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=r"do not fit its config: \d+ missing keys"):
+        run_profiling(tiny_config(tmp_path, tmp_path / "results", "--num_active_blocks_list", "5"))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        run_profiling(tiny_config(tmp_path, tmp_path / "results", "--num_active_blocks_list", "5"))

@@ -75,7 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--seed", type=int, default=42, help="seed of the draw (%(default)s)")
     what.add_argument("--max_new_tokens", type=int, default=16)
     what.add_argument(
-        "--random_weights", action="store_true", help="--model_path holds only a config.json; weights are random"
+        "--random_weights",
+        action="store_true",
+        help="--model_path holds no weights: config, tokenizer and image processor; the weights are random",
     )
     knobs = parser.add_argument_group("knobs")
     vision = knobs.add_mutually_exclusive_group()
@@ -113,7 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--enable_memory_optimization",
         action="store_true",
-        help="keep no prepared pictures, release cached GPU memory after each setting",
+        help="release cached GPU memory after each setting",
     )
     run = parser.add_argument_group("the run")
     run.add_argument("--output_dir", type=Path, default=Path("./results/core_exp"))
@@ -158,7 +160,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         num_runs_per_sample=given.num_runs_per_sample,
         num_warmup_runs=given.num_warmup_runs,
         seed=given.seed,
-        importance_scores=_read_importance(given.importance_scores_file),
+        importance_scores=read_importance(given.importance_scores_file),
         importance_scores_file=given.importance_scores_file,
         enable_memory_optimization=given.enable_memory_optimization,
         max_config_retries=given.max_config_retries,
@@ -191,7 +193,7 @@ def _unique(values: Sequence[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _read_importance(path: Path | None) -> Mapping[int, float] | None:
+def read_importance(path: Path | None) -> Mapping[int, float] | None:
     """Scores by block from a JSON object {"0": 0.56, ...}; which blocks must be there is checked with the model."""
     if path is None:
         return None

@@ -18,7 +18,7 @@ class SampleError(ProfilerError):
 
 
 class SettingError(ProfilerError):
-    """One knob setting cannot be run (out of memory, time-out): record it with its class and go on."""
+    """One knob setting cannot be run (out of memory, a knob that does not act): record it with its class and go on."""
 
 
 class OutOfMemory(SettingError):
@@ -29,13 +29,15 @@ class KnobDidNotAct(SettingError):
     """What ran is not what the setting asked for."""
 
 
-class MeterUnavailable(ProfilerError):
-    """A meter has no source on this machine: report None with this reason."""
-
-
 class WorkerLost(ProfilerError):
     """A process of the run is gone or the launch does not match what was asked: stop all."""
 
 
 class ResultsError(ProfilerError):
     """A results file is of another schema, or not what its name says."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

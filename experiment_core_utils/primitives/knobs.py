@@ -92,12 +92,17 @@ def select_active_blocks(count: int, total: int, importance: Mapping[int, float]
     without scores the first `count` run.
 
     Raises:
-        ConfigurationError: `count` outside 1..total, or scores that leave out a block.
+        ConfigurationError: `count` outside 1..total, or scores that leave out a block or name one that is not there.
     """
     if not 1 <= count <= total:
         raise ConfigurationError(f"{count} active blocks are not possible; the model has {total}, give 1 to {total}")
     if importance is None:
         return tuple(range(count))
+    foreign = sorted(block for block in importance if block >= total)
+    if foreign:
+        raise ConfigurationError(
+            f"the importance scores name blocks {foreign}, the model has blocks 0 to {total - 1}; give its own scores"
+        )
     missing = [block for block in range(1, total) if block not in importance]
     if missing:
         raise ConfigurationError(

@@ -5,7 +5,7 @@ Times are in seconds here and become the published milliseconds (`T_*`) in `j_re
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.distributions import Distribution
@@ -119,7 +119,7 @@ class KnobProof:
 
 @dataclass(frozen=True)
 class StageFlops:
-    """Floating-point operations of one request; one multiply-add is 2. See `h_metrics_compute` for what counts."""
+    """Floating-point operations of one request; one multiply-add is 2. The model's own formulas say what counts."""
 
     vision_flops: int | None
     prefill_flops: int
@@ -225,3 +225,20 @@ class SettingSummary:
     accuracy_by_type: Mapping[str, TypeAccuracy]
     distributions: Mapping[str, Distribution]
     share_truncated: float | None
+
+
+class GpuMemory(TypedDict):
+    """torch's allocator on one GPU, in bytes."""
+
+    gpu_current_memory_allocated_bytes: int
+    gpu_max_memory_allocated_bytes: int
+    gpu_current_memory_reserved_bytes: int
+    gpu_max_memory_reserved_bytes: int
+
+
+class ComputeUtilisation(TypedDict):
+    """Load of the GPU (one figure each) and the CPU in percent, and this process's resident memory in bytes."""
+
+    gpu_utilization_percent: list[float]
+    cpu_usage_percent: float
+    cpu_memory_usage_bytes: int

@@ -4,8 +4,3 @@
 def milliseconds(seconds: float | None) -> float | None:
     """Seconds to milliseconds; an absent value stays absent."""
     return None if seconds is None else seconds * 1e3
-
-
-def gibibytes(size_bytes: int) -> float:
-    """Bytes to GiB."""
-    return size_bytes / 2**30

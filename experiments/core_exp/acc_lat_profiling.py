@@ -13,7 +13,7 @@ from experiment_core_utils.primitives.errors import ProfilerError
 
 
 def main() -> int:
-    """Exit code: 0 all settings measured, 1 some failed, 2 the request cannot be met."""
+    """Exit code: 0 all measured, 1 some failed or the run broke off, 2 the request cannot be met, 130 Ctrl-C."""
     try:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
@@ -24,11 +24,16 @@ def main() -> int:
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on with the settings that are missing", file=sys.stderr)
+        return 130
     if report.is_main_process:
-        print(closing_table(report.results))
+        if report.results:
+            print(closing_table(report.results))
         for key, failure in report.failed.items():
             print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
-        print(f"run {report.experiment_id}: {len(report.results)} settings in {report.output_dir}")
+        measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
+        print(f"{measured}: {len(report.results)} settings in {report.output_dir}")
         if report.csv_path is not None:
             print(f"table of settings: {report.csv_path}")
     return 1 if report.failed else 0

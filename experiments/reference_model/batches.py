@@ -4,7 +4,7 @@ import math
 import multiprocessing as mp
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeIm
 from experiment_core_utils.tasks.datasets.reference_scenes import DEFAULT_H_REL, SceneOptions, draw_scene
 from experiment_core_utils.tasks.datasets.reference_vqa import (
     DESCRIBE_QUESTION,
+    QUESTION_TYPES,
     choose_questions,
     describe,
     prompt_of,
@@ -28,18 +29,36 @@ from experiments.reference_model.recipe import (
     Stage,
     crops_of,
 )
+from experiments.reference_model.tags import ItemTags, item_tags
 
 LARGEST_TEXT_HEIGHT = 0.12
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """B pictures of one size [B, H, W, 3] uint8, their common tiling, and their packed questions."""
+    """B pictures of one size, cut the same way, with their questions.
+
+    Attributes:
+        images: [B, H, W, 3] uint8.
+        types: [B, N] each slot's question type as an index into `QUESTION_TYPES`, -1 for the list of all items.
+        tags: the items, where the batch is for training.
+    """
 
     tier: str
     images: torch.Tensor
     tiling: Tiling
     slots: PackedSlots
+    types: torch.Tensor
+    tags: ItemTags | None
+
+    def pin_memory(self) -> "TrainingBatch":
+        """The same in page-locked memory, from where it goes to a GPU without waiting (the data loader calls this)."""
+        return replace(
+            self,
+            images=self.images.pin_memory(),
+            slots=self.slots.pin_memory(),
+            tags=None if self.tags is None else self.tags.pin_memory(),
+        )
 
 
 def stage_at(progress: float) -> tuple[Stage, float]:
@@ -93,16 +112,19 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
         with_list = rng.random() < stage.describe_share
         count = max(2, round(SCENES_PER_BATCH[tier] * self.scale))
         scenes = [draw_scene(random.Random(rng.getrandbits(47)), options) for _ in range(count)]
-        slots = []
+        slots, types = [], []
         for scene in scenes:
             asked = choose_questions(scene, rng, QUESTIONS_PER_SCENE)
             asked = (asked * QUESTIONS_PER_SCENE)[:QUESTIONS_PER_SCENE]
+            types.append([QUESTION_TYPES.index(item.question_type) for item in asked] + [-1] * with_list)
             packed = [make_slot(self.tokenizer, prompt_of(item.question), item.answer) for item in asked]
             if with_list:
-                packed.append(make_slot(self.tokenizer, prompt_of(DESCRIBE_QUESTION), describe(scene), weight=self.describe_weight))
+                prompt = prompt_of(DESCRIBE_QUESTION)
+                packed.append(make_slot(self.tokenizer, prompt, describe(scene), weight=self.describe_weight))
             slots.append(packed)
         images = torch.from_numpy(np.stack([np.asarray(scene.image) for scene in scenes]))
-        return TrainingBatch(tier, images, tiling, pack_slots(slots, self.tokenizer.pad_token_id))
+        packed_slots = pack_slots(slots, self.tokenizer.pad_token_id)
+        return TrainingBatch(tier, images, tiling, packed_slots, torch.tensor(types), item_tags(scenes))
 
     def _readable_heights(self, canvas: tuple[int, int], tiling: Tiling, tier: str) -> tuple[float, float]:
         """Relative text heights that are `READABLE_PX` after the resize to the tiling's canvas."""

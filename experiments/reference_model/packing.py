@@ -38,6 +38,12 @@ class PackedSlots:
     weights: torch.Tensor
     widths: tuple[int, ...]
 
+    def pin_memory(self) -> "PackedSlots":
+        """The same in page-locked memory."""
+        return PackedSlots(
+            self.input_ids.pin_memory(), self.labels.pin_memory(), self.weights.pin_memory(), self.widths
+        )
+
 
 def make_slot(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, weight: float = 1.0) -> Slot:
     """The slot of one question: the answer follows the prompt after a space and ends with end-of-sequence."""

@@ -71,14 +71,20 @@ class Stage:
 
 
 CURRICULUM = (
-    Stage(0.16, {"single": 1.0}, items=(1, 5), readable_share=1.0, describe_share=1.0),
-    Stage(0.30, {"single": 0.4, "low": 0.3, "medium": 0.3}, items=(4, 7), readable_share=0.9, describe_share=0.8),
-    Stage(1.00, {"low": 0.32, "medium": 0.32, "high": 0.36}, items=(7, 7), readable_share=0.6, describe_share=0.5),
+    Stage(0.19, {"single": 1.0}, items=(1, 5), readable_share=1.0, describe_share=1.0),
+    Stage(
+        0.30,
+        {"single": 0.3, "low": 0.25, "medium": 0.3, "high": 0.15},
+        items=(4, 7),
+        readable_share=0.9,
+        describe_share=0.8,
+    ),
+    Stage(1.00, {"low": 0.2, "medium": 0.3, "high": 0.5}, items=(7, 7), readable_share=0.6, describe_share=0.6),
 )
 
 READABLE_PX = (6.5, 26.0)  # cap height in pixels as the vision tower sees it
-SCENES_PER_BATCH = {"single": 256, "low": 176, "medium": 96, "high": 56}
-QUESTIONS_PER_SCENE = 8
+SCENES_PER_BATCH = {"single": 160, "low": 96, "medium": 64, "high": 40}
+QUESTIONS_PER_SCENE = 10
 SINGLE_CROPS = CropRange(1, 1)
 
 
@@ -89,21 +95,31 @@ def crops_of(tier: str) -> CropRange:
 
 @dataclass(frozen=True)
 class OptimiserRecipe:
-    """AdamW with warm-up and a cosine over the whole training time.
+    """Muon for the matrices inside the blocks, AdamW for the rest; warm-up, then a cosine over the training time.
 
     Attributes:
-        block_dropout_share: share of batches in which some of the last blocks are left out, so that the block knob
-            costs accuracy gradually; larger shares make the knob free.
+        matrix_learning_rate: Muon's, the spectral norm of a step.
+        learning_rate: AdamW's.
+        final_share: what is left of both at the end.
+        tags_weight: of the tags' loss against the answers'.
+        block_dropout_share: share of batches in which one to four blocks are left out, either the last or any after
+            the first, so that the block knob costs accuracy gradually; larger shares make the knob free.
+        expert_dropout_share: share of batches with fewer experts a token, for the same reason.
     """
 
-    learning_rate: float = 7e-4
-    final_learning_rate: float = 2e-5
+    matrix_learning_rate: float = 0.01
+    matrix_weight_decay: float = 0.1
+    matrix_momentum: float = 0.95
+    learning_rate: float = 1.5e-3
     weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.97)
-    warmup_steps: int = 300
+    betas: tuple[float, float] = (0.9, 0.98)
+    final_share: float = 0.02
+    warmup_steps: int = 100
     max_grad_norm: float = 1.0
     load_balancing_weight: float = 0.01
     router_z_weight: float = 1e-4
     describe_weight: float = 0.4
-    block_dropout_share: float = 0.06
+    tags_weight: float = 1.0
+    block_dropout_share: float = 0.02
+    expert_dropout_share: float = 0.0
     seed: int = 20261121

@@ -6,8 +6,10 @@ as routing, in a form that a GPU runs without asking the host anything. Inferenc
 
 import json
 import math
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +20,30 @@ from torch import nn
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.tasks.datasets.reference_vqa import QUESTION_TYPES
 from experiments.reference_model.batches import TrainingBatch
+from experiments.reference_model.muon import Muon
 from experiments.reference_model.packing import IGNORED, slot_mask, slot_positions
 from experiments.reference_model.recipe import OptimiserRecipe
+from experiments.reference_model.tags import TagHead, feature_centres
 
 LENGTH_MULTIPLE = 64
 LOG_EVERY = 50
+READ_EVERY = 10
+CROPS_A_CONNECTOR_CALL = 448  # CUDA attention takes fewer than 65,536 windows, and a crop has 144
+MOST_DROPPED_BLOCKS = 4
 
 
 @dataclass
 class StepResult:
-    """What one forward pass gives: the loss to minimise, its parts, and the share of answers all right."""
+    """What one forward pass gives: the loss to minimise, its parts, which answers [B, N] are all right, and the share
+    of the features on legible text that tell the whole label."""
 
     loss: torch.Tensor
     answer_loss: torch.Tensor
     exact: torch.Tensor
+    tags_loss: torch.Tensor
+    tags_right: torch.Tensor
 
 
 @dataclass
@@ -47,19 +58,31 @@ class Clock:
         """Count from now on; what passed since the clock was made (loading, starting workers) is not training."""
         self._since = time.monotonic()
 
+    def replan(self, planned_s: float) -> None:
+        """Another planned time; the share done so far stays as it is."""
+        self.spent_s = self.progress * planned_s
+        self.planned_s = planned_s
+        self.restart()
+
     @property
     def progress(self) -> float:
         """Share of the planned training time that is spent, at most 1."""
         return min((self.spent_s + time.monotonic() - self._since) / self.planned_s, 1.0)
 
 
-def dense_experts(block: nn.Module, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[T, H] -> mixture output [T, H], load-balancing loss (Switch Transformer eq. 4, arXiv 2101.03961), z-loss."""
+def dense_experts(
+    block: Any, states: torch.Tensor, kept: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[T, H] -> mixture output [T, H], load-balancing loss (Switch Transformer eq. 4, arXiv 2101.03961), z-loss.
+
+    `kept` [top-k] scales the chosen experts from the strongest on: zeros at its end leave the weakest out.
+    """
     gate, experts = block.gate, block.experts
     logits = nn.functional.linear(states, gate.weight).float()
     probabilities = logits.softmax(dim=-1)
     top = probabilities.topk(gate.top_k, dim=-1)
-    weights = torch.zeros_like(probabilities).scatter(1, top.indices, top.values)
+    values = top.values if kept is None else top.values * kept
+    weights = torch.zeros_like(probabilities).scatter(1, top.indices, values)
     count, width = experts.down_proj.shape[0], experts.down_proj.shape[2]
     hidden = nn.functional.linear(states, experts.gate_up_proj.flatten(0, 1)).view(-1, count, 2, width)
     hidden = nn.functional.silu(hidden[:, :, 0]) * hidden[:, :, 1] * weights[..., None].to(hidden.dtype)
@@ -70,7 +93,12 @@ def dense_experts(block: nn.Module, states: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def decoder_block(
-    layer: nn.Module, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
+    layer: Any,
+    states: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    mask: torch.Tensor,
+    kept_experts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One OLMoE block with dense experts; returns its output and the two router losses."""
     attended, _ = layer.self_attn(
@@ -78,11 +106,11 @@ def decoder_block(
     )
     states = states + attended
     flat = layer.post_attention_layernorm(states).flatten(0, 1)
-    mixed, balance, router_z = dense_experts(layer.mlp, flat)
+    mixed, balance, router_z = dense_experts(layer.mlp, flat, kept_experts)
     return states + mixed.view_as(states), balance, router_z
 
 
-def vision_block(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
+def vision_block(layer: Any, states: torch.Tensor) -> torch.Tensor:
     """One CLIP encoder layer."""
     output = layer(states, attention_mask=None)
     return output[0] if isinstance(output, tuple) else output
@@ -96,6 +124,7 @@ class Trainer:
         processor: cuts the pictures, on the model's device.
         recipe: optimiser settings.
         compile_blocks: compile the blocks with torch.compile.
+        head_only_steps: first steps in which the tags' loss trains their head alone: it is new where the model is not.
     """
 
     def __init__(
@@ -104,20 +133,27 @@ class Trainer:
         processor: MolmoeImageProcessor,
         recipe: OptimiserRecipe,
         compile_blocks: bool,
+        head_only_steps: int = 0,
     ) -> None:
         self.model = model
         self.processor = processor
         self.recipe = recipe
         self.device = next(model.parameters()).device
         self.tokens = ImageTokens.from_config(model.config)
+        self.tag_head = TagHead(model.config.text_config.hidden_size).to(self.device)
+        matrices, others = _split_parameters(model)
+        self.matrix_optimiser = Muon(matrices, recipe.matrix_momentum, recipe.matrix_weight_decay)
         self.optimiser = torch.optim.AdamW(
-            _parameter_groups(model, recipe.weight_decay),
+            _decay_groups([*others, *self.tag_head.named_parameters()], recipe.weight_decay),
             lr=recipe.learning_rate,
             betas=recipe.betas,
-            fused=self.device.type == "cuda",
+            fused=True,
         )
         self.step = 0
-        self._generator = torch.Generator().manual_seed(recipe.seed)
+        self.head_only_steps = head_only_steps
+        self._rng = random.Random(recipe.seed)
+        top_k = model.default_top_k
+        self._kept_experts = torch.ones(top_k + 1, top_k, device=self.device).tril(-1)
         wrap: Callable[[Any], Any] = (
             (lambda block: torch.compile(block, dynamic=True)) if compile_blocks else (lambda block: block)
         )
@@ -125,97 +161,153 @@ class Trainer:
         self._vision_block = wrap(vision_block)
         self._connector = wrap(lambda connector, features, masks: connector(features, masks))
 
-    def forward(self, batch: TrainingBatch, blocks: int | None = None) -> StepResult:
-        """Loss over the answers of one batch; `blocks` runs only the first so many blocks."""
+    def forward(
+        self, batch: TrainingBatch, blocks: Sequence[int] | None = None, experts: int | None = None
+    ) -> StepResult:
+        """Loss over the answers of one batch, with these blocks and so many experts a token (None means all)."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             features, prefix = self._encode(batch)
+            places = self._places(batch, prefix)
             slots = batch.slots
-            ids = slots.input_ids.to(self.device, non_blocking=True)
+            ids = self._moved(slots.input_ids)
             length = prefix.shape[0] + ids.shape[1]
             total = -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-            ids = torch.cat([prefix.expand(ids.shape[0], -1), ids], dim=1)
+            ids = torch.cat([self._moved(prefix).expand(ids.shape[0], -1), ids], dim=1)
             ids = nn.functional.pad(ids, (0, total - length), value=self.model.config.pad_token_id)
-            states = self.model.model.embed(ids, features)
-            positions = slot_positions(prefix.shape[0], slots.widths, total).to(self.device)
+            encoded = MolmoeImageFeatures(pooler_output=features.flatten(1, 2), image_input_idx=places)
+            states = self.model.model.embed(ids, encoded).contiguous()
+            positions = self._moved(slot_positions(prefix.shape[0], slots.widths, total))
             mask = slot_mask(prefix.shape[0], slots.widths, total, self.device)
-            states, balance, router_z = self._decode(states, positions, mask, blocks)
+            states, balance, router_z = self._decode(states, positions, mask, blocks, experts)
             answers = states[:, prefix.shape[0] : length]
-            return self._loss(answers, batch, balance, router_z)
+            return self._loss(answers, features, batch, balance, router_z)
 
-    def _encode(self, batch: TrainingBatch) -> tuple[MolmoeImageFeatures, torch.Tensor]:
-        """Features of the pictures, and the ids (bos and image part) that stand before every slot."""
-        config = self.model.config
-        pixels = batch.images.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+    def _moved(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self.device, non_blocking=True)
+
+    def _encode(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features of the pictures [B, K, F, H], and the ids (bos and image part) that stand before every slot."""
+        pixels = self._moved(batch.images).permute(0, 3, 1, 2).float().div_(255)
         crops, masks = self.processor.cut_crops(pixels, batch.tiling)
         count, per_picture = crops.shape[:2]
+        is_twice_the_same = batch.tiling == (1, 1)
         tower = self.model.model.vision_tower
-        states = tower.pre_layernorm(tower.embeddings(crops.flatten(0, 1)))
+        shown = crops[:, :1] if is_twice_the_same else crops
+        states = tower.pre_layernorm(tower.embeddings(shown.flatten(0, 1)))
         kept = {}
         for index, layer in enumerate(tower.layers):
             states = self._vision_block(layer, states)
             kept[index] = states
         stacked = torch.cat([kept[index][:, 1:] for index in tower.feature_blocks], dim=-1)
-        features = self._connector(self.model.model.connector, stacked, masks.repeat(count, 1))
+        if is_twice_the_same:
+            stacked = stacked.repeat_interleave(per_picture, dim=0)
+        all_masks = masks.repeat(count, 1)
+        parts = zip(stacked.split(CROPS_A_CONNECTOR_CALL), all_masks.split(CROPS_A_CONNECTOR_CALL), strict=True)
+        features = torch.cat([self._connector(self.model.model.connector, *part) for part in parts])
         layout = self.tokens.layout(self.processor.features_per_side, self.processor.stitched_features(batch.tiling))
-        prefix = torch.tensor([config.bos_token_id, *layout])
-        places = (prefix == self.tokens.patch).nonzero().flatten()
+        return features.unflatten(0, (count, per_picture)), torch.tensor([self.tokens.bos, *layout])
+
+    def _places(self, batch: TrainingBatch, prefix: torch.Tensor) -> torch.Tensor:
+        """[B, K * F] position of each feature in the prompt, negative where it is dropped."""
+        patches = (prefix == self.tokens.patch).nonzero().flatten()
         rows = self.processor.feature_rows(batch.tiling).flatten()
-        index = torch.where(rows < 0, rows, places[rows.clamp(min=0)]).to(self.device)
-        encoded = MolmoeImageFeatures(
-            pooler_output=features.reshape(count, per_picture * features.shape[1], -1),
-            image_input_idx=index.expand(count, -1),
-        )
-        return encoded, prefix.to(self.device)
+        places = torch.where(rows < 0, rows, patches[rows.clamp(min=0)])
+        return self._moved(places).expand(len(batch.images), -1)
 
     def _decode(
-        self, states: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, blocks: int | None
+        self,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        blocks: Sequence[int] | None,
+        experts: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         decoder = self.model.model.language_model
         cos, sin = decoder.rotary_emb(states, positions[None])
-        layers = list(decoder.layers)[:blocks]
+        layers = list(decoder.layers) if blocks is None else [decoder.layers[index] for index in blocks]
         balance = states.new_zeros((), dtype=torch.float32)
         router_z = states.new_zeros((), dtype=torch.float32)
-        for layer in layers:
-            states, block_balance, block_z = self._decoder_block(layer, states, cos, sin, mask)
+        for index, layer in enumerate(layers):
+            kept_experts = None
+            if self.model.training:
+                is_whole = index == 0 or experts is None
+                kept_experts = self._kept_experts[self.model.default_top_k if is_whole else experts]
+            states, block_balance, block_z = self._decoder_block(layer, states, cos, sin, mask, kept_experts)
             balance, router_z = balance + block_balance / len(layers), router_z + block_z / len(layers)
         return decoder.norm(states), balance, router_z
 
     def _loss(
-        self, states: torch.Tensor, batch: TrainingBatch, balance: torch.Tensor, router_z: torch.Tensor
+        self,
+        states: torch.Tensor,
+        features: torch.Tensor,
+        batch: TrainingBatch,
+        balance: torch.Tensor,
+        router_z: torch.Tensor,
     ) -> StepResult:
-        labels = batch.slots.labels.to(self.device, non_blocking=True)
-        weights = batch.slots.weights.to(self.device, non_blocking=True)
+        labels = self._moved(batch.slots.labels)
+        weights = self._moved(batch.slots.weights)
         logits = self.model.lm_head(states).float()
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
         answer_loss = (losses * weights).sum() / weights.sum()
         wrong = ((logits.argmax(dim=-1) != labels) & (labels != IGNORED)).float()
         exact = torch.stack([part.sum(dim=1) == 0 for part in wrong.split(list(batch.slots.widths), dim=1)], dim=1)
         loss = answer_loss + self.recipe.load_balancing_weight * balance + self.recipe.router_z_weight * router_z
-        return StepResult(loss, answer_loss.detach(), exact.float().mean(dim=0))
+        tags_loss = tags_right = loss.new_zeros(())
+        if batch.tags is not None:
+            size = (batch.images.shape[1], batch.images.shape[2])
+            points, scales = feature_centres(self.processor, size, batch.tiling)
+            pitch = self.processor.crop_size / self.processor.features_per_side
+            seen = features.detach() if self.step < self.head_only_steps else features
+            tags = batch.tags.to(self.device)
+            tags_loss, tags_right = self.tag_head.loss(seen, tags, self._moved(points), self._moved(scales), pitch)
+            loss = loss + self.recipe.tags_weight * tags_loss
+        return StepResult(loss, answer_loss.detach(), exact, tags_loss.detach(), tags_right)
 
     def train_step(self, batch: TrainingBatch, progress: float) -> tuple[StepResult, torch.Tensor]:
         """One optimiser step; returns the results and the gradient's norm before clipping."""
+        factor = schedule(self.recipe, self.step, progress)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.recipe, self.step, progress)
-        result = self.forward(batch, self._drawn_blocks())
+            group["lr"] = self.recipe.learning_rate * factor
+        result = self.forward(batch, self._drawn_blocks(), self._drawn_experts())
         self.optimiser.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         result.loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.max_grad_norm)
+        parameters = [*self.model.parameters(), *self.tag_head.parameters()]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = nn.utils.clip_grad_norm_(parameters, self.recipe.max_grad_norm)
+        finite = norm.isfinite()
+        self.optimiser.found_inf = (~finite).float()  # type: ignore[attr-defined]  # read by the fused step
         self.optimiser.step()
+        self.matrix_optimiser.step(self.recipe.matrix_learning_rate * factor, finite)
         self.step += 1
         return result, norm
 
-    def _drawn_blocks(self) -> int | None:
+    def _drawn_blocks(self) -> list[int] | None:
+        """Blocks for one step: mostly all, else without one to four of the last ones or of any after the first."""
         total = self.model.num_total_blocks
-        if float(torch.rand((), generator=self._generator)) >= self.recipe.block_dropout_share:
+        if self._rng.random() >= self.recipe.block_dropout_share:
             return None
-        return total - 1 - int(torch.randint(0, 4, (), generator=self._generator))
+        count = self._rng.randint(1, MOST_DROPPED_BLOCKS)
+        is_last = self._rng.random() < 0.5
+        dropped = range(total - count, total) if is_last else self._rng.sample(range(1, total), count)
+        return [index for index in range(total) if index not in dropped]
+
+    def _drawn_experts(self) -> int | None:
+        """Experts a token for one step: mostly all, else from half of them on."""
+        if self._rng.random() >= self.recipe.expert_dropout_share:
+            return None
+        top_k = self.model.default_top_k
+        return self._rng.randrange(top_k // 2, top_k)
 
     def state(self, clock: Clock) -> dict[str, Any]:
         """Everything that a later leg needs."""
         return {
             "model": self.model.state_dict(),
+            "tag_head": self.tag_head.state_dict(),
             "optimiser": self.optimiser.state_dict(),
+            "matrix_optimiser": self.matrix_optimiser.state_dict(),
             "step": self.step,
             "progress": clock.progress,
         }
@@ -223,16 +315,18 @@ class Trainer:
     def load_state(self, state: dict[str, Any]) -> float:
         """Continue from `state`; returns the progress at which it was saved."""
         self.model.load_state_dict(state["model"])
+        self.tag_head.load_state_dict(state["tag_head"])
         self.optimiser.load_state_dict(state["optimiser"])
+        self.matrix_optimiser.load_state_dict(state["matrix_optimiser"])
         self.step = state["step"]
         return float(state["progress"])
 
 
-def learning_rate(recipe: OptimiserRecipe, step: int, progress: float) -> float:
-    """Linear warm-up over steps, then a cosine over the share of time that is spent."""
+def schedule(recipe: OptimiserRecipe, step: int, progress: float) -> float:
+    """Factor on the learning rates: linear warm-up over steps, times a cosine over the share of time that is spent."""
     warm = min((step + 1) / recipe.warmup_steps, 1.0)
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return warm * (recipe.final_learning_rate + (recipe.learning_rate - recipe.final_learning_rate) * cosine)
+    return warm * (recipe.final_share + (1 - recipe.final_share) * cosine)
 
 
 def run_leg(
@@ -247,41 +341,66 @@ def run_leg(
         FloatingPointError: the loss is not a number; the state saved last is the one to go on from.
     """
     started = time.monotonic()
-    sums: dict[str, list[float]] = {}
-    waited = 0.0
+    sums: dict[str, list[float]] = defaultdict(list)
+    waited, scenes = 0.0, 0
     with log_path.open("a") as log:
         while time.monotonic() - started < leg_s and clock.progress < 1.0:
             before = time.monotonic()
             batch = next(batches)
             waited += time.monotonic() - before
+            scenes += len(batch.images)
             share.value = clock.progress
             result, norm = trainer.train_step(batch, clock.progress)
-            if trainer.step % 10 == 0:
-                sums.setdefault(batch.tier, []).append(float(result.exact[:-1].mean()))
+            if trainer.step % READ_EVERY == 0:
+                _collect(sums, batch, result)
                 if not math.isfinite(float(result.loss)):
                     raise FloatingPointError(f"loss {float(result.loss)} at step {trainer.step}")
             if trainer.step % LOG_EVERY == 0:
-                elapsed = time.monotonic() - started
                 row = {
                     "step": trainer.step,
                     "progress": round(clock.progress, 4),
-                    "s": round(elapsed, 1),
+                    "s": round(time.monotonic() - started, 1),
                     "waited_s": round(waited, 1),
-                    "loss": round(float(result.answer_loss), 4),
+                    "scenes": scenes,
                     "grad_norm": round(float(norm), 3),
-                    "exact": {tier: round(sum(values) / len(values), 3) for tier, values in sums.items()},
+                    **{name: round(sum(values) / len(values), 3) for name, values in sorted(sums.items())},
                 }
                 log.write(json.dumps(row) + "\n")
                 log.flush()
-                if trainer.step % (4 * LOG_EVERY) == 0:
-                    print(json.dumps(row), flush=True)
-                    sums = {}
+                sums.clear()
+                waited, scenes = 0.0, 0
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms, biases and embeddings do not."""
-    decayed, plain = [], []
+def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepResult) -> None:
+    """Add one step's losses and shares of right answers, by tier and question type, to `sums`."""
+    sums[f"loss/{batch.tier}"].append(float(result.answer_loss))
+    sums[f"tags_loss/{batch.tier}"].append(float(result.tags_loss))
+    sums[f"tags_right/{batch.tier}"].append(float(result.tags_right))
+    exact = result.exact.cpu()
+    for index, name in enumerate((*QUESTION_TYPES, "list")):
+        of_type = exact[batch.types == (-1 if name == "list" else index)]
+        if len(of_type):
+            sums[f"{name}/{batch.tier}"].append(float(of_type.float().mean()))
+
+
+def _split_parameters(
+    model: nn.Module,
+) -> tuple[list[nn.Parameter], list[tuple[str, nn.Parameter]]]:
+    """The matrices inside the blocks and the connector; and the rest with their names (embeddings, head, routers,
+    norms, biases)."""
+    matrices, others = [], []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim >= 2 and "embed" not in name
-        (decayed if is_matrix else plain).append(parameter)
+        is_inner = ".layers." in name or ".connector." in name
+        is_matrix = parameter.ndim >= 2 and not name.endswith(("gate.weight", "pad_embed"))
+        if is_inner and is_matrix:
+            matrices.append(parameter)
+        else:
+            others.append((name, parameter))
+    return matrices, others
+
+
+def _decay_groups(parameters: Sequence[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; norms, biases and embeddings do not."""
+    decayed = [parameter for name, parameter in parameters if parameter.ndim >= 2 and "embed" not in name]
+    plain = [parameter for name, parameter in parameters if parameter.ndim < 2 or "embed" in name]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

@@ -6,14 +6,14 @@ which is when greedy decoding gives it. The model card's figures do not come fro
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from experiment_core_utils.primitives.knobs import TIERS
-from experiment_core_utils.tasks.datasets.reference_vqa import QUESTIONS_PER_IMAGE, ReferenceVQA
+from experiment_core_utils.tasks.datasets.reference_vqa import QUESTION_TYPES, QUESTIONS_PER_IMAGE, ReferenceVQA
 from experiments.reference_model.batches import TrainingBatch
 from experiments.reference_model.packing import make_slot, pack_slots
 from experiments.reference_model.trainer import Trainer
@@ -39,7 +39,8 @@ def draw_validation(tokenizer: PreTrainedTokenizerBase, pictures: int) -> list[t
         samples = [task[index] for index in range(first, first + QUESTIONS_PER_IMAGE)]
         slots = [make_slot(tokenizer, task.prompt(sample), sample.metadata["answer"]) for sample in samples]
         image = torch.from_numpy(np.array(samples[0].image))[None]
-        batch = TrainingBatch("", image, (1, 1), pack_slots([slots], tokenizer.pad_token_id))
+        types = torch.tensor([[QUESTION_TYPES.index(sample.question_type) for sample in samples]])
+        batch = TrainingBatch("", image, (1, 1), pack_slots([slots], tokenizer.pad_token_id), types, None)
         drawn.append((batch, [sample.question_type for sample in samples]))
     return drawn
 
@@ -58,7 +59,7 @@ def quick_scores(
         for batch, types in drawn:
             height, width = batch.images.shape[1:3]
             tiling = trainer.processor.tiling_for(height, width, TIERS[tier])
-            exact = trainer.forward(TrainingBatch(tier, batch.images, tiling, batch.slots)).exact
+            exact = trainer.forward(replace(batch, tier=tier, tiling=tiling)).exact[0]
             for kind, value in zip(types, exact.tolist(), strict=True):
                 hits[kind].append(value)
     everything = [value for values in hits.values() for value in values]

@@ -42,7 +42,9 @@ def test_bad_requests_are_one_clear_line(arguments: list[str], message: str) -> 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["not json", "[]", "{}", '{"one": 1}', '{"1": "high"}', '{"1": NaN}', '{"1": true}'])
+@pytest.mark.parametrize(
+    "content", ["not json", "[]", "{}", '{"one": 1}', '{"1": "high"}', '{"1": NaN}', '{"1": true}']
+)
 def test_a_file_without_scores_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "scores.json"
     file.write_text(content)

@@ -15,12 +15,12 @@ def test_a_token_target_means_exactly_so_many_crops(tokens: int, crops: int) -> 
 
 
 def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="287 vision tokens are too few.*288"):
+    with pytest.raises(ConfigurationError, match=r"287 vision tokens are too few.*288"):
         token_target(287)
 
 
 def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="'huge'.*low, medium, high"):
+    with pytest.raises(ConfigurationError, match=r"'huge'.*low, medium, high"):
         tier_target("huge")
 
 
@@ -42,6 +42,11 @@ def test_equal_scores_favour_the_earlier_block() -> None:
 def test_scores_that_leave_out_a_block_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"leave out blocks \[2, 4\]"):
         select_active_blocks(3, 5, {1: 0.1, 3: 0.4})
+
+
+def test_scores_of_another_model_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"name blocks \[5\], the model has blocks 0 to 4"):
+        select_active_blocks(3, 5, dict.fromkeys(range(6), 0.1))
 
 
 @pytest.mark.parametrize("count", [0, 6, -1])

@@ -60,7 +60,8 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> Tilin
     """
     candidates = tilings_within(CropRange(1, max_crops))
     sizes = np.array(candidates, dtype=np.int32) * window
-    scales = (sizes.astype(np.float32) / np.array([height, width], dtype=np.float32)).min(axis=-1)
+    with np.errstate(divide="ignore"):  # a side of 0 makes the scale infinite, which the rule copes with
+        scales = (sizes.astype(np.float32) / np.array([height, width], dtype=np.float32)).min(axis=-1)
     if np.all(scales < 1):
         return candidates[int(scales.argmax())]
     return candidates[int(np.where(scales < 1.0, np.float32(10e9), scales).argmin())]

@@ -338,6 +338,16 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         finally:
             self.set_knobs(*before)
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; every block is saved, whatever is active."""
+        with self.knobs():
+            super().save_pretrained(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "MolmoeForConditionalGeneration":
+        """As in torch (`to`, `half`, `cuda`, ...); every block is moved, whatever is active."""
+        with self.knobs():
+            return super()._apply(*args, **kwargs)
+
     def encode_image(
         self, pixel_values: torch.Tensor, image_masks: torch.Tensor, image_input_idx: torch.Tensor
     ) -> MolmoeImageFeatures:

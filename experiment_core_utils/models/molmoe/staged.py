@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from PIL import Image
 
 from experiment_core_utils.models.molmoe.flops import decoder_flops, mean_decode_flops, vision_flops
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
@@ -15,6 +16,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.primitives.errors import SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
     KnobProof,
@@ -49,7 +51,10 @@ class MolmoeStagedModel:
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """See `StagedModel.prepare`."""
         started = time.perf_counter()
-        inputs = self.processor(prompt, sample.image, crops)
+        try:
+            inputs = self.processor(prompt, sample.image, crops)
+        except (ValueError, OSError, Image.DecompressionBombError) as error:
+            raise SampleError(f"sample {sample.sample_id}: its picture cannot be used ({first_line(error)})") from error
         preprocess_s = time.perf_counter() - started
         tokens = inputs["input_ids"].shape[1]
         if sample.image is None:

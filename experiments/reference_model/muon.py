@@ -1,0 +1,81 @@
+"""In: matrices with gradients; out: matrices one step on, along the nearest orthogonal matrix of the momentum."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_NEWTON_SCHULZ_STEPS = 5
+
+
+def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
+    """[M, r, c] -> about U V^T of each, in bfloat16 (quintic Newton-Schulz iteration)."""
+    a, b, c = _NEWTON_SCHULZ
+    states = matrices.bfloat16()
+    is_tall = states.shape[-2] > states.shape[-1]
+    states = states.mT if is_tall else states
+    states = states / (states.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram = states @ states.mT
+        states = a * states + (b * gram + c * gram @ gram) @ states
+    return states.mT if is_tall else states
+
+
+class Muon:
+    """Momentum, made orthogonal matrix by matrix (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+
+    All matrices of one shape are handled in one batch; a parameter of more than two dimensions counts as a stack of
+    matrices. A step changes each matrix by a matrix of spectral norm `lr` * sqrt(max(1, rows / columns)).
+
+    Args:
+        parameters: of two or more dimensions.
+        momentum: Nesterov momentum.
+        weight_decay: decoupled, times `lr`.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], momentum: float, weight_decay: float) -> None:
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        groups: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+        for parameter in parameters:
+            groups[parameter.shape].append(parameter)
+        self._groups = list(groups.values())
+        self._buffers = [torch.zeros_like(_stack(group)) for group in self._groups]
+
+    @torch.no_grad()
+    def step(self, lr: float, finite: torch.Tensor) -> None:
+        """One step; where `finite` (a scalar) is false the gradients count as zero."""
+        for group, buffer in zip(self._groups, self._buffers, strict=True):
+            tensors: list[torch.Tensor] = list(group)
+            gradients = _stack([gradient_of(parameter) for parameter in group])
+            gradients = torch.where(finite, gradients, 0.0)
+            buffer.lerp_(gradients, 1 - self.momentum)
+            update = orthogonalise(gradients.lerp(buffer, self.momentum)).float()
+            scale = max(1.0, update.shape[-2] / update.shape[-1]) ** 0.5
+            parts = update.split(len(update) // len(group))
+            torch._foreach_mul_(tensors, 1 - lr * self.weight_decay)
+            torch._foreach_add_(
+                tensors, [part.view_as(p) for part, p in zip(parts, group, strict=True)], alpha=-lr * scale
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The momentum."""
+        return {"buffers": self._buffers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the momentum of `state`."""
+        for buffer, saved in zip(self._buffers, state["buffers"], strict=True):
+            buffer.copy_(saved)
+
+
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
+    """The gradient, zeros where the last pass did not reach the parameter."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _stack(group: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors of one shape [..., r, c] -> [M, r, c]."""
+    return torch.cat([tensor.detach().reshape(-1, *tensor.shape[-2:]) for tensor in group])

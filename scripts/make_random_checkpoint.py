@@ -1,0 +1,32 @@
+"""Write a folder with the config of a full-size MolmoE-1B and the embedded tokenizer, to be run with random weights.
+
+python scripts/make_random_checkpoint.py --output /tmp/molmoe_1b
+python experiments/core_exp/acc_lat_profiling.py --model_path /tmp/molmoe_1b --random_weights
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from transformers import AutoTokenizer
+
+from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeImageProcessor, MolmoeProcessor
+from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.primitives.config import EMBEDDED_MODEL
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    output = parser.parse_args().output
+    config = MolmoeConfig(head_vocab_size=50304)
+    config.save_pretrained(output)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(config)).save_pretrained(output)
+    print(f"wrote the config of MolmoE-1B to {output}; run it with --random_weights")
+
+
+if __name__ == "__main__":
+    main()

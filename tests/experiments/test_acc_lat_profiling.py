@@ -1,0 +1,190 @@
+"""The driver where something goes wrong: settings that cannot run, pictures that cannot be read, retries."""
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.pipeline import ProfilingRun, plan_for
+from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
+from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError
+from experiment_core_utils.primitives.records import SettingFailure
+from experiment_core_utils.progress import Ledger
+from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
+from experiment_core_utils.tasks.interface import Sample
+from experiments.core_exp.acc_lat_profiling import main
+
+KEY = "tier-low_topk4_blocks4"
+
+
+@dataclass
+class ScriptedTask:
+    """The reference task, in which some samples raise the errors that are listed for them, one at each reading."""
+
+    errors: dict[int, list[Exception]] = field(default_factory=dict)
+    read: list[int] = field(default_factory=list)
+    name: str = "scripted_vqa"
+    split: str = "validation"
+    metric: str = "vqa_score"
+    max_new_tokens: int = 4
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Sample:
+        self.read.append(index)
+        if self.errors.get(index):
+            raise self.errors[index].pop(0)
+        return ReferenceVQA("validation")[index]
+
+    def prompt(self, sample: Sample) -> str:
+        return f" {sample.question}"
+
+
+@pytest.fixture
+def config(tiny_checkpoint: Path, tmp_path: Path) -> ProfilingConfig:
+    return parse_config(
+        ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path / "results"), "--tier_list", "low",
+         "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_samples", "4", "--num_runs_per_sample", "1",
+         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--config_retry_delay", "0", "--max_config_retries", "2",
+         "--num_threads", "1"]
+    )  # fmt: skip
+
+
+def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, SettingFailure], Ledger]:
+    """Measure the one setting of `config` on `task`, in this process alone."""
+    source = find_model(config.model_path)
+    ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir.parent / "trackers")
+    run = ProfilingRun(config, source, task, setup_distributed(config), (0, 1, 2, 3), "f00d", ledger, "0001")
+    return run.measure_all(plan_for(config, source)), ledger
+
+
+def saved(ledger: Ledger) -> dict:
+    path = ledger.result_path(KEY)
+    assert path is not None
+    return json.loads(path.read_text())
+
+
+def test_an_unreadable_picture_is_recorded_counted_and_excluded(config: ProfilingConfig) -> None:
+    # Sample 0 is also the one that the warm-up would have used: the next one that can be read takes its place.
+    unreadable: dict[int, list[Exception]] = {
+        0: [SampleError("cannot identify image file")],
+        2: [SampleError("truncated")],
+    }
+    failed, ledger = profile(config, ScriptedTask(unreadable))
+    assert failed == {}
+    result = saved(ledger)
+    assert (result["num_samples"], result["num_failed_samples"]) == (2, 2)
+    assert [sample["sample_id"] for sample in result["per_sample_results"]] == [1, 3]
+    assert result["failed_samples"] == [
+        {"sample_id": 0, "error": "SampleError", "reason": "cannot identify image file"},
+        {"sample_id": 2, "error": "SampleError", "reason": "truncated"},
+    ]
+    assert result["aggregate_stats"]["T_total_n"] == 2
+    mean = sum(sample["accuracy"] for sample in result["per_sample_results"]) / 2
+    assert result["accuracy"] == mean
+    assert result["realised"]["blocks_run"] == [0, 1, 2, 3]
+
+
+def test_a_setting_whose_every_picture_is_unreadable_failed(config: ProfilingConfig) -> None:
+    failed, ledger = profile(config, ScriptedTask({index: [SampleError("no file")] for index in range(4)}))
+    assert failed == {KEY: SettingFailure("SampleError", "all 4 samples failed, the first with: no file", 1)}
+    assert ledger.result_path(KEY) is None
+    assert not list(config.output_dir.glob("*.json"))
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_setting_that_keeps_failing_is_tried_as_often_as_asked(config: ProfilingConfig, retries: int) -> None:
+    task = ScriptedTask({1: [SettingError(f"no room {attempt}") for attempt in range(1, 10)]})
+    failed, ledger = profile(replace(config, max_config_retries=retries), task)
+    attempts = retries + 1
+    assert failed == {KEY: SettingFailure("SettingError", f"no room {attempts}", attempts)}
+    assert task.read == [0, 1] * attempts
+    assert ledger.result_path(KEY) is None
+    assert json.loads(ledger.path.read_text())["settings"][KEY]["failure"]["attempts"] == attempts
+    assert not list(config.output_dir.glob("*.json"))
+
+
+def test_a_retry_that_succeeds_leaves_no_trace_of_the_failure(config: ProfilingConfig) -> None:
+    task = ScriptedTask({1: [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")]})
+    failed, ledger = profile(config, task)
+    assert failed == {}
+    assert task.read == [0, 1, 0, 1, 2, 3]
+    result = saved(ledger)
+    assert [sample["sample_id"] for sample in result["per_sample_results"]] == [0, 1, 2, 3]
+    assert result["failed_samples"] == []
+
+
+def test_the_vendors_lack_of_memory_is_recorded_by_its_name(config: ProfilingConfig) -> None:
+    errors: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB") for _ in range(3)]
+    failed, _ = profile(config, ScriptedTask({0: errors}))
+    assert failed == {KEY: SettingFailure(OutOfMemory.__name__, "CUDA out of memory", 3)}
+
+
+def test_a_program_error_is_not_swallowed(config: ProfilingConfig) -> None:
+    with pytest.raises(ZeroDivisionError):
+        profile(config, ScriptedTask({1: [ZeroDivisionError()]}))
+
+
+# --- the program itself -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's SiLU as on a GPU with room for the features of four crops only (the low tier has at most four)."""
+    silu = torch.nn.functional.silu
+
+    def limited(states: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        if states.ndim == 3 and states.shape[0] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
+        return silu(states, inplace)
+
+    monkeypatch.setattr(torch.nn.functional, "silu", limited)
+
+
+def arguments(checkpoint: Path, output_dir: Path, *tiers: str) -> list[str]:
+    return [
+        "acc_lat_profiling.py", "--model_path", str(checkpoint), "--output_dir", str(output_dir), "--tier_list", *tiers,
+        "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_samples", "2", "--num_runs_per_sample", "1",
+        "--num_warmup_runs", "0", "--max_new_tokens", "2", "--max_config_retries", "1", "--config_retry_delay", "0",
+        "--num_threads", "1",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small_device")
+def test_a_setting_that_cannot_run_is_a_line_and_exit_code_1_and_the_others_are_saved(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", arguments(tiny_checkpoint, tmp_path, "low", "medium"))
+    assert main() == 1
+    printed = capsys.readouterr().out
+    assert "failed: tier-medium_topk4_blocks4: OutOfMemory after 2 attempts: CUDA out of memory" in printed.splitlines()
+    assert f"1 settings in {tmp_path}" in printed
+    assert len(list(tmp_path.glob("*_imgsizetier-low_*.json"))) == 1
+    assert not list(tmp_path.glob("*_imgsizetier-medium_*.json"))
+    monkeypatch.undo()  # the other device has room: only what failed is measured again
+    low = next(tmp_path.glob("*_imgsizetier-low_*.json"))
+    written = low.stat().st_mtime_ns
+    monkeypatch.setattr(sys, "argv", arguments(tiny_checkpoint, tmp_path, "low", "medium"))
+    assert main() == 0
+    assert "failed:" not in capsys.readouterr().out
+    assert len(list(tmp_path.glob("*_imgsizetier-medium_*.json"))) == 1
+    assert low.stat().st_mtime_ns == written
+
+
+@pytest.mark.usefixtures("small_device")
+def test_a_run_in_which_every_setting_failed_prints_no_table(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", arguments(tiny_checkpoint, tmp_path, "high"))
+    assert main() == 1
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0].startswith("failed: tier-high_topk4_blocks4: OutOfMemory after 2 attempts")
+    assert lines[1].endswith(f": 0 settings in {tmp_path}")
+    assert len(lines) == 2
+    assert not list(tmp_path.glob("*.csv"))

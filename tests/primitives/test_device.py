@@ -1,0 +1,113 @@
+"""Marks by the host's clock, windows of memory, errors of memory and the choice of a device, without a GPU."""
+
+import os
+import time
+
+import pytest
+import torch
+
+from experiment_core_utils.primitives.device import (
+    HostMarks,
+    MemoryWindow,
+    NoMarks,
+    choose_device,
+    new_marks,
+    out_of_memory_named,
+    release_cached_memory,
+    set_cpu_threads,
+    synchronize,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, SettingError
+
+CPU = torch.device("cpu")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPU")
+
+
+def test_spans_lie_between_neighbouring_marks() -> None:
+    marks = HostMarks()
+    assert marks.seconds() == []
+    marks.mark()
+    assert marks.seconds() == []
+    started = time.perf_counter()
+    for pause in (0.02, 0.0, 0.01):
+        time.sleep(pause)
+        marks.mark()
+    elapsed = time.perf_counter() - started
+    spans = marks.seconds()
+    assert len(spans) == 3
+    assert spans[0] >= 0.02 and 0.0 <= spans[1] < 0.02 and spans[2] >= 0.01
+    assert sum(spans) == pytest.approx(elapsed, abs=2e-3)
+    assert marks.seconds() == spans
+
+
+def test_no_marks_measure_nothing() -> None:
+    marks = NoMarks()
+    marks.mark()
+    marks.mark()
+    assert marks.seconds() == []
+
+
+def test_the_cpu_is_marked_by_the_host() -> None:
+    assert isinstance(new_marks(CPU), HostMarks)
+    synchronize(CPU)
+    release_cached_memory(CPU)
+
+
+def test_a_window_on_the_cpu_has_no_peak_and_says_why() -> None:
+    with MemoryWindow(CPU) as window:
+        assert window.reading is None
+        torch.zeros(1000)
+    assert window.reading is not None
+    assert (window.reading.peak_memory_bytes, window.reading.peak_reserved_bytes) == (None, None)
+    assert window.reading.reason == "no CUDA device: torch keeps no high-water mark on the CPU"
+    assert window.reading.process_rss_bytes > 10 * 2**20
+
+
+def fail_for_lack_of_memory() -> None:
+    with out_of_memory_named():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total ... See docs")
+
+
+def test_lack_of_memory_gets_its_name_and_keeps_its_cause() -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        fail_for_lack_of_memory()
+    assert str(caught.value) == "CUDA out of memory"
+    assert isinstance(caught.value, SettingError)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_a_window_that_ends_in_lack_of_memory_still_has_its_reading() -> None:
+    window = MemoryWindow(CPU)
+    with pytest.raises(OutOfMemory), window:
+        fail_for_lack_of_memory()
+    assert window.reading is not None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("CUDA out of memory")])
+def test_other_errors_pass_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, out_of_memory_named():
+        raise error
+    assert caught.value is error
+
+
+@without_gpu
+def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
+    assert choose_device("auto") == choose_device("cpu", local_rank=3) == CPU
+    with pytest.raises(ConfigurationError, match="--device cuda was given but torch sees no GPU"):
+        choose_device("cuda")
+
+
+def test_cores_are_shared_among_processes() -> None:
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0))
+    try:
+        set_cpu_threads(1, 1)
+        assert torch.get_num_threads() == 1
+        set_cpu_threads(None, 1)
+        assert torch.get_num_threads() == cores
+        set_cpu_threads(None, cores + 1)
+        assert torch.get_num_threads() == 1
+        set_cpu_threads(3, 8)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

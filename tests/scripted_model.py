@@ -1,0 +1,85 @@
+"""A staged model that says what its script says, sleeps as long as it is told, and remembers what was asked of it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.tasks.interface import Sample
+
+EOS = 9
+VOCABULARY = 10
+
+
+@dataclass
+class ScriptedModel:
+    """Implements `StagedModel`; the n-th token of every generation is `script[n]`.
+
+    Attributes:
+        calls: what was called, in order; marks may be written into it too.
+        vision_s, prefill_s, decode_s: how long each stage takes at least.
+    """
+
+    script: tuple[int, ...] = (1, 2, EOS)
+    vision_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    calls: list[str] = field(default_factory=list)
+    name: str = "scripted"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    num_total_blocks: int = 2
+    num_experts: int = 4
+    default_top_k: int = 2
+    eos_token_ids: frozenset[int] = frozenset({EOS})
+
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+        self.calls.append(f"prepare {prompt!r} {crops.min_crops}-{crops.max_crops}")
+        inputs = {"input_ids": torch.zeros(1, len(prompt), dtype=torch.long)}
+        return PreparedRequest(inputs, RequestShape(None, None, 0, 0, len(prompt), 0.0))
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return inputs
+
+    def apply(self, setting: KnobSetting) -> None:
+        self.calls.append(f"apply {setting.key}")
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
+        self.calls.append("encode_image")
+        if "pixel_values" not in inputs:
+            return None
+        time.sleep(self.vision_s)
+        return "features"
+
+    def prefill(self, inputs: Mapping[str, Any], features: str | None) -> tuple[torch.Tensor, list[int]]:
+        self.calls.append(f"prefill {features}")
+        time.sleep(self.prefill_s)
+        state = [self.script[0]]
+        return self._logits(state[0]), state
+
+    def decode_step(self, token: torch.Tensor, state: list[int]) -> torch.Tensor:
+        assert token.shape == (1, 1)
+        assert int(token) == state[-1], "a step must be given the token before it"
+        self.calls.append(f"decode_step {int(token)}")
+        time.sleep(self.decode_s)
+        state.append(self.script[len(state)])
+        return self._logits(state[-1])
+
+    def decode_text(self, token_ids: tuple[int, ...]) -> str:
+        return " ".join(str(token) for token in token_ids if token != EOS)
+
+    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+        experts = tuple(self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
+        return KnobProof(experts, setting.active_blocks, setting.active_blocks, setting.num_active_blocks)
+
+    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+        return None
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"model_class": "ScriptedModel"}
+
+    def _logits(self, token: int) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor([token]), VOCABULARY).float()

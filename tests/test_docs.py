@@ -1,0 +1,131 @@
+"""The documents against the code: every key that a real run writes, every flag, every link."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiment_core_utils.g_metrics_inference import QUANTITIES
+from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.config import REPOSITORY, build_parser, parse_config
+from experiment_core_utils.primitives.records import FailedSample
+from experiment_core_utils.progress import Ledger
+
+DOCS = REPOSITORY / "docs"
+SCHEMA = (DOCS / "results_schema.md").read_text(encoding="utf-8")
+PROFILING = (DOCS / "profiling.md").read_text(encoding="utf-8")
+# Objects whose keys are data: described in words, not row by row.
+KEYS_ARE_DATA = {"versions"}
+
+
+def first_cells(section: str, text: str = SCHEMA) -> set[str]:
+    """What the tables of a section name in backticks in their first column."""
+    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"no section {section!r}"
+    return set(re.findall(r"^\| `([^`]+)`", found[1], re.MULTILINE))
+
+
+def dotted(content: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """The keys of nested objects, such as `hardware` and `hardware.cpu`."""
+    names = set()
+    for key, value in content.items():
+        names.add(prefix + key)
+        if isinstance(value, dict) and key not in KEYS_ARE_DATA:
+            names |= dotted(value, f"{prefix}{key}.")
+    return names
+
+
+@pytest.fixture(scope="module")
+def run(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], pd.DataFrame, Ledger]:
+    """A real result, the CSV beside it, and the ledger of the run."""
+    folder = tmp_path_factory.mktemp("documented")
+    config = parse_config(
+        ["--model_path", str(tiny_checkpoint), "--output_dir", str(folder), "--num_samples", "4", "--tier_list", "low",
+         "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
+         "--max_new_tokens", "4"]
+    )  # fmt: skip
+    report = run_profiling(config)
+    assert report.csv_path is not None
+    (path,) = folder.glob("*blocks3.json")
+    result = json.loads(path.read_text())
+    return result, pd.read_csv(report.csv_path), Ledger(folder, result["fingerprint"])
+
+
+def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
+    result = run[0]
+    sample = result["per_sample_results"][0]
+    assert set(result) == first_cells("Top level of a setting's file")
+    assert set(sample) == first_cells("Per-sample results")
+    assert set(sample["runs"][0]) == first_cells("Runs")
+    assert set(sample["metadata"]) == first_cells("Metadata")
+    assert set(result["realised"]) == first_cells("Realised")
+    assert set(result["memory"]) == first_cells("Memory")
+    assert dotted(result["provenance"]) == first_cells("Provenance")
+    assert set(FailedSample.__dataclass_fields__) == first_cells("Failed samples")
+    for key in (*result["tier_range"], *result["provenance"]["versions"]):
+        assert f"`{key}`" in SCHEMA
+    for entry in result["accuracy_by_type"].values():
+        assert all(f"`{key}`" in SCHEMA for key in entry)
+    assert result["schema_version"] == SCHEMA_VERSION
+    assert f"`schema_version` is {SCHEMA_VERSION} " in SCHEMA
+
+
+def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
+    names = {TIME_NAMES.get(quantity, quantity) for quantity in QUANTITIES}
+    documented = first_cells("Aggregate stats")
+    assert names == {cell for cell in documented if not cell.startswith("_")}
+    endings = sorted(set(re.findall(r"`(_[a-z0-9_]+)`", SCHEMA)), key=len, reverse=True)
+    found = set()
+    for key in run[0]["aggregate_stats"]:
+        ending = next(ending for ending in endings if key.endswith(ending))
+        assert key.removesuffix(ending) in names
+        found.add(ending)
+    assert found == {"_mean", "_std", "_p50", "_p95", "_p99", "_min", "_max", "_ci95_low", "_ci95_high", "_n"}
+
+
+def test_every_column_of_the_csv_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
+    assert set(run[1].columns) == first_cells("Settings CSV")
+
+
+def test_every_key_of_the_ledger_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
+    content = json.loads(run[2].path.read_text())
+    (entry,) = content["settings"].values()
+    assert set(content) | set(entry) == first_cells("Ledger")
+
+
+def test_every_flag_is_documented_with_its_default() -> None:
+    flags = {action.option_strings[0]: action for action in build_parser()._actions if action.dest != "help"}
+    rows = dict(re.findall(r"^\| `(--\w+)` \| (.*) \|$", PROFILING, re.MULTILINE))
+    assert set(rows) == set(flags)
+    for flag, action in flags.items():
+        default = rows[flag].split(" | ")[0]
+        if isinstance(action.default, int | float) and not isinstance(action.default, bool):
+            assert default == f"`{action.default}`"
+        if action.default is False:
+            assert default == "off"
+        if isinstance(action.default, str) and flag != "--model_path":
+            assert default == f"`{action.default}`"
+        if isinstance(action.default, Path):
+            assert default == f"`{action.default}`"
+        if isinstance(action.default, list):
+            assert default == " ".join(f"`{value}`" for value in action.default)
+        for choice in action.choices or ():
+            assert f"`{choice}`" in rows[flag]
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), f"{page.name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", goal.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,106 @@
+"""Accuracy, spread and absent values, by hand."""
+
+import math
+
+import pytest
+
+from experiment_core_utils.g_metrics_inference import (
+    accuracy_by_type,
+    distributions,
+    summarise,
+    vision_tokens_difference,
+)
+from experiment_core_utils.primitives.records import StageFlops, TypeAccuracy
+from tests.hand_made_records import measured_sample, staged_run
+
+
+def test_spread_of_the_stage_times() -> None:
+    # Prefill 0.1, 0.2, 0.3, 0.4, 1.0: mean 2.0 / 5, median 0.3, p95 = 0.4 + 0.8 * 0.6, p99 = 0.4 + 0.96 * 0.6.
+    samples = [measured_sample(i, staged_run(prefill_s=s)) for i, s in enumerate((0.1, 0.2, 0.3, 0.4, 1.0))]
+    prefill = distributions(samples)["prefill_s"]
+    assert prefill.n == 5
+    assert prefill.mean == pytest.approx(0.4)
+    assert (prefill.min, prefill.p50, prefill.max) == (0.1, 0.3, 1.0)
+    assert prefill.p95 == pytest.approx(0.88)
+    assert prefill.p99 == pytest.approx(0.976)
+    # Squares of the deviations: 0.09 + 0.04 + 0.01 + 0 + 0.36 = 0.5, over n - 1 = 4.
+    assert prefill.std == pytest.approx(math.sqrt(0.125))
+
+
+def test_every_quantity_of_one_sample() -> None:
+    flops = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
+    found = {name: spread.mean for name, spread in distributions([measured_sample(0, flops=flops)]).items()}
+    assert found == {
+        "vision_s": 0.5,
+        "prefill_s": 0.25,
+        "decode_s": 0.25,  # two steps of 0.125
+        "e2e_s": 1.0,
+        "tpot_s": 0.125,
+        "ttft_s": 0.75,
+        "preprocess_s": 0.002,
+        "transfer_s": 0.001,
+        "vision_tokens": 384,
+        "vision_tokens_diff": 432 - 384,
+        "pooled_image_features": 432,
+        "prompt_tokens": 384 + 28 + 10,
+        "output_tokens": 3,
+        "vision_flops": 700,
+        "prefill_flops": 300,
+        "decode_flops_per_token": 20.5,
+    }
+
+
+def test_a_sample_without_a_quantity_does_not_enter_it() -> None:
+    one_token = measured_sample(1, staged_run(vision_s=None, inter_token_s=()), has_picture=False)
+    found = distributions([measured_sample(0), one_token])
+    assert (found["decode_s"].n, found["tpot_s"].n, found["vision_s"].n, found["vision_tokens_diff"].n) == (1, 1, 1, 1)
+    assert found["decode_s"].mean == 0.25
+    assert found["e2e_s"].n == 2
+    assert found["e2e_s"].mean == (1.0 + 0.25) / 2
+    assert found["vision_tokens"].mean == 384 / 2  # no picture is truly no vision token
+    assert "vision_flops" not in found
+    assert vision_tokens_difference(one_token) is None
+
+
+def test_the_times_are_those_of_the_run_with_the_median_total() -> None:
+    stages = ((0.25, 8.0), (0.75, 1.0), (4.0, 2.0))
+    runs = [staged_run(prefill_s=prefill, vision_s=vision) for prefill, vision in stages]
+    sample = measured_sample(0, *runs)  # totals 8.5, 2.0, 6.25
+    found = distributions([sample])
+    assert (found["vision_s"].mean, found["prefill_s"].mean, found["e2e_s"].mean) == (2.0, 4.0, 6.25)
+    of_two = measured_sample(0, *runs[:2])
+    assert distributions([of_two])["e2e_s"].mean == 2.0  # the lower one
+
+
+def test_accuracy_and_its_spread() -> None:
+    summary = summarise([measured_sample(i, accuracy=score) for i, score in enumerate((1.0, 1.0, 0.0, 0.5))])
+    assert summary.accuracy == 0.625
+    # Deviations 0.375, 0.375, -0.625, -0.125: squares add up to 0.6875, over 3.
+    assert summary.accuracy_std == pytest.approx(math.sqrt(0.6875 / 3))
+    assert summary.accuracy_interval is not None
+    assert 0.0 <= summary.accuracy_interval[0] < 0.625 < summary.accuracy_interval[1] <= 1.0
+
+
+def test_zeros_and_ones_get_wilsons_interval() -> None:
+    summary = summarise([measured_sample(i) for i in range(4)])
+    assert summary.accuracy == 1.0
+    # All four right, z = 1.96: lower bound 1 / (1 + z^2 / 4) = 4 / 7.8415.
+    assert summary.accuracy_interval == pytest.approx((4 / 7.8415, 1.0), abs=1e-4)
+
+
+def test_accuracy_of_each_type_in_alphabetical_order() -> None:
+    scored = [("reading", 1.0), ("count", 0.5), ("reading", 0.0), ("count", 1.0), ("reading", 0.5)]
+    samples = [measured_sample(i, question_type=kind, accuracy=score) for i, (kind, score) in enumerate(scored)]
+    found = accuracy_by_type(samples)
+    assert list(found.items()) == [("count", TypeAccuracy(0.75, 2)), ("reading", TypeAccuracy(0.5, 3))]
+
+
+def test_answers_that_reached_the_limit_are_counted() -> None:
+    samples = [measured_sample(i, staged_run(ended=ended)) for i, ended in enumerate((True, False, False, True, True))]
+    assert summarise(samples).share_truncated == 0.4
+
+
+def test_no_samples_have_no_figures() -> None:
+    summary = summarise([])
+    assert (summary.accuracy, summary.accuracy_std, summary.accuracy_interval) == (None, None, None)
+    assert (summary.accuracy_by_type, summary.distributions, summary.share_truncated) == ({}, {}, None)

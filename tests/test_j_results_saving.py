@@ -1,0 +1,252 @@
+"""Files written whole or not at all, their names, and every key with its value."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.g_metrics_inference import summarise
+from experiment_core_utils.j_results_saving import (
+    aggregate_stats,
+    sample_result,
+    setting_file_name,
+    setting_result,
+    write_json_atomically,
+    write_text_atomically,
+)
+from experiment_core_utils.primitives.device import MemoryReading
+from experiment_core_utils.primitives.distributions import describe
+from experiment_core_utils.primitives.knobs import KnobSetting, token_target
+from experiment_core_utils.primitives.records import FailedSample, StageFlops, VisionGeometry
+from tests.hand_made_records import SETTING, measured_sample, part, staged_run
+
+FLOPS = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
+THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
+STATS = "mean std p50 p95 p99 min max ci95_low ci95_high n".split()
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_written_whole_in_a_folder_that_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    write_json_atomically({"a": [1, 2.5, None]}, path)
+    assert json.loads(path.read_text()) == {"a": [1, 2.5, None]}
+    assert path.read_text().endswith("}\n")
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("content", [{"bad": object()}, {"bad": float("nan")}, {"bad": float("inf")}])
+def test_what_is_no_json_leaves_neither_file_nor_temporary_one(tmp_path: Path, content: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        write_json_atomically(content, tmp_path / "result.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_leaves_neither_file_nor_temporary_one(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):  # half of a surrogate pair fails when the file is already open
+        write_text_atomically("\ud800", tmp_path / "result.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_json_atomically({"old": 1}, path)
+    with pytest.raises(TypeError):
+        write_json_atomically({"new": object()}, path)
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_is_taken_by_a_folder_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_json_atomically({}, tmp_path / "result.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tiers_file_carries_the_mean_number_of_crops() -> None:
+    # 2, 3 and 3 tiles: 2.67, rounded to 3.
+    samples = [measured_sample(0), *(measured_sample(i, geometry=THREE_BY_ONE) for i in (1, 2))]
+    assert setting_file_name("reference_vqa", SETTING, samples) == (
+        "reference-vqa_imgsizetier-low_crops3_topk2_blocks3.json"
+    )
+    assert setting_file_name("vqa_v2", SETTING, samples[:1]) == "vqa-v2_imgsizetier-low_crops2_topk2_blocks3.json"
+
+
+def test_a_token_targets_file_carries_the_target() -> None:
+    setting = KnobSetting(token_target(1008), 8, tuple(range(14)))
+    assert setting_file_name("reference_vqa", setting, [measured_sample(0)]) == (
+        "reference-vqa_imgsizetokens1008_topk8_blocks14.json"
+    )
+
+
+def test_a_setting_without_pictures_has_no_crops() -> None:
+    text = measured_sample(0, has_picture=False)
+    assert "_crops0_" in setting_file_name("t", SETTING, [text])
+    assert "_crops0_" in setting_file_name("t", SETTING, [])
+
+
+# --- content -------------------------------------------------------------------------------------------------------
+
+
+def test_every_key_of_a_setting() -> None:
+    samples = (
+        measured_sample(3, accuracy=1.0, flops=FLOPS),
+        measured_sample(5, staged_run(ended=False), accuracy=0.0, geometry=THREE_BY_ONE, question_type="count"),
+        measured_sample(8, accuracy=0.5, geometry=THREE_BY_ONE),
+    )
+    failures = (FailedSample(9, "SampleError", "truncated file"),)
+    merged = part(*samples, failures=failures, memory=MemoryReading(None, None, 1000, "no CUDA device"))
+    result = setting_result(SETTING, 4, merged, summarise(samples), {"experiment_id": "0001"})
+    content = json.loads(json.dumps(result))
+    stats = content.pop("aggregate_stats")
+    per_sample = content.pop("per_sample_results")
+    interval = content.pop("accuracy_ci95")
+    assert 0.0 <= interval[0] <= 0.5 <= interval[1] <= 1.0
+    assert content == {
+        "schema_version": 1,
+        "fingerprint": "f00d",
+        "tier": "low",
+        "tier_range": {"min_crops": 1, "max_crops": 3},
+        "vision_tokens_target": None,
+        "selected_crops_mean": pytest.approx(8 / 3),
+        "selected_crops_distribution": {"2": 1, "3": 2},
+        "target_vision_tokens_mean": (432 + 576 + 576) / 3,
+        "actual_vision_tokens_mean": 384.0,
+        "max_crops": 3,
+        "top_k": 2,
+        "num_active_blocks": 3,
+        "num_total_blocks": 4,
+        "active_block_indices": [0, 1, 3],
+        "accuracy": 0.5,
+        "accuracy_std": 0.5,  # deviations 0.5, -0.5, 0: 0.5 / 2 = 0.25, root 0.5
+        "accuracy_by_type": {
+            "count": {"accuracy": 0.0, "num_samples": 1},
+            "reading": {"accuracy": 0.75, "num_samples": 2},
+        },
+        "num_samples": 3,
+        "num_failed_samples": 1,
+        "share_truncated": pytest.approx(1 / 3),
+        "theoretical_num_crops": 3,  # of the most frequent geometry
+        "theoretical_tiling": [3, 1],
+        "theoretical_image_size": [784, 336],
+        "theoretical_vision_tokens": 576,
+        "realised": {
+            "experts_per_token": [4, 2, 2],
+            "blocks_run": [0, 1, 3],
+            "blocks_run_decode": [0, 1, 3],
+            "cache_layers": 3,
+        },
+        "memory": {
+            "peak_memory_bytes": None,
+            "peak_reserved_bytes": None,
+            "process_rss_bytes": 1000,
+            "reason": "no CUDA device",
+        },
+        "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
+        "provenance": {"experiment_id": "0001"},
+    }
+    assert [entry["sample_id"] for entry in per_sample] == [3, 5, 8]
+    assert (stats["T_total_mean"], stats["T_total_n"], stats["prefill_flops_n"]) == (1000.0, 3, 1)
+
+
+def test_every_key_of_a_sample() -> None:
+    slow = staged_run(vision_s=2.0)
+    result = sample_result(replace(measured_sample(3, staged_run(), flops=FLOPS), runs=(staged_run(), slow)), SETTING)
+    # Seconds 0.5 + 0.25 + 2 * 0.125 become milliseconds.
+    times = {
+        "T_vision_total": 500.0,
+        "T_LLM_prefill": 250.0,
+        "T_LLM_decode": 250.0,
+        "T_total": 1000.0,
+        "T_decode_per_token": 125.0,
+    }
+    assert result == {
+        "sample_id": 3,
+        "target_vision_tokens": 432,
+        "target_crops": 2,
+        "actual_vision_tokens": 384,
+        "vision_tokens_diff": 48,
+        "pooled_image_features": 432,
+        "top_k": 2,
+        "num_active_blocks": 3,
+        "input_text_tokens": 10,
+        "image_marker_tokens": 28,
+        "prompt_tokens": 422,
+        "output_tokens": 3,
+        "output_ended": True,
+        "theoretical_num_crops": 2,
+        "theoretical_tiling": [1, 2],
+        "theoretical_image_size": [336, 560],
+        "theoretical_vision_tokens": 432,
+        "actual_num_crops": 2,
+        "actual_tiling": [1, 2],
+        "actual_image_size": [336, 560],
+        "accuracy": 1.0,
+        "pred": "stop",
+        "question_type": "reading",
+        "metadata": {"question": "what?", "answers": ["stop"], "image_id": "a"},
+        **times,
+        "T_first_token": 750.0,
+        "T_preprocess": 2.0,
+        "T_transfer": 1.0,
+        "vision_flops": 700,
+        "prefill_flops": 300,
+        "decode_flops_per_token": 20.5,
+        "outputs_identical": True,
+        "runs": [
+            {**times, "T_inter_token": [125.0, 125.0]},
+            {**times, "T_vision_total": 2000.0, "T_total": 2500.0, "T_inter_token": [125.0, 125.0]},
+        ],
+    }
+
+
+def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() -> None:
+    text = measured_sample(0, staged_run(vision_s=None, inter_token_s=()), has_picture=False)
+    result = sample_result(text, SETTING)
+    absent = {name for name, value in result.items() if value is None}
+    assert absent == {
+        "target_vision_tokens", "target_crops", "vision_tokens_diff", "pooled_image_features", "theoretical_num_crops",
+        "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens", "actual_num_crops",
+        "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
+        "prefill_flops", "decode_flops_per_token",
+    }  # fmt: skip
+    assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
+
+
+def test_a_token_target_is_what_every_sample_aimed_at() -> None:
+    setting = KnobSetting(token_target(1008), 2, (0,))
+    assert sample_result(measured_sample(0), setting)["target_vision_tokens"] == 1008
+
+
+def test_a_setting_in_which_every_sample_failed() -> None:
+    merged = part(failures=(FailedSample(0, "SampleError", "unreadable"),), proof=None)
+    result = setting_result(SETTING, 4, merged, summarise([]), {})
+    assert (result["num_samples"], result["num_failed_samples"]) == (0, 1)
+    for name in ("accuracy", "accuracy_ci95", "selected_crops_mean", "realised", "memory", "theoretical_tiling"):
+        assert result[name] is None
+    assert result["aggregate_stats"] == {}
+
+
+def test_only_times_become_milliseconds() -> None:
+    spread = describe([1.0, 3.0])
+    assert spread is not None
+    stats = aggregate_stats({"prefill_s": spread, "output_tokens": spread})
+    assert set(stats) == {f"{name}_{suffix}" for name in ("T_LLM_prefill", "output_tokens") for suffix in STATS}
+    assert (stats["T_LLM_prefill_mean"], stats["output_tokens_mean"]) == (2000.0, 2.0)
+    assert (stats["T_LLM_prefill_n"], stats["output_tokens_n"]) == (2, 2)
+    assert stats["T_LLM_prefill_max"] == 3000.0
+    assert stats["T_LLM_prefill_ci95_low"] == pytest.approx(1000 * (spread.ci_low or 0))
+
+
+def test_the_spread_of_one_value_is_null() -> None:
+    spread = describe([2.0])
+    assert spread is not None
+    stats = aggregate_stats({"e2e_s": spread})
+    assert (stats["T_total_std"], stats["T_total_ci95_low"], stats["T_total_mean"]) == (None, None, 2000.0)
