@@ -232,7 +232,8 @@ def test_a_knob_that_did_not_act_is_an_error(change: dict, message: str) -> None
 
 def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path: Path) -> None:
     flags = [
-        "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", "4",
+        "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4",
+        "--num_active_blocks_list", "4",
         "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3",
     ]  # fmt: skip
     one = run_driver([], *flags, "--output_dir", str(tmp_path / "one"))

@@ -121,5 +121,5 @@ class OptimiserRecipe:
     describe_weight: float = 0.4
     tags_weight: float = 1.0
     block_dropout_share: float = 0.02
-    expert_dropout_share: float = 0.0
+    expert_dropout_share: float = 0.04
     seed: int = 20261121

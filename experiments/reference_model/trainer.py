@@ -58,12 +58,6 @@ class Clock:
         """Count from now on; what passed since the clock was made (loading, starting workers) is not training."""
         self._since = time.monotonic()
 
-    def replan(self, planned_s: float) -> None:
-        """Another planned time; the share done so far stays as it is."""
-        self.spent_s = self.progress * planned_s
-        self.planned_s = planned_s
-        self.restart()
-
     @property
     def progress(self) -> float:
         """Share of the planned training time that is spent, at most 1."""
