@@ -63,6 +63,7 @@ class RunReport:
         experiment_id: None where every setting was done already.
         results: contents of the settings' files, in the order of the plan; settings that failed are not among them.
         failed: settings that could not be run.
+        left_out: for each knob of which the strategy measured fewer values than were given, those left out, as text.
         csv_path: the table of all settings; None where every setting failed, and on processes other than the main one.
     """
 
@@ -70,6 +71,7 @@ class RunReport:
     is_main_process: bool
     results: tuple[Mapping[str, Any], ...]
     failed: Mapping[str, SettingFailure]
+    left_out: tuple[str, ...]
     output_dir: Path
     csv_path: Path | None
 
@@ -94,13 +96,13 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         run = ProfilingRun(config, source, task, accelerator, sample_ids, fingerprint, ledger, experiment_id)
         failed = run.measure_all(due)
     if not accelerator.is_main_process:
-        return RunReport(experiment_id, False, (), failed, config.output_dir, None)
+        return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
     paths = [path for setting in settings if (path := ledger.result_path(setting.key)) is not None]
     results = tuple(json.loads(path.read_text()) for path in paths)
     csv_path = config.output_dir / f"{task.name.replace('_', '-')}_settings.csv" if results else None
     if csv_path is not None:
         write_settings_csv(results, csv_path)
-    return RunReport(experiment_id, True, results, failed, config.output_dir, csv_path)
+    return RunReport(experiment_id, True, results, failed, left_out_by(config, settings), config.output_dir, csv_path)
 
 
 def make_output_dir(folder: Path) -> None:
@@ -139,6 +141,17 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         source.num_total_blocks,
         config.importance_scores,
     )
+
+
+def left_out_by(config: ProfilingConfig, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
+    """What was asked for and is in no setting: `balanced` thins longer lists."""
+    knobs = (
+        ("vision targets", [each.label for each in config.vision_targets], {each.vision.label for each in settings}),
+        ("top-k", config.top_k_list or (), {each.top_k for each in settings}),
+        ("block counts", config.num_active_blocks_list or (), {each.num_active_blocks for each in settings}),
+    )
+    missing = [(name, [value for value in given if value not in used]) for name, given, used in knobs]
+    return tuple(f"{name} {', '.join(map(str, values))}" for name, values in missing if values)
 
 
 def fingerprint_of(

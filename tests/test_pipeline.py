@@ -165,6 +165,20 @@ def test_another_run_in_the_same_folder_does_not_pass_for_this_one(tiny_checkpoi
     assert done.results == again.results
 
 
+def test_values_that_the_strategy_leaves_out_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "1", "2", "3", "4", "5")
+    report = run_profiling(replace(config, num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1))
+    assert [result["top_k"] for result in report.results] == [1, 2, 4, 5]
+    assert report.left_out == ("top-k 3",)
+
+
+def test_a_prompt_beyond_the_context_fails_its_setting(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--vision_tokens_list", "8640", "--top_k_list", "4")
+    report = run_profiling(replace(config, num_active_blocks_list=(4,), num_samples=1))
+    (failure,) = report.failed.values()
+    assert "is longer than the model's context of 4096" in failure.reason
+
+
 def test_token_targets_name_their_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(
         tiny_checkpoint, tmp_path, "--vision_tokens_list", "720", "--top_k_list", "4", "--num_active_blocks_list", "4"

@@ -6,10 +6,11 @@ Nothing here imports torch, so that `--help` and a wrong flag answer at once.
 import argparse
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
@@ -58,9 +59,17 @@ class ProfilingConfig:
     random_weights: bool
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigurationError."""
+        raise ConfigurationError(f"{message}; see --help")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The published flags with their defaults."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="acc_lat_profiling.py",
         description="Measure accuracy and stage-wise latency of a vision-language model for each setting of three "
         "knobs: vision tokens, experts per token (MoE top-k) and active transformer blocks.",
@@ -139,6 +148,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("num_processes", "num_threads"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
+    cores = os.cpu_count() or 1
+    if given.num_threads is not None and given.num_threads > cores:
+        raise ConfigurationError(f"--num_threads {given.num_threads} is more than the {cores} cores of this machine")
     targets = (
         [token_target(tokens) for tokens in given.vision_tokens_list]
         if given.vision_tokens_list is not None
@@ -185,8 +197,8 @@ def _check_strategy(name: str) -> None:
 
 
 def _at_least(name: str, value: float, least: int) -> None:
-    if value < least:
-        raise ConfigurationError(f"--{name} {value} is too small; give at least {least}")
+    if not math.isfinite(value) or value < least:
+        raise ConfigurationError(f"--{name} {value} is not possible; give at least {least}")
 
 
 def _unique(values: Sequence[T]) -> tuple[T, ...]:
@@ -211,5 +223,7 @@ def read_importance(path: Path | None) -> Mapping[int, float] | None:
         is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
         if not block.isdecimal() or not is_number:
             raise ConfigurationError(f"--importance_scores_file {path}: {block!r}: {score!r} is no score; {hint}")
+        if int(block) in scores:
+            raise ConfigurationError(f"--importance_scores_file {path} names block {int(block)} twice")
         scores[int(block)] = float(score)
     return scores

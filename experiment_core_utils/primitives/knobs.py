@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 FEATURES_PER_CROP = 144
+# Beyond this, a picture alone fills a context of 32768 tokens.
+MOST_CROPS = 512
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,17 @@ def tier_target(name: str) -> VisionTarget:
 
 
 def token_target(tokens: int) -> VisionTarget:
-    """The target of exactly `tokens // 144 - 1` tiles; raises ConfigurationError where that is less than one."""
+    """The target of exactly `tokens // 144 - 1` tiles; raises ConfigurationError below one or above 512."""
     crops = tokens // FEATURES_PER_CROP - 1
     if crops < 1:
         raise ConfigurationError(
             f"{tokens} vision tokens are too few: one crop of the whole picture and one tile take "
             f"{2 * FEATURES_PER_CROP}; give at least that"
+        )
+    if crops > MOST_CROPS:
+        raise ConfigurationError(
+            f"{tokens} vision tokens are too many: they take {crops} tiles; give at most "
+            f"{(MOST_CROPS + 1) * FEATURES_PER_CROP}"
         )
     return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
 

@@ -32,6 +32,8 @@ def main() -> int:
             print(closing_table(report.results))
         for key, failure in report.failed.items():
             print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
+        for values in report.left_out:
+            print(f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)")
         measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
         print(f"{measured}: {len(report.results)} settings in {report.output_dir}")
         if report.csv_path is not None:

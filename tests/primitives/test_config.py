@@ -34,6 +34,11 @@ def test_tokens_take_the_place_of_tiers() -> None:
         (["--vision_tokens_list", "100"], "100 vision tokens are too few"),
         (["--importance_scores_file", "nowhere.json"], "nowhere.json: No such file.*give a JSON object"),
         (["--config_retry_delay", "-1"], "--config_retry_delay"),
+        (["--config_retry_delay", "nan"], "--config_retry_delay nan is not possible"),
+        (["--vision_tokens_list", "99999999"], "too many.*at most 73872"),
+        (["--num_threads", "100000"], "more than the [0-9]+ cores"),
+        (["--use_magic"], "unrecognized arguments: --use_magic; see --help"),
+        (["--tier_list", "low", "--vision_tokens_list", "432"], "not allowed with"),
     ],
 )
 def test_bad_requests_are_one_clear_line(arguments: list[str], message: str) -> None:
@@ -49,6 +54,13 @@ def test_a_file_without_scores_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "scores.json"
     file.write_text(content)
     with pytest.raises(ConfigurationError, match="scores.json"):
+        parse_config(["--importance_scores_file", str(file)])
+
+
+def test_a_block_named_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text('{"3": 0.1, "03": 0.9}')
+    with pytest.raises(ConfigurationError, match="names block 3 twice"):
         parse_config(["--importance_scores_file", str(file)])
 
 

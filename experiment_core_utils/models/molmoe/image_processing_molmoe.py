@@ -47,8 +47,8 @@ class ProcessedImage:
 
 def tilings_within(crops: CropRange) -> list[Tiling]:
     """All (rows, columns) whose product lies in the range, by product and then rows."""
-    sides = range(1, crops.max_crops + 1)
-    found = [(r, c) for r, c in itertools.product(sides, repeat=2) if crops.min_crops <= r * c <= crops.max_crops]
+    most = crops.max_crops
+    found = [(r, c) for r in range(1, most + 1) for c in range(-(-crops.min_crops // r), most // r + 1)]
     return sorted(found, key=lambda rc: (rc[0] * rc[1], rc[0]))
 
 

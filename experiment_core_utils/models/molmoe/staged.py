@@ -57,6 +57,12 @@ class MolmoeStagedModel:
             raise SampleError(f"sample {sample.sample_id}: its picture cannot be used ({first_line(error)})") from error
         preprocess_s = time.perf_counter() - started
         tokens = inputs["input_ids"].shape[1]
+        context = self.model.config.text_config.max_position_embeddings
+        if tokens > context:
+            raise SampleError(
+                f"sample {sample.sample_id}: its prompt of {tokens} tokens is longer than the model's context of "
+                f"{context}"
+            )
         if sample.image is None:
             return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
         images = self.processor.image_processor
