@@ -120,6 +120,6 @@ class OptimiserRecipe:
     router_z_weight: float = 1e-4
     describe_weight: float = 0.4
     tags_weight: float = 1.0
-    block_dropout_share: float = 0.02
+    block_dropout_share: float = 0.06
     expert_dropout_share: float = 0.04
     seed: int = 20261121
