@@ -1,7 +1,6 @@
 """The letters in order: from a configuration to one result file for each setting of the knobs, and a CSV of all."""
 
 import hashlib
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -86,7 +85,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     sample_ids = draw_sample_ids(len(task), config.num_samples, config.seed)
     fingerprint = fingerprint_of(config, source, sample_ids, accelerator)
     ledger = Ledger(config.output_dir, fingerprint)
-    due = [setting for setting in settings if ledger.result_path(setting.key) is None]
+    due = [setting for setting in settings if ledger.result(setting.key) is None]
     for setting in due:
         remove_part(config.output_dir / PARTS_FOLDER, setting.key, accelerator.process_index)
     accelerator.wait_for_everyone()
@@ -97,8 +96,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         failed = run.measure_all(due)
     if not accelerator.is_main_process:
         return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
-    paths = [path for setting in settings if (path := ledger.result_path(setting.key)) is not None]
-    results = tuple(json.loads(path.read_text()) for path in paths)
+    results = tuple(result for setting in settings if (result := ledger.result(setting.key)) is not None)
     csv_path = config.output_dir / f"{task.name.replace('_', '-')}_settings.csv" if results else None
     if csv_path is not None:
         write_settings_csv(results, csv_path)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from experiment_core_utils.j_results_saving import write_json_atomically
 from experiment_core_utils.primitives.config import REPOSITORY
@@ -37,19 +38,24 @@ class Ledger:
 
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
-        entry = self._entries.get(key)
-        if entry is None or entry.result_file is None:
-            return None
-        path = self._output_dir / entry.result_file
-        return path if self._is_own_result(path) else None
+        return None if self.result(key) is None else self._path_of(key)
 
-    def _is_own_result(self, path: Path) -> bool:
-        """Whether the file is there, whole, and of this run: another run in the same folder uses the same names."""
+    def result(self, key: str) -> dict[str, Any] | None:
+        """The content of that file, None where the setting is due: no file, a torn one, or one of another run, which
+        uses the same names."""
+        path = self._path_of(key)
+        if path is None:
+            return None
         try:
             content = json.loads(path.read_text())
         except (OSError, ValueError):
-            return False
-        return isinstance(content, dict) and content.get("fingerprint") == self._fingerprint
+            return None
+        is_own = isinstance(content, dict) and content.get("fingerprint") == self._fingerprint
+        return content if is_own else None
+
+    def _path_of(self, key: str) -> Path | None:
+        entry = self._entries.get(key)
+        return None if entry is None or entry.result_file is None else self._output_dir / entry.result_file
 
     def mark_done(self, key: str, result_file: str) -> None:
         """Remember a setting whose file is written."""

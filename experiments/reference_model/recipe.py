@@ -1,14 +1,11 @@
 """In: nothing; out: the size of the embedded reference model and the curriculum that it is trained with."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from transformers import CLIPVisionConfig, OlmoeConfig, PreTrainedTokenizerBase
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
-
-Tier = Literal["low", "medium", "high"]
 
 
 def reference_config(tokenizer: PreTrainedTokenizerBase) -> MolmoeConfig:
