@@ -1,4 +1,4 @@
-"""In: a task's name and split; out: samples that can be asked and scored. What every task looks like from outside."""
+"""In: a task's name and split; out: samples that can be asked and scored. What tasks and metrics look like outside."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,13 @@ class Sample:
     Attributes:
         sample_id: position in the task's split; stable for (task, split), so that a sample can be made again alone.
         image_id: names the picture; several questions may share one.
-        question: the text as it is asked, without the prompt template around it.
-        answers: reference answers (ten for VQA-style tasks).
+        question: the text as it is asked, without the prompt template and the options around it.
+        answers: reference answers (ten for VQA-style tasks, five captions, the text of the right option).
         image: RGB picture, EXIF orientation applied; None for a text-only question.
-        question_type: category for stratified reports, for example ``reading`` or ``count``.
+        question_type: category for stratified sampling and reports, for example ``reading`` or ``count``.
         metadata: anything else worth keeping beside the result (JSON values only).
+        options: the choices of a multiple-choice question, in the order of their letters; empty for others.
+        answer_index: which of the options is right; None where there are none.
     """
 
     sample_id: int
@@ -28,6 +30,8 @@ class Sample:
     image: Image.Image | None
     question_type: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    answer_index: int | None = None
 
 
 class Task(Protocol):
@@ -44,12 +48,73 @@ class Task(Protocol):
         """The sample at `index`; raises IndexError outside the split and `SampleError` for an unreadable one."""
         ...
 
+    def question_type(self, index: int) -> str:
+        """The question type of the sample at `index`, without making or decoding its picture."""
+        ...
+
     def prompt(self, sample: Sample) -> str:
         """The full prompt text for `sample`, without image tokens."""
         ...
 
 
-class Metric(Protocol):
-    """Scores one answer: `prediction` against `references`, a number in [0, 1]."""
+@dataclass(frozen=True)
+class Answer:
+    """A model's output beside what it is judged against; what a metric scores, and what a result file stores.
 
-    def __call__(self, prediction: str, references: Sequence[str]) -> float: ...
+    Attributes:
+        prediction: the decoded text, as the model gave it.
+        references, options, answer_index, question_type: as in `Sample` (references are its `answers`).
+        image_id: captions of one picture are judged against the pictures of the whole run.
+    """
+
+    prediction: str
+    references: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    answer_index: int | None = None
+    question_type: str = ""
+    image_id: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one answer is worth.
+
+    Attributes:
+        value: from 0 to the metric's `best`; None where it has none (CIDEr of a run with fewer than two pictures).
+        parsed: whether the output could be read as an answer at all; where not, `value` is 0.
+        parse_status: how it was read, for example ``letter``, ``option_text``, ``unparsed``; ``text`` where any text is
+            an answer.
+        details: further numbers of the same answer, for example ``{"anls": 0.8, "em": 0.0}``.
+    """
+
+    value: float | None
+    parsed: bool = True
+    parse_status: str = "text"
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A whole run's scores.
+
+    Attributes:
+        scores: one for each answer, in their order.
+        overall: the run's figure: the mean of the values, for every metric here; None where there is no value.
+        details: means of the scores' details, and what was used beside the answers, for example
+            ``{"idf": "references of the run's 500 pictures"}`` (JSON values only).
+    """
+
+    scores: tuple[Score, ...]
+    overall: float | None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Metric(Protocol):
+    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together."""
+
+    name: str
+    best: float
+
+    def score(self, answers: Sequence[Answer]) -> Scoring:
+        """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""
+        ...
