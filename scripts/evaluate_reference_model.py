@@ -42,7 +42,7 @@ def score_setting(path: Path, num_samples: int, plan: CardSetting) -> list[Score
     task = load_task("reference_vqa", "validation")
     blocks = select_active_blocks(plan.blocks, model.num_total_blocks)
     setting = KnobSetting(tier_target(plan.tier), plan.top_k, blocks)
-    return list(answer_samples(model, processor, task, get_metric(task.metric), range(num_samples), setting))
+    return answer_samples(model, processor, task, get_metric(task.metric), range(num_samples), setting)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ Intervals come from a bootstrap over pictures, because questions about one pictu
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,20 +16,20 @@ import torch
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState, MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.tasks.interface import Metric, Sample, Task
+from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task
 
 RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """One answer at one setting."""
+    """One answer at one setting; `score` is None where the metric has none (CIDEr of fewer than two pictures)."""
 
     sample_id: int
     image_id: str
     question_type: str
     prediction: str
-    score: float
+    score: float | None
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,10 @@ def answer_samples(
     metric: Metric,
     sample_ids: Sequence[int],
     setting: KnobSetting,
-) -> Iterator[ScoredAnswer]:
-    """Greedy answers at `setting`, neighbouring samples of one picture together."""
+) -> list[ScoredAnswer]:
+    """Greedy answers at `setting`, neighbouring samples of one picture together, scored over all of them at once."""
     model.set_knobs(setting.top_k, setting.active_blocks)
+    answered: list[tuple[int, Answer]] = []
     drawn = (task[sample_id] for sample_id in sample_ids)
     for _, group in groupby(drawn, key=lambda sample: sample.image_id):
         samples = list(group)
@@ -64,8 +65,19 @@ def answer_samples(
         )
         for sample in samples:
             prediction = _answer(model, processor, task, sample, copy.deepcopy(state))
-            score = metric(prediction, sample.answers)
-            yield ScoredAnswer(sample.sample_id, sample.image_id, sample.question_type, prediction, score)
+            answered.append((sample.sample_id, answer_to(sample, prediction)))
+    scores = metric.score([answer for _, answer in answered]).scores
+    return [
+        ScoredAnswer(sample_id, answer.image_id, answer.question_type, answer.prediction, score.value)
+        for (sample_id, answer), score in zip(answered, scores, strict=True)
+    ]
+
+
+def answer_to(sample: Sample, prediction: str) -> Answer:
+    """`prediction` beside what it is judged against."""
+    return Answer(
+        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
+    )
 
 
 def _answer(
@@ -90,12 +102,13 @@ def _placed(tensor: torch.Tensor, model: MolmoeForConditionalGeneration) -> torc
 
 
 def accuracy_of(answers: Sequence[ScoredAnswer], seed: int = 0) -> Accuracy:
-    """Mean score and its interval; raises ValueError for no answers."""
-    if not answers:
-        raise ValueError("there are no answers to take the accuracy of")
+    """Mean score and its interval; raises ValueError where no answer has a score."""
     by_image: dict[str, list[float]] = defaultdict(list)
     for answer in answers:
-        by_image[answer.image_id].append(answer.score)
+        if answer.score is not None:
+            by_image[answer.image_id].append(answer.score)
+    if not by_image:
+        raise ValueError("there are no answers to take the accuracy of")
     sums = np.array([sum(scores) for scores in by_image.values()])
     counts = np.array([len(scores) for scores in by_image.values()])
     picks = np.random.default_rng(seed).integers(0, len(sums), size=(RESAMPLES, len(sums)))
