@@ -20,14 +20,8 @@ from transformers import PreTrainedTokenizerFast
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, plan_scene
-from experiment_core_utils.tasks.datasets.reference_vqa import (
-    DESCRIBE_QUESTION,
-    choose_questions,
-    describe,
-    plural,
-    prompt_of,
-    scene_seed,
-)
+from experiment_core_utils.tasks.datasets.reference_task import plural, prompt_of, scene_seed
+from experiment_core_utils.tasks.datasets.reference_vqa import DESCRIBE_QUESTION, choose_questions, describe
 
 VOCABULARY_SIZE = 512
 END_OF_TEXT, PAD, IMAGE = "<|endoftext|>", "<|pad|>", "<|image|>"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, plan_scene
-from experiment_core_utils.tasks.datasets.reference_vqa import describe, make_questions, plural, prompt_of
+from experiment_core_utils.tasks.datasets.reference_task import plural, prompt_of
+from experiment_core_utils.tasks.datasets.reference_vqa import describe, make_questions
 
 FOLDER = Path(__file__).parents[1] / "checkpoints" / "molmoe_tiny"
 TOKENIZER = PreTrainedTokenizerFast.from_pretrained(FOLDER)

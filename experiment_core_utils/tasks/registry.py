@@ -6,9 +6,22 @@ from pathlib import Path
 from types import MappingProxyType
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
+from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
+from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
+from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.scoring.vqa_score import vqa_score, vqa_score_molmo
+
+REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
+    ReferenceVQA,
+    ReferenceReading,
+    ReferenceCounting,
+    ReferenceChoice,
+    ReferenceCaptions,
+)
 
 
 @dataclass(frozen=True)
@@ -27,14 +40,14 @@ class TaskEntry:
     open: Callable[[str, TaskSource], Task]
 
 
-def _open_reference_vqa(split: str, source: TaskSource) -> Task:
-    # Its scenes are generated, so `source` has nothing for it.
-    return ReferenceVQA(split)
+def _generated(task: type[GeneratedTask]) -> TaskEntry:
+    # Its scenes are generated, so the source has nothing for it.
+    return TaskEntry(metric=task.metric, open=lambda split, source: task(split))
 
 
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
-        "reference_vqa": TaskEntry(metric="vqa_score", open=_open_reference_vqa),
+        **{task.name: _generated(task) for task in REFERENCE_TASKS},
     }
 )
 

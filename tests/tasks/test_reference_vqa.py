@@ -15,6 +15,7 @@ from experiment_core_utils.tasks.datasets.reference_scenes import (
     is_reserved_label,
     plan_scene,
 )
+from experiment_core_utils.tasks.datasets.reference_task import plural, scene_seed
 from experiment_core_utils.tasks.datasets.reference_vqa import (
     QUESTION_TYPES,
     TYPE_WEIGHTS,
@@ -25,8 +26,6 @@ from experiment_core_utils.tasks.datasets.reference_vqa import (
     choose_questions,
     describe,
     make_questions,
-    plural,
-    scene_seed,
 )
 from experiment_core_utils.tasks.scoring.vqa_score import vqa_score
 

@@ -5,11 +5,9 @@ The task asks five types of question: `reading` a label, the `colour` or the `sh
 picture, which is what makes the effect of more image crops visible by type.
 """
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -17,18 +15,24 @@ from typing import Any, Literal, get_args
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_scenes import (
     COLOURS,
-    DEFAULT_H_REL,
     KINDS,
     Item,
     Scene,
     SceneOptions,
     ScenePlan,
-    draw_scene,
     plan_scene,
 )
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.datasets.reference_task import (
+    GeneratedTask,
+    PlannedScene,
+    QuestionAnswer,
+    facts_of,
+    plural,
+    reading_order,
+    scene_seed,
+    with_article,
+)
 
-Split = Literal["train", "validation"]
 QuestionType = Literal["reading", "colour", "shape", "count", "yes_no"]
 
 QUESTION_TYPES: tuple[QuestionType, ...] = get_args(QuestionType)
@@ -60,27 +64,6 @@ _REFERENCES = 10
 _MIN_CANONICAL = 7
 _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
-_SEEDS_PER_SPLIT = 1 << 48
-_IMAGES_PER_SEED = 1 << 32
-_SPLIT_BASE: MappingProxyType[Split, int] = MappingProxyType({"train": 0, "validation": _SEEDS_PER_SPLIT})
-_DEFAULT_LENGTH: MappingProxyType[Split, int] = MappingProxyType({"train": 100_000, "validation": 2_000})
-_CHANCE_SCENES = _DEFAULT_LENGTH["validation"] // QUESTIONS_PER_IMAGE
-
-
-@dataclass(frozen=True)
-class QuestionAnswer:
-    """One question about a scene with its single correct answer.
-
-    Attributes:
-        metadata: `family` (the way of asking), `needs_text` (whether a label has to be read), and of the item asked
-            for, where there is exactly one: `text_height_px`, `h_rel`, `label`; None where there is none.
-    """
-
-    question: str
-    answer: str
-    question_type: QuestionType
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
 
 # --- questions about one scene --------------------------------------------------------------------------------------
 
@@ -108,35 +91,12 @@ def describe(scene: Scene | ScenePlan) -> str:
     return ", ".join(f"{item.colour} {item.kind} {item.label}" for item in reading_order(scene.items))
 
 
-def reading_order(items: Sequence[Item]) -> list[Item]:
-    """Rows from top to bottom, each from left to right.
-
-    A row is the topmost item that is left together with all whose shape's centre is not below that item's box.
-    """
-    left = sorted(items, key=lambda item: (item.centre[1], item.centre[0]))
-    ordered: list[Item] = []
-    while left:
-        bottom = left[0].box[3]
-        row = [item for item in left if item.centre[1] < bottom]
-        ordered += sorted(row, key=lambda item: item.centre[0])
-        left = [item for item in left if item.centre[1] >= bottom]
-    return ordered
-
-
 def _about(question: str, answer: str, kind: QuestionType, family: str, item: Item, *, text: bool) -> QuestionAnswer:
-    metadata = {
-        "family": family,
-        "needs_text": text,
-        "label": item.label,
-        "text_height_px": item.text_height_px,
-        "h_rel": item.h_rel,
-    }
-    return QuestionAnswer(question, answer, kind, metadata)
+    return QuestionAnswer(question, answer, kind, facts_of(family, item, needs_text=text))
 
 
 def _about_all(question: str, answer: str, kind: QuestionType, family: str) -> QuestionAnswer:
-    metadata = {"family": family, "needs_text": False, "label": None, "text_height_px": None, "h_rel": None}
-    return QuestionAnswer(question, answer, kind, metadata)
+    return QuestionAnswer(question, answer, kind, facts_of(family, None, needs_text=False))
 
 
 def _reading_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
@@ -151,13 +111,13 @@ def _reading_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
         )
         for item in scene.items
     ]
-    for place, item in _clear_places(scene).items():
+    for place, item in clear_places(scene).items():
         question = f"what is written on the {place} shape?"
         questions.append(_about(question, item.label, "reading", "reading_by_place", item, text=True))
     return questions
 
 
-def _clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
+def clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
     """leftmost, rightmost, topmost, bottommost: those whose shape leads all others by a clear margin."""
     axes: dict[str, tuple[Callable[[Item], float], int]] = {
         "leftmost": (lambda item: item.centre[0], scene.width),
@@ -203,11 +163,6 @@ def _shape_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
     ]
 
 
-def plural(kind: str) -> str:
-    """The plural of a shape's name."""
-    return f"{kind}es" if kind.endswith("s") else f"{kind}s"
-
-
 def _count_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
     kinds = Counter(item.kind for item in scene.items)
     colours = Counter(item.colour for item in scene.items)
@@ -240,13 +195,9 @@ def _yes_no_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[Ques
     absent.sort(key=lambda pair: -((pair[0] in colours) + (pair[1] in kinds)))
     pairs = [(pair, "yes") for pair in present] + [(pair, "no") for pair in absent[: len(present)]]
     return [
-        _about_all(f"is there {_with_article(colour)} {kind}?", answer, "yes_no", answer)
+        _about_all(f"is there {with_article(colour)} {kind}?", answer, "yes_no", answer)
         for (colour, kind), answer in pairs
     ]
-
-
-def _with_article(word: str) -> str:
-    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
 # --- choosing questions for the task --------------------------------------------------------------------------------
@@ -272,7 +223,7 @@ def choose_questions(scene: Scene | ScenePlan, rng: random.Random, count: int) -
     return chosen
 
 
-def annotate(answer: str, question_type: QuestionType, rng: random.Random) -> tuple[str, ...]:
+def annotate(answer: str, question_type: str, rng: random.Random) -> tuple[str, ...]:
     """Ten reference answers as ten annotators would give them: at least seven times `answer`, the rest variants.
 
     Variants differ in case, in a final period, in "grey" for "gray" or in a number written as a word; about
@@ -286,7 +237,7 @@ def annotate(answer: str, question_type: QuestionType, rng: random.Random) -> tu
     return tuple(answers)
 
 
-def _variants(answer: str, question_type: QuestionType) -> tuple[str, ...]:
+def _variants(answer: str, question_type: str) -> tuple[str, ...]:
     if question_type == "count":
         return (_NUMBER_WORDS[int(answer)], f"{answer}.") if int(answer) < len(_NUMBER_WORDS) else (f"{answer}.",)
     if question_type == "reading":
@@ -298,7 +249,7 @@ def _variants(answer: str, question_type: QuestionType) -> tuple[str, ...]:
     return answer.capitalize(), f"{answer}."
 
 
-def _mistaken(answer: str, question_type: QuestionType, rng: random.Random) -> str:
+def _mistaken(answer: str, question_type: str, rng: random.Random) -> str:
     match question_type:
         case "reading":
             return answer[:-1]
@@ -308,7 +259,7 @@ def _mistaken(answer: str, question_type: QuestionType, rng: random.Random) -> s
             return rng.choice([name for name in KINDS if name != answer])
         case "count":
             return str(int(answer) + 1)
-        case "yes_no":
+        case _:  # yes_no
             return "no" if answer == "yes" else "yes"
 
 
@@ -316,15 +267,15 @@ def _mistaken(answer: str, question_type: QuestionType, rng: random.Random) -> s
 
 
 @lru_cache(maxsize=1)
-def chance_levels() -> Mapping[QuestionType, float]:
+def chance_levels() -> Mapping[str, float]:
     """For each question type, how often the most frequent answer is right: what a model without eyes can reach.
 
     Measured on exactly the questions of the validation split at its default seed and length, from the plans of its
     scenes (no pixels are painted). So it is the score of the best constant answer there, a little above 1/8 for
     colour, 1/6 for shape and 1/2 for yes_no; the answers to reading hardly ever repeat.
     """
-    answers: dict[QuestionType, Counter[str]] = {name: Counter() for name in QUESTION_TYPES}
-    for image_index in range(_CHANCE_SCENES):
+    answers: dict[str, Counter[str]] = {name: Counter() for name in QUESTION_TYPES}
+    for image_index in range(len(ReferenceVQA()) // QUESTIONS_PER_IMAGE):
         rng = random.Random(scene_seed("validation", 0, image_index))
         plan = plan_scene(rng, SceneOptions(validation_labels=True))
         for item in choose_questions(plan, rng, QUESTIONS_PER_IMAGE):
@@ -344,95 +295,31 @@ def chance_level(question_type: str) -> float:
 # --- the task -------------------------------------------------------------------------------------------------------
 
 
-def scene_seed(split: Split, seed: int, image_index: int) -> int:
-    """The seed of one scene; those of train and validation never meet.
-
-    Train takes [0, 2^48), validation [2^48, 2^49); within each, `seed` picks a block of 2^32 images.
-    """
-    if not 0 <= image_index < _IMAGES_PER_SEED:
-        raise ConfigurationError(f"image index {image_index} is outside 0 to {_IMAGES_PER_SEED - 1}")
-    if not 0 <= seed < _SEEDS_PER_SPLIT // _IMAGES_PER_SEED:
-        raise ConfigurationError(f"seed {seed} is outside 0 to {_SEEDS_PER_SPLIT // _IMAGES_PER_SEED - 1}")
-    return _SPLIT_BASE[split] + seed * _IMAGES_PER_SEED + image_index
-
-
-@lru_cache(maxsize=4)
-def _scene_and_questions(
-    split: Split, seed: int, image_index: int, h_rel: tuple[float, float]
-) -> tuple[Scene, tuple[QuestionAnswer, ...]]:
-    """A picture with its questions; the last few are kept, for neighbouring samples share them."""
-    rng = random.Random(scene_seed(split, seed, image_index))
-    scene = draw_scene(rng, SceneOptions(h_rel=h_rel, validation_labels=split == "validation"))
-    return scene, tuple(choose_questions(scene, rng, QUESTIONS_PER_IMAGE))
-
-
-class ReferenceVQA:
-    """Questions about generated scenes; see the module's head. Implements `Task`.
-
-    Sample i asks one of the four questions about picture i // 4 and depends on nothing but the arguments and i.
-
-    Args:
-        split: "train" or "validation"; they share no scene, and some labels only occur in validation.
-        num_samples: length of the split; None gives 2,000 for validation and 100,000 for train.
-        seed: another seed gives other scenes of the same kind.
-        h_rel: range of the relative text height, see `SceneOptions`.
-    """
+class ReferenceVQA(GeneratedTask):
+    """Four short questions about each scene, with ten reference answers; see the module's head."""
 
     name = "reference_vqa"
     metric = "vqa_score"
     max_new_tokens = 16
-    splits: tuple[Split, ...] = get_args(Split)
+    questions_per_image = QUESTIONS_PER_IMAGE
+    question_types = QUESTION_TYPES
 
-    def __init__(
-        self,
-        split: str = "validation",
-        num_samples: int | None = None,
-        seed: int = 0,
-        h_rel: tuple[float, float] = DEFAULT_H_REL,
-    ) -> None:
-        if split not in self.splits:
-            raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
-        if num_samples is not None and num_samples < 1:
-            raise ConfigurationError(f"{self.name} was asked for {num_samples} samples: ask for at least 1")
-        self._split: Split = split
-        self.split: str = split
-        self.seed = seed
-        self._h_rel = SceneOptions(h_rel=h_rel).h_rel
-        self._length = _DEFAULT_LENGTH[self._split] if num_samples is None else num_samples
-        scene_seed(self._split, seed, math.ceil(self._length / QUESTIONS_PER_IMAGE) - 1)
+    @classmethod
+    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+        """See `choose_questions`."""
+        return choose_questions(scene, rng, count)
 
-    def __len__(self) -> int:
-        return self._length
+    @classmethod
+    def references(cls, asked: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
+        """See `annotate`."""
+        return annotate(asked.answer, asked.question_type, rng)
 
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self._length:
-            raise IndexError(f"{self.name} {self.split} has samples 0 to {self._length - 1}, not {index}")
-        image_index, place = divmod(index, QUESTIONS_PER_IMAGE)
-        scene, questions = _scene_and_questions(self._split, self.seed, image_index, self._h_rel)
-        asked = questions[place]
-        rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
-        return Sample(
-            sample_id=index,
-            image_id=f"{self.split}-{self.seed}-{image_index:06d}",
-            question=asked.question,
-            answers=annotate(asked.answer, asked.question_type, rng),
-            image=scene.image,
-            question_type=asked.question_type,
-            metadata={
-                **asked.metadata,
-                "answer": asked.answer,
-                "num_items": len(scene.items),
-                "canvas_width": scene.width,
-                "canvas_height": scene.height,
-                "chance_level": chance_level(asked.question_type),
-            },
-        )
+    def extra_metadata(self, asked: QuestionAnswer) -> Mapping[str, Any]:
+        """How often the best constant answer is right."""
+        return {"chance_level": chance_level(asked.question_type)}
 
-    def prompt(self, sample: Sample) -> str:
-        """The prompt text; the answer follows it as a space and the text."""
-        return prompt_of(sample.question)
-
-
-def prompt_of(question: str) -> str:
-    """The template that the reference model is trained with."""
-    return f" User: {question} Assistant:"
+    def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
+        # Goes on where the plan's own draws ended.
+        rng = random.Random()
+        rng.setstate(planned.state)
+        return rng

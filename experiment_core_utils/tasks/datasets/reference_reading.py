@@ -1,0 +1,69 @@
+"""In: generated scenes; out: questions whose answer is all the text of several items, scored by ANLS.
+
+Long answers are partly right more often than not, which is what ANLS is made for. Every question needs legible text.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import permutations
+from types import MappingProxyType
+
+from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, Item, Scene, ScenePlan
+from experiment_core_utils.tasks.datasets.reference_task import (
+    GeneratedTask,
+    QuestionAnswer,
+    draw_by_type,
+    facts_of,
+    plural,
+    reading_order,
+)
+
+TYPE_WEIGHTS = MappingProxyType({"all": 0.2, "colour": 0.25, "kind": 0.25, "pair": 0.3})
+_MOST_PAIRS = 6
+
+
+def _about(question: str, items: Sequence[Item], kind: str) -> QuestionAnswer:
+    answer = " ".join(item.label for item in items)
+    smallest = min(items, key=lambda item: item.h_rel)
+    facts = facts_of(kind, smallest, needs_text=True)
+    references = (answer, answer.replace(" ", ", "))
+    return QuestionAnswer(question, answer, kind, {**facts, "label": None, "num_labels": len(items)}, references)
+
+
+def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+    """Every question about all items of the scene, of one colour or of one kind, and some about two items.
+
+    Items are read row by row, except where the question itself names them in another order. `text_height_px` and
+    `h_rel` are those of the smallest text that is asked for.
+    """
+    ordered = reading_order(scene.items)
+    questions = [_about("read all the text.", ordered, "all")]
+    for colour in COLOURS:
+        items = [item for item in ordered if item.colour == colour]
+        if len(items) > 1:
+            questions.append(_about(f"read the text on all {colour} shapes.", items, "colour"))
+    for kind in KINDS:
+        items = [item for item in ordered if item.kind == kind]
+        if len(items) > 1:
+            questions.append(_about(f"read the text on all {plural(kind)}.", items, "kind"))
+    pairs = list(permutations(ordered, 2))
+    for first, second in rng.sample(pairs, min(_MOST_PAIRS, len(pairs))):
+        question = f"read the text on the {first.colour} {first.kind} and the {second.colour} {second.kind}."
+        questions.append(_about(question, (first, second), "pair"))
+    return questions
+
+
+class ReferenceReading(GeneratedTask):
+    """Two questions about each scene, each answered by two or more labels; the references give them with spaces and
+    with commas between them."""
+
+    name = "reference_reading"
+    metric = "ansl_em"
+    max_new_tokens = 40
+    questions_per_image = 2
+    question_types = tuple(TYPE_WEIGHTS)
+
+    @classmethod
+    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+        """Types by `TYPE_WEIGHTS`."""
+        return draw_by_type(make_questions(scene, rng), TYPE_WEIGHTS, rng, count)

@@ -1,0 +1,260 @@
+"""In: a family of questions about generated scenes; out: a task of reproducible samples that needs no download.
+
+All families ask about the same pictures: image i of a split and seed is one scene, whoever asks. Sample n of a family
+depends on nothing but the family, split, seed and n, so that every sample can be made again alone.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.datasets.reference_scenes import (
+    DEFAULT_H_REL,
+    Item,
+    Scene,
+    SceneOptions,
+    ScenePlan,
+    plan_scene,
+    render_plan,
+)
+from experiment_core_utils.tasks.interface import Sample
+
+Split = Literal["train", "validation"]
+
+LETTERS_OF_OPTIONS = "ABCDEFGH"
+
+_SEEDS_PER_SPLIT = 1 << 48
+_IMAGES_PER_SEED = 1 << 32
+_SPLIT_BASE: MappingProxyType[Split, int] = MappingProxyType({"train": 0, "validation": _SEEDS_PER_SPLIT})
+_DEFAULT_LENGTH: MappingProxyType[Split, int] = MappingProxyType({"train": 100_000, "validation": 2_000})
+
+
+@dataclass(frozen=True)
+class QuestionAnswer:
+    """One question about a scene with what a perfect model says.
+
+    Attributes:
+        answer: what a model is trained to say; the letter of a multiple-choice question.
+        question_type: one of its family's types.
+        metadata: `family` (the way of asking), `needs_text` (whether a label has to be read), and of the item asked
+            for, where there is exactly one: `text_height_px`, `h_rel`, `label`; None where there is none.
+        references: what a metric compares with, where the family gives them with the question.
+        options, answer_index: of a multiple-choice question.
+    """
+
+    question: str
+    answer: str
+    question_type: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    references: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    answer_index: int | None = None
+
+
+def facts_of(family: str, item: Item | None, *, needs_text: bool) -> dict[str, Any]:
+    """The metadata of a question about one item, or about no single one."""
+    return {
+        "family": family,
+        "needs_text": needs_text,
+        "label": item.label if item else None,
+        "text_height_px": item.text_height_px if item else None,
+        "h_rel": item.h_rel if item else None,
+    }
+
+
+def reading_order(items: Sequence[Item]) -> list[Item]:
+    """Rows from top to bottom, each from left to right.
+
+    A row is the topmost item that is left together with all whose shape's centre is not below that item's box.
+    """
+    left = sorted(items, key=lambda item: (item.centre[1], item.centre[0]))
+    ordered: list[Item] = []
+    while left:
+        bottom = left[0].box[3]
+        row = [item for item in left if item.centre[1] < bottom]
+        ordered += sorted(row, key=lambda item: item.centre[0])
+        left = [item for item in left if item.centre[1] >= bottom]
+    return ordered
+
+
+def plural(kind: str) -> str:
+    """The plural of a shape's name."""
+    return f"{kind}es" if kind.endswith("s") else f"{kind}s"
+
+
+def with_article(words: str) -> str:
+    """The words with a or an before them."""
+    return f"an {words}" if words[0] in "aeiou" else f"a {words}"
+
+
+def prompt_of(question: str, options: Sequence[str] = ()) -> str:
+    """The template that the reference model is trained with; each option on a line of its own behind its letter."""
+    lines = "".join(f"\n{letter}: {option}" for letter, option in zip(LETTERS_OF_OPTIONS, options, strict=False))
+    return f" User: {question}{lines}\n Assistant:" if options else f" User: {question} Assistant:"
+
+
+def draw_by_type(
+    pool: Sequence[QuestionAnswer],
+    weights: Mapping[str, float],
+    rng: random.Random,
+    count: int,
+    *,
+    even_answers: bool = False,
+) -> list[QuestionAnswer]:
+    """`count` different questions: a type by its weight, then one of its questions.
+
+    Types that the pool does not offer leave their share to the others. `even_answers` draws an answer that occurs in
+    the type before a question with it, which keeps frequent answers from paying.
+    """
+    left = list(pool)
+    chosen: list[QuestionAnswer] = []
+    while len(chosen) < count and left:
+        types = sorted({question.question_type for question in left})
+        (kind,) = rng.choices(types, [weights[name] for name in types])
+        of_type = [question for question in left if question.question_type == kind]
+        if even_answers:
+            answer = rng.choice(sorted({question.answer for question in of_type}))
+            of_type = [question for question in of_type if question.answer == answer]
+        picked = rng.choice(of_type)
+        chosen.append(picked)
+        left.remove(picked)
+    return chosen
+
+
+def scene_seed(split: Split, seed: int, image_index: int) -> int:
+    """The seed of one scene; those of train and validation never meet.
+
+    Train takes [0, 2^48), validation [2^48, 2^49); within each, `seed` picks a block of 2^32 images.
+    """
+    if not 0 <= image_index < _IMAGES_PER_SEED:
+        raise ConfigurationError(f"image index {image_index} is outside 0 to {_IMAGES_PER_SEED - 1}")
+    if not 0 <= seed < _SEEDS_PER_SPLIT // _IMAGES_PER_SEED:
+        raise ConfigurationError(f"seed {seed} is outside 0 to {_SEEDS_PER_SPLIT // _IMAGES_PER_SEED - 1}")
+    return _SPLIT_BASE[split] + seed * _IMAGES_PER_SEED + image_index
+
+
+@dataclass(frozen=True)
+class PlannedScene:
+    """A plan, and the state of its generator behind it, from which `reference_vqa` goes on drawing questions."""
+
+    plan: ScenePlan
+    state: tuple[Any, ...]
+
+
+@lru_cache(maxsize=4096)
+def _planned(split: Split, seed: int, image_index: int, h_rel: tuple[float, float]) -> PlannedScene:
+    rng = random.Random(scene_seed(split, seed, image_index))
+    plan = plan_scene(rng, SceneOptions(h_rel=h_rel, validation_labels=split == "validation"))
+    return PlannedScene(plan, rng.getstate())
+
+
+@lru_cache(maxsize=4)
+def _painted(split: Split, seed: int, image_index: int, h_rel: tuple[float, float]) -> Scene:
+    """A picture; the last few are kept, for neighbouring samples share them."""
+    plan = _planned(split, seed, image_index, h_rel).plan
+    return Scene(plan.width, plan.height, plan.items, render_plan(plan))
+
+
+class GeneratedTask:
+    """What the families share; implements `Task`. A family says its questions (`draw_questions`) and references.
+
+    Args:
+        split: "train" or "validation"; they share no scene, and some labels only occur in validation.
+        num_samples: length of the split; None gives 2,000 for validation and 100,000 for train.
+        seed: another seed gives other scenes of the same kind.
+        h_rel: range of the relative text height, see `SceneOptions`.
+    """
+
+    name: ClassVar[str]
+    metric: ClassVar[str]
+    max_new_tokens: ClassVar[int]
+    questions_per_image: ClassVar[int]
+    question_types: ClassVar[tuple[str, ...]]
+    splits: ClassVar[tuple[Split, ...]] = get_args(Split)
+
+    def __init__(
+        self,
+        split: str = "validation",
+        num_samples: int | None = None,
+        seed: int = 0,
+        h_rel: tuple[float, float] = DEFAULT_H_REL,
+    ) -> None:
+        if split not in self.splits:
+            raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
+        if num_samples is not None and num_samples < 1:
+            raise ConfigurationError(f"{self.name} was asked for {num_samples} samples: ask for at least 1")
+        self._split: Split = split
+        self.split: str = split
+        self.seed = seed
+        self._h_rel = SceneOptions(h_rel=h_rel).h_rel
+        self._length = _DEFAULT_LENGTH[self._split] if num_samples is None else num_samples
+        scene_seed(self._split, seed, math.ceil(self._length / self.questions_per_image) - 1)
+
+    @classmethod
+    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+        """`count` different questions about a scene, fewer where it does not offer so many; needs no pixels."""
+        raise NotImplementedError
+
+    @classmethod
+    def references(cls, asked: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
+        """The reference answers that a metric compares with."""
+        return asked.references
+
+    def extra_metadata(self, asked: QuestionAnswer) -> Mapping[str, Any]:
+        """What a family keeps beside each result in addition."""
+        return {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        asked, image_index = self._asked(index)
+        scene = _painted(self._split, self.seed, image_index, self._h_rel)
+        rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
+        return Sample(
+            sample_id=index,
+            image_id=f"{self.split}-{self.seed}-{image_index:06d}",
+            question=asked.question,
+            answers=self.references(asked, rng),
+            image=scene.image,
+            question_type=asked.question_type,
+            metadata={
+                **asked.metadata,
+                "answer": asked.answer,
+                "num_items": len(scene.items),
+                "canvas_width": scene.width,
+                "canvas_height": scene.height,
+                **self.extra_metadata(asked),
+            },
+            options=asked.options,
+            answer_index=asked.answer_index,
+        )
+
+    def question_type(self, index: int) -> str:
+        """The type of the question at `index`, from the scene's plan alone."""
+        return self._asked(index)[0].question_type
+
+    def prompt(self, sample: Sample) -> str:
+        """The prompt text; the answer follows it as a space and the text."""
+        return prompt_of(sample.question, sample.options)
+
+    def _asked(self, index: int) -> tuple[QuestionAnswer, int]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"{self.name} {self.split} has samples 0 to {self._length - 1}, not {index}")
+        image_index, place = divmod(index, self.questions_per_image)
+        return self._questions(image_index)[place], image_index
+
+    def _questions(self, image_index: int) -> list[QuestionAnswer]:
+        """The questions of one picture, always as many as `questions_per_image`: a small scene repeats its own."""
+        planned = _planned(self._split, self.seed, image_index, self._h_rel)
+        rng = self._question_rng(planned, image_index)
+        drawn = self.draw_questions(planned.plan, rng, self.questions_per_image)
+        return (drawn * self.questions_per_image)[: self.questions_per_image]
+
+    def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
+        return random.Random(f"{self.name}:questions:{self.split}:{self.seed}:{image_index}")
