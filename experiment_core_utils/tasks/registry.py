@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,7 +14,7 @@ from experiment_core_utils.tasks.datasets.reference_reading import ReferenceRead
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Metric, Task
-from experiment_core_utils.tasks.scoring.vqa_score import vqa_score, vqa_score_molmo
+from experiment_core_utils.tasks.scoring.metrics import METRICS
 
 REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
     ReferenceVQA,
@@ -26,10 +27,19 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where files of a task are: `data_dir` holds what the user put there, `cache_dir` what a download may leave."""
+    """Where a published dataset is read from, and how it is asked; generated tasks have no use for these.
+
+    Attributes:
+        data_dir: holds what the user put there.
+        cache_dir: what a download may leave.
+        prompt_template: instead of the task's own prompts.
+        revision: of the hub's copy, instead of the pinned one.
+    """
 
     data_dir: Path | None = None
     cache_dir: Path | None = None
+    prompt_template: str | None = None
+    revision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,22 +51,42 @@ class TaskEntry:
 
 
 def _generated(task: type[GeneratedTask]) -> TaskEntry:
-    # Its scenes are generated, so the source has nothing for it.
-    return TaskEntry(metric=task.metric, open=lambda split, source: task(split))
+    def open_task(split: str, source: TaskSource) -> Task:
+        # Its scenes are generated, so the folders have nothing for it.
+        if source.prompt_template is not None or source.revision is not None:
+            raise ConfigurationError(
+                f"{task.name} is generated and takes neither a prompt template nor a revision: leave them out"
+            )
+        return task(split)
+
+    return TaskEntry(metric=task.metric, open=open_task)
+
+
+def _published(module: str, reader: str, metric: str) -> TaskEntry:
+    def open_task(split: str, source: TaskSource) -> Task:
+        # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
+        task: type[Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
+        return task(split, **vars(source))
+
+    return TaskEntry(metric=metric, open=open_task)
 
 
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
         **{task.name: _generated(task) for task in REFERENCE_TASKS},
+        "coco_2014_vqa": _published("coco_vqa", "Coco2014VQA", "vqa_score"),
+        "text_vqa": _published("text_vqa", "TextVQA", "vqa_score"),
+        "okvqa": _published("coco_vqa", "OKVQA", "vqa_score"),
+        "science_qa_img": _published("science_qa", "ScienceQAImages", "mc"),
+        "st_qa": _published("st_qa", "SceneTextQA", "ansl_em"),
+        "doc_qa": _published("doc_qa", "DocVQA", "ansl_em"),
+        "tally_qa": _published("tally_qa", "TallyQA", "em"),
+        "coco_caption": _published("coco_caption", "CocoCaption", "cider_score"),
+        "mmmu": _published("mmmu", "MMMU", "mmmu_score"),
     }
 )
 
-_METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "vqa_score": vqa_score,
-        "vqa_score_molmo": vqa_score_molmo,
-    }
-)
+_METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in METRICS})
 
 
 def list_tasks() -> list[str]:
@@ -64,8 +94,19 @@ def list_tasks() -> list[str]:
     return sorted(_TASKS)
 
 
+def list_metrics() -> list[str]:
+    """The names of all metrics, sorted."""
+    return sorted(_METRICS)
+
+
 def load_task(
-    name: str, split: str, *, data_dir: str | Path | None = None, cache_dir: str | Path | None = None
+    name: str,
+    split: str,
+    *,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    prompt_template: str | None = None,
+    revision: str | None = None,
 ) -> Task:
     """Open one split of a task.
 
@@ -74,12 +115,17 @@ def load_task(
         split: one of the task's splits.
         data_dir: folder with the task's files, for tasks that are not generated.
         cache_dir: folder for what a task downloads.
+        prompt_template: the prompt of a published dataset, with {question}, {style} and {options} as its fields.
+        revision: commit, tag or branch of a published dataset's copy on the hub.
 
     Raises:
-        ConfigurationError: unknown task or split.
+        ConfigurationError: unknown task or split, a dataset that is not there, a template that cannot be filled.
     """
     source = TaskSource(
-        data_dir=None if data_dir is None else Path(data_dir), cache_dir=None if cache_dir is None else Path(cache_dir)
+        data_dir=None if data_dir is None else Path(data_dir),
+        cache_dir=None if cache_dir is None else Path(cache_dir),
+        prompt_template=prompt_template,
+        revision=revision,
     )
     return _entry(name).open(split, source)
 
@@ -90,10 +136,10 @@ def get_metric_for_dataset(name: str) -> str:
 
 
 def get_metric(metric_name: str) -> Metric:
-    """The metric of that name, a function of (prediction, references); raises ConfigurationError if unknown."""
+    """The metric of that name, which scores the answers of a run; raises ConfigurationError if unknown."""
     if metric_name not in _METRICS:
         raise ConfigurationError(
-            f"unknown metric {metric_name!r}: known are {', '.join(sorted(_METRICS))}; use one of these names"
+            f"unknown metric {metric_name!r}: known are {', '.join(list_metrics())}; use one of these names"
         )
     return _METRICS[metric_name]
 

@@ -3,7 +3,14 @@
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.tasks.registry import get_metric, get_metric_for_dataset, list_tasks, load_task
+from experiment_core_utils.tasks.interface import Answer
+from experiment_core_utils.tasks.registry import (
+    get_metric,
+    get_metric_for_dataset,
+    list_metrics,
+    list_tasks,
+    load_task,
+)
 
 
 def test_every_task_has_a_metric_and_opens() -> None:
@@ -11,17 +18,24 @@ def test_every_task_has_a_metric_and_opens() -> None:
     task = load_task("reference_vqa", "validation", data_dir="unused", cache_dir=None)
     assert (task.name, task.split, len(task)) == ("reference_vqa", "validation", 2000)
     for name in list_tasks():
-        assert callable(get_metric(get_metric_for_dataset(name)))
+        assert get_metric(get_metric_for_dataset(name)).name == get_metric_for_dataset(name)
 
 
 def test_task_and_registry_name_the_same_metric() -> None:
     assert load_task("reference_vqa", "train").metric == get_metric_for_dataset("reference_vqa")
 
 
+def test_metrics_are_known_by_their_names() -> None:
+    assert list_metrics() == sorted(
+        "vqa_score vqa_score_molmo mc mc_molmo em em_lenient ansl_em anls cider_score mmmu_score".split()
+    )
+    assert [get_metric(name).name for name in list_metrics()] == list_metrics()
+
+
 def test_metric_scores() -> None:
-    references = ["cat"] * 2 + ["dog"] * 8
-    assert get_metric("vqa_score")("cat", references) == pytest.approx(0.6)
-    assert get_metric("vqa_score_molmo")("cat", references) == pytest.approx(2 / 3)
+    answer = Answer("cat", ("cat",) * 2 + ("dog",) * 8)
+    assert get_metric("vqa_score").score([answer]).overall == pytest.approx(0.6)
+    assert get_metric("vqa_score_molmo").score([answer]).overall == pytest.approx(2 / 3)
 
 
 def test_unknown_names_say_what_is_known() -> None:

@@ -1,0 +1,306 @@
+"""In: the captions and reference captions of a whole run; out: CIDEr-D of the run and of each caption.
+
+R. Vedantam, C. L. Zitnick, D. Parikh, "CIDEr: Consensus-based Image Description Evaluation", CVPR 2015, in its
+variant D (clipped counts, Gaussian length penalty), as the COCO caption evaluation computes it (X. Chen et al.,
+"Microsoft COCO Captions", arXiv 1504.00325): best 10, where papers quote the figure times 100, so that 1.2 is "120".
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
+
+BEST = 10.0
+LONGEST_NGRAM = 4
+LENGTH_SIGMA = 6.0
+FEWEST_IMAGES = 2
+
+Id = TypeVar("Id", bound=Hashable)
+_Ints = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DocumentFrequencies:
+    """In how many images' references each n-gram occurs; what CIDEr's inverse document frequencies come from.
+
+    Made by `document_frequencies`. An n-gram is found by its first n - 1 tokens' place in the level below and its last
+    token, so that a whole split's n-grams are four sorted arrays.
+
+    Attributes:
+        images: how many images were counted.
+        source: which they were, in words, for the record beside a result.
+        vocabulary: token -> its number.
+        keys: for n = 1 to 4 the n-grams, sorted; [n - 1][i] = place of the first n - 1 tokens in the level below
+            times the size of the vocabulary, plus the last token's number.
+        counts: in how many images each of them occurs.
+    """
+
+    images: int
+    source: str
+    vocabulary: Mapping[str, int]
+    keys: tuple[_Ints, ...]
+    counts: tuple[_Ints, ...]
+
+
+@dataclass(frozen=True)
+class CiderScores:
+    """CIDEr-D of a run.
+
+    Attributes:
+        overall: mean over the captions, 0 to 10; None where the document frequencies are of fewer than 2 images.
+        scores: for each caption's id, 0 to 10; all None where `overall` is for that reason.
+        idf_source: where the document frequencies are from.
+        empty: ids of the captions without a token, which score 0 and are part of the mean.
+    """
+
+    overall: float | None
+    scores: Mapping[Hashable, float | None]
+    idf_source: str
+    empty: tuple[Hashable, ...]
+
+
+def document_frequencies(references: Mapping[Id, Sequence[str]], source: str) -> DocumentFrequencies:
+    """Count in how many images' references each n-gram of 1 to 4 tokens occurs, for all images of a split or a run.
+
+    Args:
+        references: image id -> its reference captions.
+        source: says which images these are, for example ``"references of coco_caption validation, 40504 images"``.
+
+    Raises:
+        SampleError: an image has no references.
+    """
+    for image_id, captions in references.items():
+        _require(captions, image_id)
+    tokens = [ptb_tokenize(caption) for captions in references.values() for caption in captions]
+    image_of = np.repeat(
+        np.arange(len(references), dtype=np.int64), [len(captions) for captions in references.values()]
+    )
+    return _count_images(tokens, image_of, source)
+
+
+def cider_score(
+    predictions: Mapping[Id, str],
+    references: Mapping[Id, Sequence[str]],
+    frequencies: DocumentFrequencies | None = None,
+) -> CiderScores:
+    """CIDEr-D of one caption for each image, all scored together.
+
+    The weight of an n-gram is its count times log(images) - log(max(1, images that have it)). The similarity of a
+    caption and a reference is, for n = 1 to 4, the cosine of their weights with the caption's clipped to the
+    reference's, times exp(-d² / (2 · 6²)) where d is the difference of their numbers of bigrams; the score is 10
+    times the mean over n and over the references. An n-gram that every image has weighs nothing.
+
+    Args:
+        predictions: image id -> the caption to score.
+        references: image id -> its reference captions, for the same images.
+        frequencies: document frequencies of a larger corpus, such as all references of the split. None: those of
+            `references`. A small run's own frequencies flatter it, so the source is part of the result.
+
+    Raises:
+        SampleError: an image has no references, or predictions and references are not of the same images.
+    """
+    unmatched = sorted(predictions.keys() ^ references.keys(), key=str)
+    if unmatched:
+        raise SampleError(
+            f"cider_score needs captions and references of the same images, {len(unmatched)} are in one of them only "
+            f"(for example {unmatched[0]!r}): leave them out, or give frequencies of a larger corpus"
+        )
+    ids = list(predictions)
+    values, empty, source = score_captions(
+        [predictions[image_id] for image_id in ids],
+        list(range(len(ids))),
+        [(image_id, tuple(references[image_id])) for image_id in ids],
+        frequencies,
+    )
+    return CiderScores(
+        overall=None if values is None or not ids else float(np.mean(values)),
+        scores={image_id: None if values is None else float(values[at]) for at, image_id in enumerate(ids)},
+        idf_source=source,
+        empty=tuple(image_id for image_id, is_empty in zip(ids, empty, strict=True) if is_empty),
+    )
+
+
+def score_captions(
+    captions: Sequence[str],
+    set_of: Sequence[int],
+    reference_sets: Sequence[tuple[Hashable, tuple[str, ...]]],
+    frequencies: DocumentFrequencies | None,
+) -> tuple[_Floats | None, list[bool], str]:
+    """CIDEr-D of captions of which several may be of one image.
+
+    Args:
+        captions: the captions to score.
+        set_of: for each caption, which of `reference_sets` it is judged against.
+        reference_sets: (image id, its references). An image that stands here twice is counted once in the document
+            frequencies.
+        frequencies: as in `cider_score`.
+
+    Returns:
+        (score of each caption, 0 to 10, or None where the frequencies are of fewer than 2 images; whether each
+        caption has no token; where the frequencies are from)
+
+    Raises:
+        SampleError: an image has no references.
+    """
+    for image_id, texts in reference_sets:
+        _require(texts, image_id)
+    reference_tokens = [ptb_tokenize(text) for _, texts in reference_sets for text in texts]
+    caption_tokens = [ptb_tokenize(caption) for caption in captions]
+    empty = [not tokens for tokens in caption_tokens]
+    set_sizes = np.array([len(texts) for _, texts in reference_sets], dtype=np.int64)
+    if frequencies is None:
+        image_numbers: dict[Hashable, int] = {}
+        image_of_set = [image_numbers.setdefault(image_id, len(image_numbers)) for image_id, _ in reference_sets]
+        frequencies = _count_images(
+            reference_tokens,
+            np.repeat(np.array(image_of_set, dtype=np.int64), set_sizes),
+            f"references of this run's {len(image_numbers)} images",
+        )
+    if frequencies.images < FEWEST_IMAGES:
+        return None, empty, frequencies.source
+    # Every (caption, reference) pair: the caption's row of texts, and the reference's.
+    sets = np.array(set_of, dtype=np.int64)
+    first_of_set = np.cumsum(set_sizes) - set_sizes
+    references_of = set_sizes[sets]
+    pair_caption = np.repeat(np.arange(len(captions), dtype=np.int64), references_of)
+    pair_reference = np.repeat(first_of_set[sets], references_of) + _counted_from_zero(references_of)
+    similarity = _similarities(reference_tokens, caption_tokens, pair_caption, pair_reference, frequencies)
+    total = np.bincount(pair_caption, weights=similarity, minlength=len(captions))
+    return BEST * total / references_of, empty, frequencies.source
+
+
+def _require(references: Sequence[str], image_id: Hashable) -> None:
+    if not references:
+        raise SampleError(f"image {image_id!r} has no reference captions: check the sample's `answers`")
+
+
+def _counted_from_zero(sizes: _Ints) -> _Ints:
+    """[3, 2] -> [0, 1, 2, 0, 1]."""
+    return np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The n-grams of one length n in some texts.
+
+    Attributes:
+        text, ngram, count: for every text and n-gram in it: which text, which n-gram, how often; sorted by text.
+        parent, last: for every n-gram: the number of its first n - 1 tokens in the level below (0 for n = 1), and its
+            last token.
+    """
+
+    text: _Ints
+    ngram: _Ints
+    count: _Ints
+    parent: _Ints
+    last: _Ints
+
+
+def _levels(texts: Sequence[Sequence[str]], vocabulary: dict[str, int]) -> list[_Level]:
+    """Number the n-grams of texts for n = 1 to 4; tokens that `vocabulary` does not have are added to it."""
+    lengths = np.array([len(tokens) for tokens in texts], dtype=np.int64)
+    tokens = np.array(
+        [vocabulary.setdefault(token, len(vocabulary)) for tokens in texts for token in tokens], dtype=np.int64
+    )
+    text_of = np.repeat(np.arange(len(texts), dtype=np.int64), lengths)
+    left_in_text = np.repeat(lengths, lengths) - _counted_from_zero(lengths)
+    size = max(len(vocabulary), 1)
+    # `start`: where in `tokens` the n-grams begin; `prefix`: the number of each one's first n - 1 tokens.
+    start = np.arange(len(tokens), dtype=np.int64)
+    prefix = np.zeros(len(tokens), dtype=np.int64)
+    levels = []
+    for n in range(1, LONGEST_NGRAM + 1):
+        long_enough = left_in_text[start] >= n
+        start, prefix = start[long_enough], prefix[long_enough]
+        keys, number = np.unique(prefix * size + tokens[start + n - 1], return_inverse=True)
+        kinds = max(len(keys), 1)
+        pairs, count = np.unique(text_of[start] * kinds + number, return_counts=True)
+        levels.append(_Level(pairs // kinds, pairs % kinds, count, keys // size, keys % size))
+        prefix = number
+    return levels
+
+
+def _count_images(texts: Sequence[Sequence[str]], image_of: _Ints, source: str) -> DocumentFrequencies:
+    vocabulary: dict[str, int] = {}
+    levels = _levels(texts, vocabulary)
+    counts = []
+    for level in levels:
+        kinds = max(len(level.parent), 1)
+        in_images = np.unique(image_of[level.text] * kinds + level.ngram) % kinds
+        counts.append(np.bincount(in_images, minlength=len(level.parent)))
+    return DocumentFrequencies(
+        images=len(np.unique(image_of)),
+        source=source,
+        vocabulary=vocabulary,
+        keys=tuple(level.parent * max(len(vocabulary), 1) + level.last for level in levels),
+        counts=tuple(counts),
+    )
+
+
+def _similarities(
+    reference_tokens: Sequence[Sequence[str]],
+    caption_tokens: Sequence[Sequence[str]],
+    pair_caption: _Ints,
+    pair_reference: _Ints,
+    frequencies: DocumentFrequencies,
+) -> _Floats:
+    """CIDEr-D's similarity of each pair of a caption and a reference, from 0 to 1."""
+    texts = [*reference_tokens, *caption_tokens]
+    pair_caption = pair_caption + len(reference_tokens)
+    lengths = np.array([len(tokens) for tokens in texts], dtype=np.int64)
+    bigrams = np.maximum(lengths - 1, 0)
+    difference = (bigrams[pair_caption] - bigrams[pair_reference]).astype(np.float64)
+    penalty = np.exp(-(difference**2) / (2 * LENGTH_SIGMA**2))
+
+    vocabulary: dict[str, int] = {}
+    levels = _levels(texts, vocabulary)
+    # Where the run's tokens and n-grams stand in the frequencies; -1 for those that it does not have.
+    token_place = np.array([frequencies.vocabulary.get(token, -1) for token in vocabulary], dtype=np.int64)
+    place = np.zeros(1, dtype=np.int64)
+    total = np.zeros(len(pair_caption), dtype=np.float64)
+    for level, keys, counts in zip(levels, frequencies.keys, frequencies.counts, strict=True):
+        place = _places(place[level.parent], token_place[level.last], keys, max(len(frequencies.vocabulary), 1))
+        in_images = np.where(place >= 0, counts[place], 0) if len(counts) else np.zeros(len(place), dtype=np.int64)
+        idf = math.log(frequencies.images) - np.log(np.maximum(in_images, 1))
+        weight = level.count * idf[level.ngram]
+        norm = np.sqrt(np.bincount(level.text, weights=weight**2, minlength=len(texts)))
+        product = _clipped_products(level, weight, pair_caption, pair_reference, len(texts))
+        norms = norm[pair_caption] * norm[pair_reference]
+        total += np.divide(product, norms, out=np.zeros_like(product), where=norms > 0)
+    return total * penalty / LONGEST_NGRAM
+
+
+def _places(parent: _Ints, last: _Ints, keys: _Ints, size: int) -> _Ints:
+    if not len(keys):
+        return np.full(len(parent), -1, dtype=np.int64)
+    wanted = parent * size + last
+    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where((parent >= 0) & (last >= 0) & (keys[found] == wanted), found, -1)
+
+
+def _clipped_products(
+    level: _Level, weight: _Floats, pair_caption: _Ints, pair_reference: _Ints, texts: int
+) -> _Floats:
+    """For each pair the sum over n-grams of min(caption's weight, reference's weight) times the reference's weight."""
+    if not len(level.text):
+        return np.zeros(len(pair_caption), dtype=np.float64)
+    kinds = len(level.parent)
+    keys = level.text * kinds + level.ngram
+    per_text = np.bincount(level.text, minlength=texts)
+    first = np.cumsum(per_text) - per_text
+    # One row for each pair and n-gram of its caption; the reference's count of the same n-gram is looked up.
+    rows = per_text[pair_caption]
+    entry = np.repeat(first[pair_caption], rows) + _counted_from_zero(rows)
+    pair = np.repeat(np.arange(len(pair_caption), dtype=np.int64), rows)
+    wanted = np.repeat(pair_reference, rows) * kinds + level.ngram[entry]
+    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    other = np.where(keys[found] == wanted, weight[found], 0.0)
+    products = np.bincount(pair, weights=np.minimum(weight[entry], other) * other, minlength=len(pair_caption))
+    return products.astype(np.float64)  # of no rows at all, bincount makes integers

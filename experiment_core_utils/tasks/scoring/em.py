@@ -1,0 +1,81 @@
+"""In: one predicted answer and its reference answers; out: exact match, 0 or 1.
+
+Strict as in the evaluation of M. Deitke et al., "Molmo and PixMo", arXiv 2409.17146; exact match as a metric goes back
+to P. Rajpurkar et al., "SQuAD", EMNLP 2016, whose dropping of articles and punctuation the lenient variant follows.
+"""
+
+import re
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.scoring.molmo_answer import molmo_answer
+
+_NUMBER_WORDS = MappingProxyType(
+    {
+        word: str(value)
+        for value, word in enumerate(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+            "seventeen eighteen nineteen twenty".split()
+        )
+    }
+)
+_ARTICLES = frozenset({"a", "an", "the"})
+_AROUND = " \"'“”‘’`()[]{}"
+_AFTER = ".,;:!?"
+_GROUPED = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
+_WHOLE_NUMBER_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
+
+
+def em(prediction: str, references: Sequence[str]) -> float:
+    """Strict exact match: 1 if the answer in the output, lower-cased, equals a reference lower-cased, else 0.
+
+    The answer in the output is `molmo_answer`'s; references are taken as they stand. "3." and "three" do not match
+    "3".
+
+    Raises:
+        SampleError: there are no references.
+    """
+    _require(references)
+    answer = molmo_answer(prediction).lower()
+    return float(any(answer == reference.lower() for reference in references))
+
+
+def em_lenient(prediction: str, references: Sequence[str]) -> float:
+    """Exact match after `normalize_leniently` on both sides, the prediction's answer by `molmo_answer` first.
+
+    At least as high as `em` on every answer. A number inside a sentence still does not match ("there are two dogs"
+    against "2").
+
+    Raises:
+        SampleError: there are no references.
+    """
+    _require(references)
+    answer = normalize_leniently(molmo_answer(prediction))
+    return float(any(answer == normalize_leniently(reference) for reference in references))
+
+
+def normalize_leniently(text: str) -> str:
+    """What `em_lenient` compares.
+
+    In this order: lower case and single spaces; quotes and brackets around the text, and the marks . , ; : ! ? after
+    it, are stripped as long as there are any; a leading article a, an, the is dropped where something follows;
+    commas that group digits by three are dropped (1,000 is 1000); the words zero to twenty become digits; a number
+    of nothing but zeros after its point becomes whole (3.0 is 3). Signs, units and "about" stay.
+    """
+    flat = " ".join(text.lower().split())
+    stripped = flat.strip(_AROUND).rstrip(_AFTER)
+    while stripped != flat:
+        flat, stripped = stripped, stripped.strip(_AROUND).rstrip(_AFTER)
+    words = _GROUPED.sub(lambda found: found[1].replace(",", ""), flat).split()
+    if len(words) > 1 and words[0] in _ARTICLES:
+        words = words[1:]
+    digits = [_NUMBER_WORDS.get(word, word) for word in words]
+    return " ".join(
+        found[1] if (found := _WHOLE_NUMBER_WITH_ZEROS.fullmatch(word)) is not None else word for word in digits
+    )
+
+
+def _require(references: Sequence[str]) -> None:
+    if not references:
+        raise SampleError("em needs at least one reference answer, got none: check the sample's `answers`")

@@ -1,0 +1,150 @@
+"""In: the answers of a whole run; out: their scores. The metrics by name, wrapping the functions beside this file."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
+from experiment_core_utils.tasks.scoring.anls import anls, ansl_em
+from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFrequencies, score_captions
+from experiment_core_utils.tasks.scoring.em import em, em_lenient
+from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc, mc_molmo, select_mc_option
+from experiment_core_utils.tasks.scoring.mmmu_score import mmmu_open_score
+from experiment_core_utils.tasks.scoring.vqa_score import vqa_score, vqa_score_molmo
+
+EMPTY = "empty"
+
+
+@dataclass
+class AnswerMetric:
+    """A metric that looks at each answer alone.
+
+    Attributes:
+        name, best: as in `Metric`.
+        score_answer: the score of one answer.
+    """
+
+    name: str
+    score_answer: Callable[[Answer], Score]
+    best: float = 1.0
+
+    def score(self, answers: Sequence[Answer]) -> Scoring:
+        """The scores of a run, their mean, the means of their details, and `unparsed`: how many could not be read.
+
+        Raises:
+            SampleError: an answer has no references, or a choice no options or right one.
+        """
+        return _scoring([self.score_answer(answer) for answer in answers], {})
+
+
+@dataclass
+class CiderMetric:
+    """CIDEr-D over a whole run; two outputs for one picture are two scores, and the picture counts once in the IDF.
+
+    Attributes:
+        frequencies: document frequencies of a larger corpus; None takes those of the references of the run.
+    """
+
+    frequencies: DocumentFrequencies | None = None
+    name: str = "cider_score"
+    best: float = BEST
+
+    def score(self, answers: Sequence[Answer]) -> Scoring:
+        """The scores of a run, their mean, `idf`: where the document frequencies are from, and `unparsed`.
+
+        Outputs of one picture may have different references; each is judged against its own, and the picture has
+        an n-gram if any of them has it. With document frequencies of fewer than two pictures no answer has a value.
+
+        Raises:
+            SampleError: an answer has no references or no image id.
+        """
+        if any(not answer.image_id for answer in answers):
+            raise SampleError("cider_score counts pictures: every answer needs its `image_id`")
+        numbers: dict[tuple[str, tuple[str, ...]], int] = {}
+        set_of = [numbers.setdefault((answer.image_id, answer.references), len(numbers)) for answer in answers]
+        values, empty, source = score_captions(
+            [answer.prediction for answer in answers], set_of, list(numbers), self.frequencies
+        )
+        scores = [
+            Score(
+                value=None if values is None else float(values[at]),
+                parsed=not is_empty,
+                parse_status=EMPTY if is_empty else "text",
+            )
+            for at, is_empty in enumerate(empty)
+        ]
+        return _scoring(scores, {"idf": source})
+
+
+def _scoring(scores: Sequence[Score], beside: dict[str, object]) -> Scoring:
+    values = [score.value for score in scores if score.value is not None]
+    sums: Counter[str] = Counter()
+    for score in scores:
+        sums.update(score.details)
+    return Scoring(
+        scores=tuple(scores),
+        overall=sum(values) / len(values) if values else None,
+        details={
+            **{name: total / len(scores) for name, total in sums.items()},
+            "unparsed": sum(not score.parsed for score in scores),
+            **beside,
+        },
+    )
+
+
+def _text_score(
+    value_of: Callable[[str, Sequence[str]], float],
+    details_of: Callable[[str, Sequence[str]], dict[str, float]] | None = None,
+) -> Callable[[Answer], Score]:
+    """Any text is an answer; an output without one scores 0 in all its figures, even where a reference is empty."""
+
+    def score(answer: Answer) -> Score:
+        value = value_of(answer.prediction, answer.references)
+        details = {} if details_of is None else details_of(answer.prediction, answer.references)
+        if not answer.prediction.strip():
+            return Score(0.0, parsed=False, parse_status=EMPTY, details=dict.fromkeys(details, 0.0))
+        return Score(value, details=details)
+
+    return score
+
+
+def _vqa_details(prediction: str, references: Sequence[str]) -> dict[str, float]:
+    return {"vqa_score_molmo": vqa_score_molmo(prediction, references)}
+
+
+def _right_option(answer: Answer) -> int:
+    if answer.answer_index is None:
+        raise SampleError("a multiple-choice answer needs to know the right option: check the sample's `answer_index`")
+    return answer.answer_index
+
+
+def _mc_score(answer: Answer) -> Score:
+    value = mc(answer.prediction, answer.options, _right_option(answer))
+    status = select_mc_option(answer.prediction, answer.options)[1]
+    return Score(value, parsed=status != UNPARSED, parse_status=status)
+
+
+def _mc_molmo_score(answer: Answer) -> Score:
+    # Every output chooses an option here, an empty one too: that is what this variant is kept to show.
+    return Score(
+        mc_molmo(answer.prediction, answer.options, _right_option(answer)), parse_status="nearest_letter"
+    )
+
+
+def _mmmu_score(answer: Answer) -> Score:
+    return _mc_score(answer) if answer.options else _text_score(mmmu_open_score)(answer)
+
+
+METRICS: tuple[Metric, ...] = (
+    AnswerMetric("vqa_score", _text_score(vqa_score, _vqa_details)),
+    AnswerMetric("vqa_score_molmo", _text_score(vqa_score_molmo)),
+    AnswerMetric("mc", _mc_score),
+    AnswerMetric("mc_molmo", _mc_molmo_score),
+    AnswerMetric("em", _text_score(em)),
+    AnswerMetric("em_lenient", _text_score(em_lenient)),
+    AnswerMetric("ansl_em", _text_score(anls, ansl_em)),
+    AnswerMetric("anls", _text_score(anls)),
+    CiderMetric(),
+    AnswerMetric("mmmu_score", _mmmu_score),
+)
