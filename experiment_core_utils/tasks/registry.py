@@ -65,7 +65,7 @@ def _generated(task: type[GeneratedTask]) -> TaskEntry:
 def _published(module: str, reader: str, metric: str) -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
-        task: type[Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
+        task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
         return task(split, **vars(source))
 
     return TaskEntry(metric=metric, open=open_task)

@@ -1,0 +1,138 @@
+"""VQA v2 (arXiv 1612.00837) and OK-VQA (arXiv 1906.00067): questions about COCO 2014 pictures, ten answers each."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
+from experiment_core_utils.tasks.datasets.official_files import OfficialFile
+from experiment_core_utils.tasks.datasets.published import (
+    UNTYPED,
+    Asked,
+    Place,
+    PublishedTask,
+    SplitSource,
+    file_stem,
+    list_of_records,
+    picture_file,
+    present,
+)
+from experiment_core_utils.tasks.datasets.tables import Row
+
+_KEPT = ("answer_type", "question_type", "multiple_choice_answer")
+
+
+def answer_texts(answers: Sequence[Any] | Mapping[str, Any]) -> tuple[str, ...]:
+    """The annotators' answers as they gave them: OK-VQA's `answer` is a stem, with the text in `raw_answer`."""
+    if isinstance(answers, Sequence) and all(isinstance(answer, str) for answer in answers):
+        return tuple(answers)
+    records = list_of_records(answers)
+    names = ["raw_answer" if "raw_answer" in record else "answer" for record in records]
+    if not all(name in record for name, record in zip(names, records, strict=True)):
+        raise SampleError("an answer has neither raw_answer nor answer")
+    return tuple(str(record[name]) for name, record in zip(names, records, strict=True))
+
+
+class _CocoVQA(PublishedTask):
+    """The layout that both share, on the hub and in the official files."""
+
+    metric = "vqa_score"
+    max_new_tokens = 16
+    columns = frozenset({"question_id", "question", "image", "answers"})
+
+    def ask(self, row: Row, place: Place) -> Asked:
+        """See `PublishedTask`. Where a row has no image_id, the picture's file name says which it is."""
+        named = str(row["image_id"]) if "image_id" in row else file_stem(row["image"])
+        return Asked(
+            question_id=str(row["question_id"]),
+            image_id=named or f"question-{row['question_id']}",
+            question=row["question"],
+            answers=() if row["answers"] is None else answer_texts(row["answers"]),
+            picture=row["image"],
+            metadata=present(row, _KEPT),
+        )
+
+    def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
+        """See `PublishedTask`: the questions in their file's order, each with its annotation."""
+        asked, annotated = files
+        answers = {
+            entry["question_id"]: entry for entry in annotated.entries("annotations", ("question_id", "answers"))
+        }
+        rows: list[Row] = []
+        for entry in asked.entries("questions", ("question_id", "image_id", "question")):
+            if entry["question_id"] not in answers:
+                raise ConfigurationError(f"{annotated.path} has no answers to question {entry['question_id']}")
+            annotation = answers[entry["question_id"]]
+            name = f"COCO_{self.split.replace('validation', 'val')}2014_{int(entry['image_id']):012d}.jpg"
+            rows.append(
+                {
+                    **present(annotation, _KEPT),
+                    "question_id": entry["question_id"],
+                    "image_id": entry["image_id"],
+                    "question": entry["question"],
+                    "answers": annotation["answers"],
+                    "image": picture_file(name),
+                }
+            )
+        return rows
+
+
+class Coco2014VQA(_CocoVQA):
+    """VQA v2, typed by its answer_type (yes/no, number, other)."""
+
+    name = "coco_2014_vqa"
+    style = "vqa2"
+    hub = HubDataset("lmms-lab-encoder/VQAv2", config=None, revision="main")
+    splits = MappingProxyType(
+        {
+            "validation": SplitSource(
+                stored="validation",
+                on_hub=True,
+                files=("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json"),
+                pictures=("val2014", "images/val2014"),
+            ),
+            "train": SplitSource(
+                stored="train",
+                on_hub=False,
+                files=("v2_OpenEnded_mscoco_train2014_questions.json", "v2_mscoco_train2014_annotations.json"),
+                pictures=("train2014", "images/train2014"),
+            ),
+        }
+    )
+    unanswered = ("test", "testdev")
+    columns = _CocoVQA.columns | {"answer_type"}
+    type_columns = ("answer_type",)
+
+    def type_of(self, row: Row, place: Place) -> str:
+        """See `PublishedTask`."""
+        return str(row["answer_type"])
+
+
+class OKVQA(_CocoVQA):
+    """OK-VQA, typed by its knowledge category (`question_type`) where the rows have it."""
+
+    name = "okvqa"
+    style = "okvqa"
+    hub = HubDataset("lmms-lab-encoder/OK-VQA", config=None, revision="main")
+    splits = MappingProxyType(
+        {
+            "validation": SplitSource(
+                stored="val2014",
+                on_hub=True,
+                files=("OpenEnded_mscoco_val2014_questions.json", "mscoco_val2014_annotations.json"),
+                pictures=("val2014", "images/val2014"),
+            ),
+            "train": SplitSource(
+                stored="train2014",
+                on_hub=False,
+                files=("OpenEnded_mscoco_train2014_questions.json", "mscoco_train2014_annotations.json"),
+                pictures=("train2014", "images/train2014"),
+            ),
+        }
+    )
+    type_columns = ("question_type",)
+
+    def type_of(self, row: Row, place: Place) -> str:
+        """See `PublishedTask`."""
+        return str(row["question_type"]) if "question_type" in row else UNTYPED

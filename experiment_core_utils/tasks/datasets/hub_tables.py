@@ -1,0 +1,164 @@
+"""In: a dataset's id on the hub, or a folder in the hub's layout; out: its rows, pictures not decoded.
+
+The only file that imports the `datasets` library, which takes seconds: readers import this file, and the registry
+imports a reader when a task of it is opened.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.exceptions import DatasetsError
+
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.tasks.datasets.tables import Row
+
+# What `load_dataset` and `load_from_disk` raise: no network, no such dataset or split, broken files, a loading script.
+_UNREADABLE = (OSError, ValueError, RuntimeError, DatasetsError)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_FORMATS = ("parquet", "arrow")
+UNKNOWN_COMMIT = "unknown"
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """Where a dataset is on the hub.
+
+    Attributes:
+        config: None for the hub's only or default configuration.
+        revision: commit, tag or branch that is asked for; the commit that it gave is in the table's `source`.
+    """
+
+    id: str
+    config: str | None
+    revision: str
+
+    def download_command(self) -> str:
+        """The shell command that fetches the whole dataset into DIR."""
+        return f"hf download --repo-type dataset {self.id} --revision {self.revision} --local-dir DIR"
+
+
+class HubTable:
+    """Rows held by the `datasets` library (memory-mapped). Implements `Table`."""
+
+    def __init__(self, rows: datasets.Dataset, roots: tuple[Path, ...], source: Mapping[str, str]) -> None:
+        for name, feature in rows.features.items():
+            if isinstance(feature, datasets.Image):
+                rows = rows.cast_column(name, datasets.Image(decode=False))
+        self._rows = rows
+        self.columns = frozenset(rows.column_names)
+        self.roots = roots
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, index: int) -> Row:
+        """See `Table`."""
+        row: dict[str, Any] = self._rows[index]
+        return row
+
+    def select(self, columns: Sequence[str]) -> list[Row]:
+        """See `Table`."""
+        values = self._rows.select_columns(list(columns))[:]
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+    def has_picture(self, column: str) -> list[bool]:
+        """See `Table`."""
+        # The struct's parts, bytes and path; a missing struct has neither.
+        parts = [part.is_valid().to_pylist() for part in self._rows.data.column(column).flatten()]
+        return [any(held) for held in zip(*parts, strict=True)]
+
+
+def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
+    """One split from the hub or from the library's cache of it.
+
+    Raises:
+        ConfigurationError: it cannot be had; its message gives the reason only. Without a network the library takes
+            whichever revision its cache has: one that is not the commit asked for is refused.
+    """
+    try:
+        rows = datasets.load_dataset(
+            hub.id,
+            hub.config,
+            split=split,
+            revision=hub.revision,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+        )
+    except _UNREADABLE as error:
+        raise ConfigurationError(first_line(error)) from error
+    commit = _commit_of(rows)
+    if _COMMIT.fullmatch(hub.revision) and commit != hub.revision:
+        raise ConfigurationError(f"revision {hub.revision} was asked for, and the cache holds {commit}")
+    source = {
+        "read_from": "hub",
+        "hub_id": hub.id,
+        "config": hub.config or "default",
+        "split": split,
+        "revision_asked": hub.revision,
+        "revision": commit,
+        "fingerprint": rows._fingerprint,
+    }
+    return HubTable(rows, (), source)
+
+
+def _commit_of(rows: datasets.Dataset) -> str:
+    """The commit that the rows are of: named in the downloaded addresses, and the last folder of the cache."""
+    addresses = [re.search(r"@([0-9a-f]{40})/", address) for address in rows.info.download_checksums or ()]
+    folders = [_COMMIT.fullmatch(Path(file["filename"]).parent.name) for file in rows.cache_files]
+    found = {match[1] for match in addresses if match} or {match[0] for match in folders if match}
+    return found.pop() if len(found) == 1 else UNKNOWN_COMMIT
+
+
+def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable | None:
+    """One split from a local copy; None where `folder` holds none.
+
+    A copy is a folder written by `save_to_disk`, or parquet or arrow files anywhere below `folder` (below its
+    subfolder of the configuration's name, where there is one) that are named after the split as on the hub:
+    ``validation-00000-of-00004.parquet``, ``validation.parquet`` or ``validation/0000.parquet``.
+
+    Raises:
+        ConfigurationError: there is a copy and it cannot be read, or has no such split.
+    """
+    copied = folder / hub.config if hub.config is not None and (folder / hub.config).is_dir() else folder
+    try:
+        if (copied / "dataset_dict.json").is_file() or (copied / "state.json").is_file():
+            return _saved(copied, split)
+        for kind in _FORMATS:
+            files = [path for path in sorted(copied.rglob(f"*.{kind}")) if _is_of_split(path, copied, split)]
+            if files:
+                rows = datasets.load_dataset(
+                    kind,
+                    data_files={"read": [str(path) for path in files]},
+                    split="read",
+                    cache_dir=None if cache_dir is None else str(cache_dir),
+                )
+                listed = ", ".join(f"{path.relative_to(folder)} ({path.stat().st_size} bytes)" for path in files)
+                source = {"read_from": f"{kind} files", "path": str(folder), "split": split, "files": listed}
+                return HubTable(rows, (copied,), source)
+    except _UNREADABLE as error:
+        raise ConfigurationError(f"split {split!r} in {copied} cannot be read: {first_line(error)}") from error
+    return None
+
+
+def _saved(folder: Path, split: str) -> HubTable:
+    saved = datasets.load_from_disk(str(folder))
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise ConfigurationError(f"{folder} was saved without split {split!r}: it has {', '.join(saved)}")
+        rows = saved[split]
+    else:
+        rows = saved
+        if rows.split is not None and str(rows.split) != split:
+            raise ConfigurationError(f"{folder} was saved from split {str(rows.split)!r}, and {split!r} was asked for")
+    stated = split if rows.split is not None else f"{split}, as asked; the folder does not state it"
+    source = {"read_from": "saved dataset", "path": str(folder), "split": stated, "fingerprint": rows._fingerprint}
+    return HubTable(rows.flatten_indices() if rows._indices is not None else rows, (folder,), source)
+
+
+def _is_of_split(path: Path, folder: Path, split: str) -> bool:
+    inside = path.relative_to(folder)
+    return inside.stem == split or inside.stem.startswith(f"{split}-") or inside.parent.name == split

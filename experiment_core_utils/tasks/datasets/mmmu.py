@@ -1,0 +1,77 @@
+"""MMMU (arXiv 2311.16502): college questions with one to seven pictures, multiple-choice and open.
+
+The models here take one picture, so a question with several is a failed sample, counted with its reason.
+"""
+
+import ast
+import string
+from types import MappingProxyType
+from typing import Any
+
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
+from experiment_core_utils.tasks.datasets.published import Asked, Place, PublishedTask, SplitSource, present
+from experiment_core_utils.tasks.datasets.tables import Row
+from experiment_core_utils.tasks.interface import Sample
+
+_PICTURES = tuple(f"image_{number}" for number in range(1, 8))
+_KEPT = ("subfield", "topic_difficulty", "img_type")
+_OPEN_STYLE = "vqa2"
+
+
+def literal_list(text: str, what: str) -> list[Any]:
+    """The list that a string holds in Python's notation; raises SampleError for anything else. Runs nothing."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise SampleError(f"{what} is not a list: {text!r}") from error
+    if not isinstance(found, list):
+        raise SampleError(f"{what} is not a list: {text!r}")
+    return found
+
+
+def subject_of(question_id: str) -> str:
+    """``Art_Theory`` of ``validation_Art_Theory_12``."""
+    return question_id.partition("_")[2].rpartition("_")[0]
+
+
+class MMMU(PublishedTask):
+    """The marks ``<image 1>`` stay in the text. There are no official files besides those on the hub."""
+
+    name = "mmmu"
+    metric = "mmmu_score"
+    max_new_tokens = 128
+    style = "a_okvqa_mc"
+    hub = HubDataset("lmms-lab-encoder/MMMU", config=None, revision="main")
+    splits = MappingProxyType(
+        {"validation": SplitSource("validation", on_hub=True), "dev": SplitSource("dev", on_hub=True)}
+    )
+    unanswered = ("test",)
+    columns = frozenset({"id", "question", "options", "answer", "question_type", *_PICTURES})
+    type_columns = ("id",)
+    required_fields = ("question", "options")
+
+    def ask(self, row: Row, place: Place) -> Asked:
+        """See `PublishedTask`."""
+        pictures = [row[name] for name in _PICTURES if row[name] is not None]
+        if len(pictures) != 1:
+            raise SampleError(f"question {row['id']} has {len(pictures)} pictures, and the models here take one")
+        metadata = {**present(row, _KEPT), "question_format": row["question_type"], "num_images": len(pictures)}
+        asked = {"question_id": row["id"], "image_id": row["id"], "question": row["question"], "picture": pictures[0]}
+        if row["question_type"] != "multiple-choice":
+            answer = row["answer"]
+            answers = literal_list(answer, f"answer of {row['id']}") if answer.startswith("[") else [answer]
+            return Asked(**asked, answers=tuple(str(entry) for entry in answers), metadata=metadata)
+        options = tuple(str(option) for option in literal_list(row["options"], f"options of {row['id']}"))
+        index = string.ascii_uppercase.find(row["answer"]) if len(row["answer"]) == 1 else -1
+        if not 0 <= index < len(options):
+            raise SampleError(f"the answer of {row['id']} is {row['answer']!r}, none of its {len(options)} options")
+        return Asked(**asked, answers=(options[index],), metadata=metadata, options=options, answer_index=index)
+
+    def type_of(self, row: Row, place: Place) -> str:
+        """See `PublishedTask`."""
+        return subject_of(row["id"])
+
+    def style_of(self, sample: Sample) -> str:
+        """See `PublishedTask`: Molmo's style for multiple choice, and its short answers for open questions."""
+        return self.style if sample.options else _OPEN_STYLE

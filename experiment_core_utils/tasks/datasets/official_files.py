@@ -1,0 +1,69 @@
+"""In: a folder with a dataset's official annotation files; out: their entries, checked for what a reader needs."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+
+# COCO's archives unpack into this subfolder.
+_SUBFOLDERS = (".", "annotations")
+
+
+@dataclass(frozen=True)
+class OfficialFile:
+    """A parsed annotation file."""
+
+    path: Path
+    content: Any
+    sha256: str
+
+    def entries(self, key: str | None, needed: Sequence[str]) -> list[Mapping[str, Any]]:
+        """The list under `key` (None: the file is the list), each entry an object that has the `needed` keys.
+
+        Raises:
+            ConfigurationError: it is not so.
+        """
+        if key is not None and (not isinstance(self.content, dict) or key not in self.content):
+            raise ConfigurationError(f"{self.path} has no {key!r}: it is not the official file of that name")
+        found = self.content if key is None else self.content[key]
+        if not isinstance(found, list):
+            raise ConfigurationError(f"{self.path} has no list of entries: it is not the official file of that name")
+        for number, entry in enumerate(found):
+            if not isinstance(entry, dict) or any(name not in entry for name in needed):
+                raise ConfigurationError(f"{self.path}: entry {number} lacks one of {', '.join(needed)}")
+        return found
+
+
+def find_files(folder: Path, patterns: Sequence[str]) -> list[Path] | None:
+    """One file for each pattern, in `folder` or its `annotations`; None where there is none of them.
+
+    Where several files match, the last by name is taken (``val_v1.0_withQT.json`` before ``val_v1.0.json``).
+
+    Raises:
+        ConfigurationError: some are there and others are not.
+    """
+    places = [folder / name for name in _SUBFOLDERS]
+    matches = {
+        pattern: sorted((path for place in places for path in place.glob(pattern)), key=lambda path: path.name)
+        for pattern in patterns
+    }
+    if not any(matches.values()):
+        return None
+    missing = [pattern for pattern, found in matches.items() if not found]
+    if missing:
+        there = ", ".join(found[-1].name for found in matches.values() if found)
+        raise ConfigurationError(f"{folder} has {there} but not {', '.join(missing)}: put it beside")
+    return [found[-1] for found in matches.values()]
+
+
+def read_official(path: Path) -> OfficialFile:
+    """The parsed file; raises ConfigurationError where it cannot be read or is not JSON."""
+    try:
+        data = path.read_bytes()
+        return OfficialFile(path, json.loads(data), hashlib.sha256(data).hexdigest())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read as JSON: {first_line(error)}") from error

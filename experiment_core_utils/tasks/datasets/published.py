@@ -1,0 +1,290 @@
+"""In: a published dataset's description and where its files are; out: its questions as a task, one sample each.
+
+What the nine published datasets share. A reader of one of them says how a row of its table becomes a question, and how
+rows are made of its official files; see docs/datasets.md.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
+from experiment_core_utils.tasks.datasets.official_files import OfficialFile, find_files, read_official
+from experiment_core_utils.tasks.datasets.pictures import open_picture
+from experiment_core_utils.tasks.datasets.prompt_templates import CHOICE_TEMPLATE, OPEN_TEMPLATE, check_template, fill
+from experiment_core_utils.tasks.datasets.tables import OfficialTable, Row, Table
+from experiment_core_utils.tasks.interface import Sample
+
+UNTYPED = "all"
+
+
+@dataclass(frozen=True)
+class SplitSource:
+    """Where one split of a dataset is.
+
+    Attributes:
+        stored: its name in the hub's layout.
+        on_hub: whether the hub's copy has it with answers.
+        files: name patterns of the official annotation files, in the order that the reader takes them; empty where
+            there are none.
+        pictures: folders of the official pictures, beside these files; one of them has to be there.
+    """
+
+    stored: str
+    on_hub: bool
+    files: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = (".",)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A row read as a question; the fields are those of `Sample`, the picture still encoded."""
+
+    question_id: str
+    image_id: str
+    question: str
+    answers: tuple[str, ...]
+    picture: Mapping[str, Any] | None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    answer_index: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sample is: its row, and its place among the questions of that row."""
+
+    row: int
+    item: int = 0
+
+
+class PublishedTask(ABC):
+    """A split of a published dataset. Implements `Task`.
+
+    Args:
+        split: one of `splits`.
+        data_dir: a local copy in the hub's layout, or the official files; None reads the hub.
+        cache_dir: where the `datasets` library keeps what it downloads and converts; None: its own place.
+        prompt_template: instead of Molmo's; its fields are {question}, {style} and {options}.
+        revision: commit, tag or branch on the hub instead of `hub.revision`.
+
+    Attributes:
+        source: where the rows were read from: hub id and revision, or files.
+        style: Molmo's name of the kind of question.
+        hub: the copy on the hub.
+        splits: those with answers, by our names.
+        unanswered: splits that are published without answers.
+        columns: what a row needs to have.
+        type_columns: what the question type is told from, as far as the rows have it.
+        required_fields: what a prompt template has to name.
+
+    Raises:
+        ConfigurationError: unknown split, missing or unreadable files, a template that cannot be filled.
+    """
+
+    name: str
+    metric: str
+    max_new_tokens: int
+    style: str
+    hub: HubDataset
+    splits: Mapping[str, SplitSource]
+    unanswered: tuple[str, ...] = ()
+    columns: frozenset[str]
+    type_columns: tuple[str, ...] = ()
+    required_fields: tuple[str, ...] = ("question",)
+
+    def __init__(
+        self,
+        split: str = "validation",
+        *,
+        data_dir: Path | None = None,
+        cache_dir: Path | None = None,
+        prompt_template: str | None = None,
+        revision: str | None = None,
+    ) -> None:
+        choices = ", ".join(self.splits)
+        if split in self.unanswered:
+            raise ConfigurationError(f"{self.name} {split} is published without answers: choose one of {choices}")
+        if split not in self.splits:
+            raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {choices}")
+        if data_dir is not None and revision is not None:
+            raise ConfigurationError(
+                f"{self.name}: revision {revision} is of the hub, and the rows are to come from {data_dir}; drop one"
+            )
+        if prompt_template is not None:
+            check_template(prompt_template, self.required_fields)
+        self.split = split
+        self._template = prompt_template
+        hub = self.hub if revision is None else HubDataset(self.hub.id, self.hub.config, revision)
+        self._table = self._open(hub, data_dir, cache_dir)
+        self.source: Mapping[str, str] = self._table.source
+        missing = sorted(self.columns - self._table.columns) if len(self._table) else []
+        if missing:
+            raise ConfigurationError(
+                f"{self.name} {split}: the rows have no {', '.join(missing)}; they have "
+                f"{', '.join(sorted(self._table.columns))}, so this is another layout than {self.hub.id}'s"
+            )
+        self._places = self.arrange(self._table) if len(self._table) else []
+        if not self._places:
+            raise ConfigurationError(f"{self.name} {split} has no samples in {self.source}")
+        self._types: list[str] | None = None
+
+    # --- what a reader says ---
+
+    @abstractmethod
+    def ask(self, row: Row, place: Place) -> Asked:
+        """The question at `place`; raises SampleError for a row that is none."""
+
+    def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
+        """The official files' entries with the hub's column names."""
+        raise NotImplementedError(f"{self.name} has no official files besides the hub's")
+
+    def arrange(self, table: Table) -> Sequence[Place]:
+        """The samples in their order; one for each row unless a reader says otherwise."""
+        return [Place(row) for row in range(len(table))]
+
+    def type_of(self, row: Row, place: Place) -> str:
+        """The question type, from a row with the `type_columns` that there are."""
+        return UNTYPED
+
+    def style_of(self, sample: Sample) -> str:
+        """Molmo's style for this sample."""
+        return self.style
+
+    # --- Task ---
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Sample:
+        """See `Task`; the picture is read and decoded here and not before."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
+        place = self._places[index]
+        try:
+            asked = self.ask(self._table.row(place.row), place)
+        except SampleError as error:
+            raise SampleError(f"{self.name} {self.split} sample {index}: {error}") from error
+        where = f"{self.name} {self.split} question {asked.question_id}"
+        if not asked.answers:
+            raise SampleError(f"{where} has no reference answers")
+        try:
+            image = self._picture(asked)
+        except SampleError as error:
+            raise SampleError(f"{where}: {error}") from error
+        return Sample(
+            sample_id=index,
+            image_id=asked.image_id,
+            question=asked.question,
+            answers=asked.answers,
+            image=image,
+            question_type=self.question_type(index),
+            metadata={"question_id": asked.question_id, **asked.metadata},
+            options=asked.options,
+            answer_index=asked.answer_index,
+        )
+
+    def question_type(self, index: int) -> str:
+        """See `Task`; the first call reads the types of the whole split."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
+        if self._types is None:
+            columns = [name for name in self.type_columns if name in self._table.columns]
+            rows = self._table.select(columns) if columns else [{}] * len(self._table)
+            self._types = [self.type_of(rows[place.row], place) for place in self._places]
+        return self._types[index]
+
+    def prompt(self, sample: Sample) -> str:
+        """See `Task`."""
+        template = self._template
+        if template is None:
+            template = CHOICE_TEMPLATE if sample.options else OPEN_TEMPLATE
+        return fill(template, self.style_of(sample), sample.question, sample.options)
+
+    # --- reading ---
+
+    def _open(self, hub: HubDataset, data_dir: Path | None, cache_dir: Path | None) -> Table:
+        split = self.splits[self.split]
+        if data_dir is None:
+            if not split.on_hub:
+                raise ConfigurationError(f"{self.name} {self.split} is not on the hub: {self._how_to_get(hub)}")
+            try:
+                return read_hub(hub, split.stored, cache_dir)
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"{self.name} {self.split} cannot be read from the hub ({error}): {self._how_to_get(hub)}"
+                ) from error
+        if not data_dir.is_dir():
+            raise ConfigurationError(f"{self.name}: there is no folder {data_dir}; {self._how_to_get(hub)}")
+        table = read_folder(data_dir, hub, split.stored, cache_dir)
+        if table is not None:
+            return table
+        paths = find_files(data_dir, split.files)
+        if paths is None:
+            raise ConfigurationError(f"{self.name} {self.split} is not in {data_dir}: {self._how_to_get(hub)}")
+        roots = tuple(data_dir / name for name in split.pictures if (data_dir / name).is_dir())
+        if not roots:
+            raise ConfigurationError(
+                f"{self.name} {self.split}: {data_dir} has {paths[0].name} but no pictures; put them in "
+                f"{' or '.join(f'{name}/' for name in split.pictures)} there"
+            )
+        files = [read_official(path) for path in paths]
+        source = {
+            "read_from": "official files",
+            "path": str(data_dir),
+            "split": self.split,
+            "files": ", ".join(f"{file.path.name} (sha256 {file.sha256})" for file in files),
+        }
+        return OfficialTable(self.official_rows(files), roots, source)
+
+    def _how_to_get(self, hub: HubDataset) -> str:
+        """What would provide the split, as the end of a one-line message."""
+        split = self.splits[self.split]
+        ways = []
+        if split.on_hub:
+            ways.append(f"run `{hub.download_command()}` and give --data_dir DIR")
+        else:
+            ways.append(f"give a --data_dir with {split.stored}-*.parquet in the layout of {hub.id}")
+        if split.files:
+            folders = "" if "." in split.pictures else f" and the pictures in {split.pictures[0]}/"
+            ways.append(f"give a --data_dir with the official {', '.join(split.files)}{folders}")
+        return ", or ".join(ways)
+
+    def _picture(self, asked: Asked) -> Image.Image:
+        if asked.picture is None:
+            raise SampleError("the row has no picture")
+        if asked.picture["bytes"] is not None:
+            return open_picture(asked.picture["bytes"], asked.image_id)
+        if asked.picture["path"] is None:
+            raise SampleError("the row has a picture without bytes and without a path")
+        path = Path(asked.picture["path"])
+        # Archives differ in whether they keep the annotation's subfolders.
+        candidates = [root / name for root in self._table.roots for name in (path, path.name)] or [path]
+        return open_picture(next((file for file in candidates if file.is_file()), candidates[0]), str(path))
+
+
+def picture_file(path: str) -> dict[str, Any]:
+    """A picture of the official files in the hub's form."""
+    return {"bytes": None, "path": path}
+
+
+def list_of_records(value: Any) -> list[Mapping[str, Any]]:
+    """A list of objects, also where the `datasets` library stores it as an object of lists (its older `Sequence`)."""
+    if isinstance(value, Mapping):
+        return [dict(zip(value, entry, strict=True)) for entry in zip(*value.values(), strict=True)]
+    return list(value)
+
+
+def file_stem(picture: Mapping[str, Any] | None) -> str | None:
+    """The name of the picture's file without its ending; None where the row does not tell it."""
+    return None if picture is None or not picture["path"] else Path(picture["path"]).stem
+
+
+def present(row: Row, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the named columns that the row has."""
+    return {name: row[name] for name in names if name in row}

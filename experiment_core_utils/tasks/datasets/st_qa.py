@@ -1,0 +1,72 @@
+"""ST-VQA (arXiv 1905.13648): questions about scene text. Only the training answers are published.
+
+"validation" is Molmo's: the training questions sorted by their id and shuffled by a fixed seed, the first 1,024 of
+them; "train" is the rest.
+"""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
+from experiment_core_utils.tasks.datasets.official_files import OfficialFile
+from experiment_core_utils.tasks.datasets.published import (
+    Asked,
+    Place,
+    PublishedTask,
+    SplitSource,
+    file_stem,
+    picture_file,
+    present,
+)
+from experiment_core_utils.tasks.datasets.tables import Row, Table
+
+VALIDATION_SIZE = 1024
+SHUFFLE_SEED = 63069
+
+_TRAIN = SplitSource("train", on_hub=False, files=("train_task_3.json",), pictures=(".",))
+
+
+class SceneTextQA(PublishedTask):
+    """ST-VQA's task 3 (no dictionary). The hub's copy is its test split, without usable answers."""
+
+    name = "st_qa"
+    metric = "ansl_em"
+    max_new_tokens = 32
+    style = "st_qa"
+    hub = HubDataset("lmms-lab-encoder/ST-VQA", config=None, revision="main")
+    splits = MappingProxyType({"validation": _TRAIN, "train": _TRAIN})
+    unanswered = ("test",)
+    columns = frozenset({"question_id", "question", "image", "answers"})
+
+    def arrange(self, table: Table) -> Sequence[Place]:
+        """See `PublishedTask`."""
+        ids = [row["question_id"] for row in table.select(("question_id",))]
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+        np.random.RandomState(SHUFFLE_SEED).shuffle(order)
+        chosen = order[:VALIDATION_SIZE] if self.split == "validation" else order[VALIDATION_SIZE:]
+        return [Place(row) for row in chosen]
+
+    def ask(self, row: Row, place: Place) -> Asked:
+        """See `PublishedTask`."""
+        named = row["file_path"] if "file_path" in row else file_stem(row["image"])
+        return Asked(
+            question_id=str(row["question_id"]),
+            image_id=named or f"question-{row['question_id']}",
+            question=row["question"],
+            answers=tuple(row["answers"] or ()),
+            picture=row["image"],
+            metadata=present(row, ("dataset",)),
+        )
+
+    def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
+        """See `PublishedTask`."""
+        entries = files[0].entries("data", ("question_id", "file_path", "question", "answers"))
+        return [
+            {
+                **present(entry, ("question_id", "file_path", "question", "answers", "dataset")),
+                "image": picture_file(entry["file_path"]),
+            }
+            for entry in entries
+        ]

@@ -1,0 +1,59 @@
+"""TextVQA (arXiv 1904.08920): questions about text in photographs, ten answers each."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
+from experiment_core_utils.tasks.datasets.official_files import OfficialFile
+from experiment_core_utils.tasks.datasets.published import (
+    Asked,
+    Place,
+    PublishedTask,
+    SplitSource,
+    picture_file,
+    present,
+)
+from experiment_core_utils.tasks.datasets.tables import Row
+
+# The training and validation pictures come in one archive.
+_PICTURES = ("train_images", "train_val_images/train_images")
+
+
+class TextVQA(PublishedTask):
+    """The question is asked as it is written: not capitalised, without OCR tokens."""
+
+    name = "text_vqa"
+    metric = "vqa_score"
+    max_new_tokens = 64
+    style = "text_vqa"
+    hub = HubDataset("lmms-lab-encoder/textvqa", config=None, revision="main")
+    splits = MappingProxyType(
+        {
+            "validation": SplitSource("validation", on_hub=True, files=("TextVQA_0.5.1_val.json",), pictures=_PICTURES),
+            "train": SplitSource("train", on_hub=True, files=("TextVQA_0.5.1_train.json",), pictures=_PICTURES),
+        }
+    )
+    unanswered = ("test",)
+    columns = frozenset({"question_id", "image_id", "question", "image", "answers"})
+
+    def ask(self, row: Row, place: Place) -> Asked:
+        """See `PublishedTask`."""
+        return Asked(
+            question_id=str(row["question_id"]),
+            image_id=str(row["image_id"]),
+            question=row["question"],
+            answers=tuple(row["answers"] or ()),
+            picture=row["image"],
+            metadata=present(row, ("ocr_tokens", "image_classes")),
+        )
+
+    def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
+        """See `PublishedTask`."""
+        entries = files[0].entries("data", ("question_id", "image_id", "question", "answers"))
+        return [
+            {
+                **present(entry, ("question_id", "image_id", "question", "answers", "image_classes")),
+                "image": picture_file(f"{entry['image_id']}.jpg"),
+            }
+            for entry in entries
+        ]

@@ -1,0 +1,227 @@
+"""What the nine published datasets share: how they are found, what is said where they are not, templates, errors."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import datasets
+import pytest
+from PIL import Image
+
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.tasks.datasets.coco_caption import CocoCaption
+from experiment_core_utils.tasks.datasets.coco_vqa import OKVQA, Coco2014VQA
+from experiment_core_utils.tasks.datasets.doc_qa import DocVQA
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_hub
+from experiment_core_utils.tasks.datasets.mmmu import MMMU
+from experiment_core_utils.tasks.datasets.published import PublishedTask
+from experiment_core_utils.tasks.datasets.science_qa import ScienceQAImages
+from experiment_core_utils.tasks.datasets.st_qa import SceneTextQA
+from experiment_core_utils.tasks.datasets.tally_qa import TallyQA
+from experiment_core_utils.tasks.datasets.text_vqa import TextVQA
+from experiment_core_utils.tasks.registry import get_metric_for_dataset, list_tasks
+from tests.tasks.datasets import layouts
+from tests.tasks.datasets.layouts import GREEN, RED, plain, stored, write_hub, write_json
+
+READERS = (Coco2014VQA, TextVQA, OKVQA, ScienceQAImages, SceneTextQA, DocVQA, TallyQA, CocoCaption, MMMU)
+TOKENS_AND_METRIC = {
+    "coco_2014_vqa": (16, "vqa_score"),
+    "text_vqa": (64, "vqa_score"),
+    "okvqa": (16, "vqa_score"),
+    "science_qa_img": (16, "mc"),
+    "st_qa": (32, "ansl_em"),
+    "doc_qa": (32, "ansl_em"),
+    "tally_qa": (16, "em"),
+    "coco_caption": (64, "cider_score"),
+    "mmmu": (128, "mmmu_score"),
+}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def text_vqa_rows() -> list[dict[str, object]]:
+    return [
+        {"image_id": "a", "question_id": 1, "question": "What?", "answers": ["x"] * 10, "image": stored(plain(RED))},
+        {"image_id": "b", "question_id": 2, "question": "Who?", "answers": [], "image": stored(plain(GREEN))},
+        {"image_id": "c", "question_id": 3, "question": "When?", "answers": ["z"], "image": None},
+        {"image_id": "d", "question_id": 4, "question": "Why?", "answers": ["z"], "image": stored(plain(RED)[:40])},
+    ]
+
+
+def test_limits_and_metrics() -> None:
+    assert {task.name: (task.max_new_tokens, task.metric) for task in READERS} == TOKENS_AND_METRIC
+    assert set(TOKENS_AND_METRIC) <= set(list_tasks())
+    for task in READERS:
+        assert get_metric_for_dataset(task.name) == task.metric
+
+
+@pytest.mark.parametrize("task", READERS, ids=lambda task: task.name)
+def test_a_missing_dataset_says_at_once_what_would_provide_it(task: type[PublishedTask], tmp_path: Path) -> None:
+    started = time.perf_counter()
+    for split, found in task.splits.items():
+        for folder in (None, tmp_path, tmp_path / "nowhere"):
+            with pytest.raises(ConfigurationError) as caught:
+                task(split, data_dir=folder, cache_dir=tmp_path)
+            message = str(caught.value)
+            assert "\n" not in message and message.startswith(task.name)
+            if found.on_hub:
+                assert f"run `hf download --repo-type dataset {task.hub.id} --revision main --local-dir DIR`" in message
+            for name in found.files:
+                assert name in message
+            if folder is None and found.on_hub:
+                assert "Couldn't reach" in message
+    assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize("task", READERS, ids=lambda task: task.name)
+def test_unknown_and_unanswered_splits_name_those_with_answers(task: type[PublishedTask]) -> None:
+    choices = ", ".join(task.splits)
+    with pytest.raises(ConfigurationError, match=rf"{task.name} has no split 'minival': choose one of {choices}"):
+        task("minival")
+    for split in task.unanswered:
+        with pytest.raises(ConfigurationError, match=rf"{task.name} {split} is published without answers.*{choices}"):
+            task(split)
+
+
+def test_rows_that_are_no_samples_fail_alone(tmp_path: Path) -> None:
+    task = TextVQA(data_dir=write_hub(tmp_path, "validation", layouts.TEXT_VQA, text_vqa_rows()), cache_dir=tmp_path)
+    assert len(task) == 4 and task[0].image is not None
+    with pytest.raises(SampleError, match="^text_vqa validation question 2 has no reference answers$"):
+        task[1]
+    with pytest.raises(SampleError, match="^text_vqa validation question 3: the row has no picture$"):
+        task[2]
+    with pytest.raises(SampleError, match="^text_vqa validation question 4: picture d cannot be read: .+$"):
+        task[3]
+    for index in (-1, 4):
+        with pytest.raises(IndexError, match=f"samples 0 to 3, not {index}"):
+            task[index]
+        with pytest.raises(IndexError, match=f"samples 0 to 3, not {index}"):
+            task.question_type(index)
+
+
+def test_a_template_replaces_molmos(tmp_path: Path) -> None:
+    folder = write_hub(tmp_path, "validation", layouts.TEXT_VQA, text_vqa_rows())
+    task = TextVQA(data_dir=folder, cache_dir=tmp_path, prompt_template="{question}\nOne word.")
+    assert task.prompt(task[0]) == "What?\nOne word."
+    with pytest.raises(ConfigurationError, match=r"\{query\}"):
+        TextVQA(data_dir=folder, cache_dir=tmp_path, prompt_template="{query}")
+    with pytest.raises(ConfigurationError, match=r"leaves out \{options\}"):
+        ScienceQAImages(prompt_template="{question}")
+
+
+def test_a_revision_is_not_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="revision v1 is of the hub"):
+        TextVQA(data_dir=tmp_path, revision="v1")
+
+
+def test_another_layout_and_an_empty_one_are_named(tmp_path: Path) -> None:
+    write_hub(tmp_path, "validation", layouts.OK_VQA, [{"question_id": "1"}])
+    with pytest.raises(ConfigurationError, match=r"the rows have no image_id; they have answer_type, answers"):
+        TextVQA(data_dir=tmp_path, cache_dir=tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "validation.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ConfigurationError, match=r"split 'validation' in .*broken cannot be read") as caught:
+        TextVQA(data_dir=tmp_path / "broken", cache_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["validation.parquet", "validation/0000.parquet", "data/validation-00000-of-00001.parquet"]
+)
+def test_parquet_is_found_by_its_split(tmp_path: Path, name: str) -> None:
+    first = write_hub(tmp_path / "made", "validation", layouts.TEXT_VQA, text_vqa_rows())
+    copy = tmp_path / "copy" / name
+    copy.parent.mkdir(parents=True)
+    shutil.copy(first / "validation-00000-of-00001.parquet", copy)
+    shutil.copy(copy, copy.parent.parent / "train-00000-of-00001.parquet")
+    task = TextVQA(data_dir=tmp_path / "copy", cache_dir=tmp_path)
+    assert len(task) == 4
+    assert task.source["files"] == f"{name} ({copy.stat().st_size} bytes)"
+
+
+def test_a_saved_dataset_opens(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list(
+        [{"ocr_tokens": [], **row} for row in text_vqa_rows()], features=layouts.TEXT_VQA, split="validation"
+    )
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"validation": rows.select([1, 0])}).save_to_disk(tmp_path / "several")
+    assert TextVQA(data_dir=tmp_path / "one")[0].metadata["question_id"] == "1"
+    assert TextVQA(data_dir=tmp_path / "several")[1].metadata["question_id"] == "1"
+    with pytest.raises(ConfigurationError, match="saved from split 'validation', and 'train' was asked for"):
+        TextVQA("train", data_dir=tmp_path / "one")
+    with pytest.raises(ConfigurationError, match="saved without split 'train': it has validation"):
+        TextVQA("train", data_dir=tmp_path / "several")
+
+
+def cached_download(folder: Path) -> None:
+    """What the library leaves in its cache after it has read text_vqa from the hub at `COMMIT`."""
+    made = write_hub(folder / "made", "validation", layouts.TEXT_VQA, text_vqa_rows())
+    rows = datasets.load_dataset(
+        "parquet",
+        data_files={"validation": str(made / "*.parquet")},
+        split="validation",
+        cache_dir=str(folder / "work"),
+    )
+    (arrow,) = (Path(file["filename"]) for file in rows.cache_files)
+    cache = folder / "lmms-lab-encoder___textvqa" / "default" / "0.0.0" / COMMIT
+    cache.mkdir(parents=True)
+    shutil.copy(arrow, cache / "textvqa-validation.arrow")
+    info = json.loads((arrow.parent / "dataset_info.json").read_text())
+    info |= {"dataset_name": "textvqa", "config_name": "default"}
+    info["splits"]["validation"]["dataset_name"] = "textvqa"
+    write_json(cache / "dataset_info.json", info)
+
+
+def test_the_hubs_cache_serves_without_a_network(tmp_path: Path) -> None:
+    cached_download(tmp_path)
+    task = TextVQA(cache_dir=tmp_path)
+    sample = task[0]
+    assert sample.question == "What?" and sample.image is not None and sample.image.getpixel((0, 0)) == RED
+    assert {name: task.source[name] for name in ("read_from", "hub_id", "revision_asked", "revision")} == {
+        "read_from": "hub",
+        "hub_id": "lmms-lab-encoder/textvqa",
+        "revision_asked": "main",
+        "revision": COMMIT,
+    }
+    assert TextVQA(cache_dir=tmp_path, revision=COMMIT).source["revision"] == COMMIT
+
+
+def test_a_cache_of_another_commit_is_refused(tmp_path: Path) -> None:
+    cached_download(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"revision {'f' * 40} was asked for, and the cache holds {COMMIT}"):
+        read_hub(HubDataset("lmms-lab-encoder/textvqa", None, "f" * 40), "validation", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"text_vqa train cannot be read from the hub \(Unknown split"):
+        TextVQA("train", cache_dir=tmp_path)
+
+
+def test_official_files_that_are_not_what_they_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "TextVQA_0.5.1_val.json"
+    path.write_text('{"data": [')
+    (tmp_path / "train_images").mkdir()
+    with pytest.raises(ConfigurationError, match=r"TextVQA_0.5.1_val.json cannot be read as JSON"):
+        TextVQA(data_dir=tmp_path)
+    for content, message in (
+        ({"rows": []}, "has no 'data'"),
+        ({"data": {}}, "has no list of entries"),
+        ({"data": [{"question": "What?"}]}, "entry 0 lacks one of question_id, image_id"),
+        ({"data": []}, "text_vqa validation has no samples"),
+    ):
+        write_json(path, content)
+        with pytest.raises(ConfigurationError, match=message):
+            TextVQA(data_dir=tmp_path)
+    (tmp_path / "train_images").rmdir()
+    with pytest.raises(ConfigurationError, match=r"but no pictures; put them in train_images/ or"):
+        TextVQA(data_dir=tmp_path)
+
+
+def test_pictures_are_decoded_only_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_hub(tmp_path, "validation", layouts.TEXT_VQA, text_vqa_rows()[:1])
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise AssertionError("a picture was decoded")
+
+    monkeypatch.setattr(Image, "open", fail)
+    task = TextVQA(data_dir=folder, cache_dir=tmp_path)
+    assert (len(task), task.question_type(0)) == (1, "all")
+    with pytest.raises(AssertionError, match="a picture was decoded"):
+        task[0]
