@@ -1,26 +1,27 @@
-"""In: a task and a seed; out: the samples to ask, and each as tensors on the host with true token counts."""
+"""In: a task and what was asked of it; out: the samples to ask, and each as tensors with true token counts."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.records import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
 
 
-def draw_sample_ids(length: int, num_samples: int, seed: int) -> tuple[int, ...]:
-    """`num_samples` ids out of 0..length-1, without replacement, ascending; all of them where fewer are there.
+def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
+    """The samples that the flags ask for, ids ascending, so that neighbours that share a picture stay neighbours.
 
-    The draw depends on length, number and seed only, so every setting and every process gets the same one.
+    Raises:
+        ConfigurationError: `--ids` outside the split.
     """
-    if num_samples >= length:
-        return tuple(range(length))
-    drawn = np.random.RandomState(seed).choice(length, size=num_samples, replace=False)
-    return tuple(sorted(int(index) for index in drawn))
+    drawn = create_sampled_dataset(
+        task, config.num_samples, config.seed, stratify_by_type=config.sample_by == "question_type", ids=config.ids
+    )
+    return replace(drawn, sample_ids=tuple(sorted(drawn.sample_ids)))
 
 
 def share_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -> tuple[int, ...]:

@@ -1,10 +1,16 @@
-"""In: measured samples of one setting, pooled over processes; out: accuracy, spread of the stage times and tokens."""
+"""In: samples of one setting, pooled over processes, and their scores; out: accuracy, spread of times and tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe
-from experiment_core_utils.primitives.records import MeasuredSample, SettingSummary, TypeAccuracy
+from experiment_core_utils.primitives.records import (
+    AccuracySummary,
+    MeasuredSample,
+    SettingSummary,
+    TypeAccuracy,
+)
+from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Score, Scoring
 
 QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "vision_s": lambda sample: sample.run.vision_s,
@@ -33,18 +39,61 @@ def vision_tokens_difference(sample: MeasuredSample) -> int | None:
     return sample.shape.theoretical.pooled_features - sample.shape.vision_tokens
 
 
-def summarise(samples: Sequence[MeasuredSample]) -> SettingSummary:
-    """Accuracy and distributions over samples; a sample without a quantity does not enter that one."""
-    scores = [sample.accuracy for sample in samples]
-    accuracy = describe(scores)
+def answer_to(sample: Sample, prediction: str) -> Answer:
+    """`prediction` beside what it is judged against."""
+    return Answer(
+        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
+    )
+
+
+def answer_of(sample: MeasuredSample) -> Answer:
+    """The answer of a sample that was measured."""
+    return Answer(
+        prediction=sample.prediction,
+        references=sample.references,
+        options=sample.options,
+        answer_index=sample.answer_index,
+        question_type=sample.question_type,
+        image_id=sample.image_id,
+    )
+
+
+def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracySummary, num_failed: int) -> SettingSummary:
+    """Accuracy and distributions over samples; a sample without a quantity does not enter that one.
+
+    Args:
+        num_failed: samples that could not be run.
+    """
     truncated = [not sample.runs[0].ended for sample in samples]
+    asked = len(samples) + num_failed
     return SettingSummary(
-        accuracy=accuracy.mean if accuracy else None,
-        accuracy_std=accuracy.std if accuracy else None,
-        accuracy_interval=bounded_mean_interval(scores),
-        accuracy_by_type=accuracy_by_type(samples),
+        accuracy=accuracy,
         distributions=distributions(samples),
         share_truncated=sum(truncated) / len(truncated) if truncated else None,
+        share_failed=num_failed / asked if asked else None,
+    )
+
+
+def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracySummary:
+    """What the scores of a whole run come to; an answer for which the metric has no value enters no mean."""
+    scored = [
+        (score.value, answer.image_id)
+        for answer, score in zip(answers, scoring.scores, strict=True)
+        if score.value is not None
+    ]
+    values = [value for value, _ in scored]
+    spread = describe(values)
+    unparsed = sum(not score.parsed for score in scoring.scores)
+    return AccuracySummary(
+        metric=metric.name,
+        best=metric.best,
+        accuracy=scoring.overall,
+        std=spread.std if spread else None,
+        interval=bounded_mean_interval(values, [image for _, image in scored], metric.best),
+        by_type=accuracy_by_type(answers, scoring.scores),
+        num_unparsed=unparsed,
+        share_unparsed=unparsed / len(answers) if answers else None,
+        details=scoring.details,
     )
 
 
@@ -59,9 +108,14 @@ def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
     return found
 
 
-def accuracy_by_type(samples: Sequence[MeasuredSample]) -> dict[str, TypeAccuracy]:
+def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict[str, TypeAccuracy]:
     """Mean score of each type of question, types in alphabetical order."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for sample in samples:
-        scores[sample.question_type].append(sample.accuracy)
-    return {kind: TypeAccuracy(sum(values) / len(values), len(values)) for kind, values in sorted(scores.items())}
+    by_type: dict[str, list[float | None]] = defaultdict(list)
+    for answer, score in zip(answers, scores, strict=True):
+        by_type[answer.question_type].append(score.value)
+    return {kind: _type_accuracy(values) for kind, values in sorted(by_type.items())}
+
+
+def _type_accuracy(values: Sequence[float | None]) -> TypeAccuracy:
+    known = [value for value in values if value is not None]
+    return TypeAccuracy(sum(known) / len(known) if known else None, len(values))

@@ -1,4 +1,4 @@
-"""In: one setting's samples and summary; out: its JSON file, written whole or not at all, in the published form."""
+"""In: one setting's samples, scores and summary; out: its JSON file in the published form, whole or not at all."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from experiment_core_utils.g_metrics_inference import vision_tokens_difference
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
 from experiment_core_utils.primitives.records import (
+    AccuracySummary,
     KnobProof,
     MeasuredSample,
     MeasuredSetting,
@@ -21,6 +22,8 @@ from experiment_core_utils.primitives.records import (
     VisionGeometry,
 )
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.tasks.interface import Score
+from experiment_core_utils.tasks.sampling import SampledDataset
 
 SCHEMA_VERSION = 1
 
@@ -75,10 +78,17 @@ def setting_result(
     setting: KnobSetting,
     num_total_blocks: int,
     merged: MeasuredSetting,
+    scores: Sequence[Score],
     summary: SettingSummary,
+    drawn: SampledDataset[Any],
     provenance: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of a setting's file; see `docs/results_schema.md` for every key."""
+    """The content of a setting's file; see `docs/results_schema.md` for every key.
+
+    Args:
+        scores: one for each of the merged samples, in their order.
+        drawn: what was asked for, of which `merged` holds those that ran and those that failed.
+    """
     samples = merged.samples
     geometries = _geometries(samples)
     crops = Counter(geometry.num_crops for geometry in geometries)
@@ -98,20 +108,46 @@ def setting_result(
         "num_active_blocks": setting.num_active_blocks,
         "num_total_blocks": num_total_blocks,
         "active_block_indices": list(setting.active_blocks),
-        "accuracy": summary.accuracy,
-        "accuracy_std": summary.accuracy_std,
-        "accuracy_ci95": summary.accuracy_interval,
-        "accuracy_by_type": {kind: asdict(entry) for kind, entry in summary.accuracy_by_type.items()},
+        **accuracy_entries(summary.accuracy),
         "num_samples": len(samples),
         "num_failed_samples": len(merged.failures),
         "share_truncated": summary.share_truncated,
+        "share_failed": summary.share_failed,
+        "sampling": asdict(drawn.sampling),
+        "sample_ids": list(drawn.sample_ids),
         **_theoretical(typical),
         "realised": realised(merged.proof),
         "memory": asdict(merged.memory) if merged.memory else None,
         "aggregate_stats": aggregate_stats(summary.distributions),
-        "per_sample_results": [sample_result(sample, setting) for sample in samples],
+        "per_sample_results": [
+            sample_result(sample, score, setting) for sample, score in zip(samples, scores, strict=True)
+        ],
         "failed_samples": [asdict(failure) for failure in merged.failures],
         "provenance": dict(provenance),
+    }
+
+
+def accuracy_entries(summary: AccuracySummary) -> dict[str, Any]:
+    """The keys of a setting's file that depend on how its answers are scored."""
+    return {
+        "metric": summary.metric,
+        "metric_best": summary.best,
+        "metric_details": dict(summary.details),
+        "accuracy": summary.accuracy,
+        "accuracy_std": summary.std,
+        "accuracy_ci95": summary.interval,
+        "accuracy_by_type": {kind: asdict(entry) for kind, entry in summary.by_type.items()},
+        "num_unparsed": summary.num_unparsed,
+        "share_unparsed": summary.share_unparsed,
+    }
+
+
+def score_entries(score: Score) -> dict[str, Any]:
+    """The keys of a sample that depend on how its answer is scored."""
+    return {
+        "accuracy": score.value,
+        "parse_status": score.parse_status,
+        "score_details": dict(score.details),
     }
 
 
@@ -145,7 +181,7 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
     return stats
 
 
-def sample_result(sample: MeasuredSample, setting: KnobSetting) -> dict[str, Any]:
+def sample_result(sample: MeasuredSample, score: Score, setting: KnobSetting) -> dict[str, Any]:
     """One entry of `per_sample_results`; the times are those of the run with the median total."""
     shape, run = sample.shape, sample.run
     theoretical, actual = shape.theoretical, shape.actual
@@ -167,10 +203,10 @@ def sample_result(sample: MeasuredSample, setting: KnobSetting) -> dict[str, Any
         "actual_num_crops": actual.num_crops if actual else None,
         "actual_tiling": list(actual.tiling) if actual else None,
         "actual_image_size": list(actual.image_size) if actual else None,
-        "accuracy": sample.accuracy,
+        **score_entries(score),
         "pred": sample.prediction,
         "question_type": sample.question_type,
-        "metadata": sample.metadata,
+        "metadata": sample_metadata(sample),
         **run_times(run),
         "T_first_token": milliseconds(run.ttft_s),
         "T_preprocess": milliseconds(shape.preprocess_s),
@@ -184,6 +220,17 @@ def sample_result(sample: MeasuredSample, setting: KnobSetting) -> dict[str, Any
             for each in sample.runs
         ],
     }
+
+
+def sample_metadata(sample: MeasuredSample) -> dict[str, Any]:
+    """What the answer is judged against and what the task says; enough to score the answer again.
+
+    What the task says does not replace the former.
+    """
+    judged = {"question": sample.metadata["question"], "answers": list(sample.references), "image_id": sample.image_id}
+    if sample.options:
+        judged |= {"options": list(sample.options), "answer_index": sample.answer_index}
+    return judged | sample.metadata | judged
 
 
 def run_times(run: StagedRun) -> dict[str, float | None]:

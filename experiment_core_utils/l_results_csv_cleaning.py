@@ -1,13 +1,19 @@
-"""In: the JSON files of a run's settings; out: one tidy CSV with a row a setting, and the table that closes a run."""
+"""In: the JSON files of a run's settings; out: one tidy CSV with a row a setting, and the tables for a terminal."""
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.j_results_saving import write_text_atomically
+from experiment_core_utils.j_results_saving import SCHEMA_VERSION, write_text_atomically
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.tasks.comparison import PairedComparison
+from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
+
+RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
 
 SETTING_COLUMNS = (
     "tier",
@@ -40,6 +46,56 @@ STAT_COLUMNS = (
     "prefill_flops_mean",
     "decode_flops_per_token_mean",
 )
+# At the end of a row, so that the columns before them keep their places.
+SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """The settings' files in `folder` itself, by file name in alphabetical order; files of other names are not read.
+
+    Raises:
+        ResultsError: no such folder, no such file in it, or one that is not what its name says.
+    """
+    if not folder.is_dir():
+        raise ResultsError(f"{folder} is not a folder; give the --output_dir of a profiling run")
+    results = {path.name: _read_result(path) for path in sorted(folder.glob(RESULT_FILES))}
+    if not results:
+        raise ResultsError(f"{folder} holds no results ({RESULT_FILES}); give the --output_dir of a profiling run")
+    return results
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path} cannot be read ({error}); remove it or measure it again") from error
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ResultsError(f"{path} is no result of schema {SCHEMA_VERSION} (it says {version}); remove it")
+    return dict(content)
+
+
+def setting_key(result: Mapping[str, Any]) -> str:
+    """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
+    tier = result["tier"]
+    label = f"tier-{tier}" if tier is not None else f"tokens{result['vision_tokens_target']}"
+    return f"{label}_topk{result['top_k']}_blocks{result['num_active_blocks']}"
+
+
+def few_samples_warning(results: Sequence[Mapping[str, Any]]) -> str | None:
+    """What must stand under a comparison of settings that too few samples stand behind; None where it is fair."""
+    fewest = min((result["num_samples"] for result in results), default=0)
+    return few_samples_sentence(len(results), fewest)
+
+
+def few_samples_sentence(num_settings: int, num_samples: int) -> str | None:
+    """The sentence for that many settings with that many samples each; None for one setting or enough samples."""
+    if num_settings < 2 or num_samples >= LEAST_SAMPLES_TO_COMPARE:
+        return None
+    return (
+        f"{num_samples} samples stand behind a comparison of {num_settings} settings: differences in accuracy and "
+        f"Pareto fronts need at least {LEAST_SAMPLES_TO_COMPARE}"
+    )
 
 
 def settings_frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -74,9 +130,46 @@ def closing_table(results: Sequence[Mapping[str, Any]]) -> str:
                 "p95": _text(stats.get("T_total_p95"), 1),
                 "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
                 "failed": result["num_failed_samples"],
+                "unparsed": result["num_unparsed"],
             }
         )
+    table = pd.DataFrame(rows)
+    if not table["unparsed"].any():
+        table = table.drop(columns="unparsed")
+    return table.to_string(index=False)
+
+
+def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
+    """Settings against one baseline, a row each."""
+    rows = [
+        {
+            "setting": key,
+            "accuracy": _text(each.mean, 3),
+            "difference [95 %]": _difference(each),
+            "better": each.better,
+            "worse": each.worse,
+            "equal": each.equal,
+            "p": "-" if each.p_value is None else f"{each.p_value:.2g}",
+            "excluded": each.num_excluded,
+        }
+        for key, each in comparisons.items()
+    ]
     return pd.DataFrame(rows).to_string(index=False)
+
+
+def rescoring_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
+    """The same settings by the metric that they were measured with and by another, a row each."""
+    rows = [
+        {
+            "setting": setting_key(new),
+            f"{new['rescored']['metric_before']} (before)": _text(old["accuracy"], 3),
+            f"{new['metric']} [95 %]": _accuracy(new),
+            "samples": new["num_samples"],
+            "unparsed": _text(new["share_unparsed"], 3),
+        }
+        for old, new in zip(before, after, strict=True)
+    ]
+    return pd.DataFrame(rows).fillna("").to_string(index=False)
 
 
 def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +177,8 @@ def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
     values = {**result, "accuracy_ci95_low": interval[0], "accuracy_ci95_high": interval[1]}
     row = {name: values[name] for name in SETTING_COLUMNS}
     stats = result["aggregate_stats"]
-    return row | {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
+    row |= {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
+    return row | {name: values[name] for name in SCORING_COLUMNS}
 
 
 def _with_unit(name: str) -> str:
@@ -96,6 +190,13 @@ def _accuracy(result: Mapping[str, Any]) -> str:
     if result["accuracy"] is None or interval is None:
         return "-"
     return f"{result['accuracy']:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _difference(comparison: PairedComparison) -> str:
+    if comparison.difference is None or comparison.interval is None:
+        return "-"
+    low, high = comparison.interval
+    return f"{comparison.difference:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def _text(value: float | None, digits: int) -> str:

@@ -15,16 +15,16 @@ from experiment_core_utils.a_distributed import generate_unique_id, processes_on
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
-    draw_sample_ids,
+    draw_samples,
     fingerprint_of_ids,
     share_of_process,
 )
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.f_experiment_info import environment_stamp, gather_provenance
-from experiment_core_utils.g_metrics_inference import summarise
+from experiment_core_utils.g_metrics_inference import answer_of, answer_to, summarise, summarise_accuracy
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_part, save_part
-from experiment_core_utils.l_results_csv_cleaning import write_settings_csv
+from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -49,6 +49,7 @@ from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import ProgressBar
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiment_core_utils.tasks.sampling import SampledDataset
 
 PARTS_FOLDER = ".parts"
 WORKER_TIMEOUT_S = 3600.0
@@ -79,11 +80,18 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     """Judge what was asked against model and task, load once, then measure and save setting by setting."""
     source = find_model(config.model_path, config.hf_cache_dir)
     settings = plan_for(config, source)
-    task = load_task(config.dataset_name, config.split, data_dir=config.data_dir, cache_dir=config.hf_cache_dir)
+    task = load_task(
+        config.dataset_name,
+        config.split,
+        data_dir=config.data_dir,
+        cache_dir=config.hf_cache_dir,
+        prompt_template=config.prompt_template,
+        revision=config.dataset_revision,
+    )
+    drawn = draw_samples(task, config)
     make_output_dir(config.output_dir)
     accelerator = setup_distributed(config)
-    sample_ids = draw_sample_ids(len(task), config.num_samples, config.seed)
-    fingerprint = fingerprint_of(config, source, sample_ids, accelerator)
+    fingerprint = fingerprint_of(config, source, task, drawn.sample_ids, accelerator)
     ledger = Ledger(config.output_dir, fingerprint)
     due = [setting for setting in settings if ledger.result(setting.key) is None]
     for setting in due:
@@ -92,7 +100,8 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     experiment_id, failed = None, {}
     if due:
         experiment_id = generate_unique_id(accelerator)
-        run = ProfilingRun(config, source, task, accelerator, sample_ids, fingerprint, ledger, experiment_id)
+        caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
+        run = ProfilingRun(config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats)
         failed = run.measure_all(due)
     if not accelerator.is_main_process:
         return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
@@ -153,7 +162,7 @@ def left_out_by(config: ProfilingConfig, settings: Sequence[KnobSetting]) -> tup
 
 
 def fingerprint_of(
-    config: ProfilingConfig, source: ModelSource, sample_ids: Sequence[int], accelerator: Accelerator
+    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
 ) -> str:
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
@@ -165,8 +174,11 @@ def fingerprint_of(
         config.random_weights,
         config.dataset_name,
         config.split,
+        config.dataset_revision,
+        config.prompt_template,
+        task.metric,
         fingerprint_of_ids(sample_ids),
-        config.max_new_tokens,
+        max_new_tokens_of(config, task),
         config.num_runs_per_sample,
         config.num_warmup_runs,
         config.device,
@@ -183,6 +195,11 @@ def fingerprint_of(
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
+def max_new_tokens_of(config: ProfilingConfig, task: Task) -> int:
+    """The limit that was asked for, else the task's own."""
+    return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
+
+
 class ProfilingRun:
     """One process's work on a run: its share of the samples, at every setting that is due."""
 
@@ -192,15 +209,17 @@ class ProfilingRun:
         source: ModelSource,
         task: Task,
         accelerator: Accelerator,
-        sample_ids: tuple[int, ...],
+        drawn: SampledDataset[Sample],
         fingerprint: str,
         ledger: Ledger,
         experiment_id: str,
+        caveats: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.task = task
         self.accelerator = accelerator
-        self.sample_ids = sample_ids
+        self.drawn = drawn
+        self.max_new_tokens = max_new_tokens_of(config, task)
         self.fingerprint = fingerprint
         self.ledger = ledger
         self.metric = get_metric(task.metric)
@@ -209,13 +228,18 @@ class ProfilingRun:
         set_cpu_threads(config.num_threads, processes_on_this_machine())
         self.model = load_staged_model(config, source, device)
         self.maker = RequestMaker(self.model, task)
-        self.own_ids = share_of_process(sample_ids, accelerator.process_index, accelerator.num_processes)
+        self.own_ids = share_of_process(drawn.sample_ids, accelerator.process_index, accelerator.num_processes)
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **self.model.describe()},
-            "task": {"name": task.name, "split": task.split, "metric": task.metric},
+            "task": {
+                "name": task.name,
+                "split": task.split,
+                "metric": task.metric,
+                "max_new_tokens": task.max_new_tokens,
+            },
             "experimental_variables": self._variables(),
-            "caveats": self._caveats(),
+            "caveats": [*self._caveats(), *caveats],
         }
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
@@ -273,17 +297,19 @@ class ProfilingRun:
         proof = self.model.prove(setting, inputs)
         check_proof(proof, setting, self.model.default_top_k)
         for _ in range(self.config.num_warmup_runs):
-            run_staged(self.model, inputs, self.config.max_new_tokens)
+            run_staged(self.model, inputs, self.max_new_tokens)
         return proof
 
     def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
         """One unmeasured run for a tiling that this process meets first: libraries prepare kernels for new shapes."""
         tiling = shape.actual.tiling if shape.actual is not None else None
         if self.config.num_warmup_runs and tiling not in self._warm_tilings:
-            run_staged(self.model, inputs, self.config.max_new_tokens)
+            run_staged(self.model, inputs, self.max_new_tokens)
         self._warm_tilings.add(tiling)
 
     def _measure_sample(self, setting: KnobSetting, sample: Sample) -> MeasuredSample:
+        # Scored at the merge, with all others; one that no metric could judge is not worth the time of its runs.
+        self.metric.score([answer_to(sample, "")])
         request = self.maker.make(sample, setting.vision.crops)
         started = time.perf_counter()
         inputs = self.model.to_device(request.inputs)
@@ -291,25 +317,22 @@ class ProfilingRun:
         transfer_s = time.perf_counter() - started
         self._warm_up_shape(request.shape, inputs)
         runs = tuple(
-            run_staged(self.model, inputs, self.config.max_new_tokens) for _ in range(self.config.num_runs_per_sample)
+            run_staged(self.model, inputs, self.max_new_tokens) for _ in range(self.config.num_runs_per_sample)
         )
-        prediction = self.model.decode_text(runs[0].token_ids)
         return MeasuredSample(
             sample_id=sample.sample_id,
             shape=request.shape,
             runs=runs,
             outputs_identical=len({run.token_ids for run in runs}) == 1,
             transfer_s=transfer_s,
-            prediction=prediction,
-            accuracy=self.metric(prediction, sample.answers),
+            prediction=self.model.decode_text(runs[0].token_ids),
             flops=self.model.count_flops(setting, request.shape, len(runs[0].token_ids)),
             question_type=sample.question_type,
-            metadata={
-                "question": sample.question,
-                "answers": list(sample.answers),
-                "image_id": sample.image_id,
-                **sample.metadata,
-            },
+            image_id=sample.image_id,
+            references=sample.answers,
+            options=sample.options,
+            answer_index=sample.answer_index,
+            metadata={**sample.metadata, "question": sample.question},
         )
 
     def _part(
@@ -334,16 +357,15 @@ class ProfilingRun:
         )
 
     def _merge_and_save(self, setting: KnobSetting) -> MeasuredSetting:
-        """Main process only: wait for all parts, pool them, compute, save, remember."""
+        """Main process only: wait for all parts, pool them, score and compute, save, remember."""
         folder = self.config.output_dir / PARTS_FOLDER
         processes = self.accelerator.num_processes
         parts = collect_parts(folder, setting.key, self.fingerprint, processes, WORKER_TIMEOUT_S)
-        merged = failed_where_no_sample_ran(merge_parts(parts, self.sample_ids))
+        merged = failed_where_no_sample_ran(merge_parts(parts, self.drawn.sample_ids))
         if merged.failure is not None:
             self.ledger.mark_failed(setting.key, merged.failure)
         else:
-            summary = summarise(merged.samples)
-            result = setting_result(setting, self.model.num_total_blocks, merged, summary, self.provenance)
+            result = self._result(setting, merged)
             name = setting_file_name(self.task.name, setting, merged.samples)
             write_json_atomically(result, self.config.output_dir / name)
             self.ledger.mark_done(setting.key, name)
@@ -351,13 +373,26 @@ class ProfilingRun:
             remove_part(folder, setting.key, rank)
         return merged
 
+    def _result(self, setting: KnobSetting, merged: MeasuredSetting) -> dict[str, Any]:
+        """Score the whole run, then everything that follows from it."""
+        answers = [answer_of(sample) for sample in merged.samples]
+        scoring = self.metric.score(answers)
+        accuracy = summarise_accuracy(answers, scoring, self.metric)
+        summary = summarise(merged.samples, accuracy, len(merged.failures))
+        blocks = self.model.num_total_blocks
+        return setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, self.provenance)
+
     def _variables(self) -> dict[str, Any]:
-        """The experimental parameters as asked for."""
+        """The experimental parameters as asked for; `max_new_tokens` as it came out."""
         config = self.config
         return {
             "num_samples": config.num_samples,
+            "sample_by": config.sample_by,
             "seed": config.seed,
-            "max_new_tokens": config.max_new_tokens,
+            "ids": list(config.ids) if config.ids is not None else None,
+            "prompt_template": config.prompt_template,
+            "dataset_revision": config.dataset_revision,
+            "max_new_tokens": self.max_new_tokens,
             "num_runs_per_sample": config.num_runs_per_sample,
             "num_warmup_runs": config.num_warmup_runs,
             "precision": config.precision,

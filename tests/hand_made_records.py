@@ -1,5 +1,11 @@
 """Records with round numbers, for tests of what is computed from them and of how they are stored."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
+from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import (
@@ -9,10 +15,13 @@ from experiment_core_utils.primitives.records import (
     MeasuredSetting,
     RequestShape,
     SettingFailure,
+    SettingSummary,
     StagedRun,
     StageFlops,
     VisionGeometry,
 )
+from experiment_core_utils.tasks.interface import Answer, Score, Scoring
+from experiment_core_utils.tasks.sampling import SampledDataset, Sampling
 
 SETTING = KnobSetting(tier_target("low"), 2, (0, 1, 3))
 PROOF = KnobProof(experts_per_token=(4, 2, 2), blocks_run=(0, 1, 3), blocks_run_decode=(0, 1, 3), cache_layers=3)
@@ -44,13 +53,14 @@ def one_by_two() -> VisionGeometry:
 def measured_sample(
     sample_id: int,
     *runs: StagedRun,
-    accuracy: float = 1.0,
+    prediction: str = "1.0",
     question_type: str = "reading",
+    image_id: str | None = None,
     geometry: VisionGeometry | None = None,
     has_picture: bool = True,
     flops: StageFlops | None = None,
 ) -> MeasuredSample:
-    """384 vision tokens of 1 x 2 tiles, 28 markers and 10 text tokens, unless something else is asked for."""
+    """384 vision tokens of 1 x 2 tiles, 28 markers and 10 text tokens, a picture of its own, unless asked otherwise."""
     geometry = (geometry or one_by_two()) if has_picture else None
     shape = (
         RequestShape(geometry, geometry, 384, 28, 10, 0.002)
@@ -63,12 +73,61 @@ def measured_sample(
         runs=runs or (staged_run(vision_s=0.5 if has_picture else None),),
         outputs_identical=True,
         transfer_s=0.001,
-        prediction="stop",
-        accuracy=accuracy,
+        prediction=prediction,
         flops=flops,
         question_type=question_type,
-        metadata={"question": "what?", "answers": ["stop"], "image_id": "a"},
+        image_id=f"picture-{sample_id}" if image_id is None else image_id,
+        references=("stop",),
+        options=(),
+        answer_index=None,
+        metadata={"question": "what?", "family": "signs"},
     )
+
+
+@dataclass(frozen=True)
+class ReadOff:
+    """A metric by which each prediction says its own score: "0.5"; "none" for no score; "?" cannot be read."""
+
+    name: str = "read_off"
+    best: float = 1.0
+
+    def score(self, answers: Sequence[Answer]) -> Scoring:
+        """Half of each score is its detail; the run's detail says how many there were."""
+        scores = tuple(self._one(answer.prediction) for answer in answers)
+        values = [score.value for score in scores if score.value is not None]
+        return Scoring(scores, sum(values) / len(values) if values else None, {"answers": len(answers)})
+
+    def _one(self, prediction: str) -> Score:
+        if prediction == "?":
+            return Score(0.0, False, "unparsed")
+        if prediction == "none":
+            return Score(None)
+        return Score(float(prediction), details={"half": float(prediction) / 2})
+
+
+def scores_of(samples: Sequence[MeasuredSample]) -> tuple[Score, ...]:
+    """What `ReadOff` gives them."""
+    return ReadOff().score([answer_of(sample) for sample in samples]).scores
+
+
+def summary_of(samples: Sequence[MeasuredSample], num_failed: int = 0, metric: ReadOff | None = None) -> SettingSummary:
+    """Scored by `ReadOff` and summarised."""
+    by = metric or ReadOff()
+    answers = [answer_of(sample) for sample in samples]
+    return summarise(samples, summarise_accuracy(answers, by.score(answers), by), num_failed)
+
+
+def drawn(*sample_ids: int) -> SampledDataset[Any]:
+    """Those ids, drawn at random out of 100."""
+    return SampledDataset([], sample_ids, Sampling("random", 42, len(sample_ids), 100))
+
+
+def stored_result(merged: MeasuredSetting, setting: KnobSetting = SETTING, task: str = "signs") -> dict[str, Any]:
+    """The content of the file of a setting of a 4-block model, scored by `ReadOff`."""
+    ids = sorted([each.sample_id for each in merged.samples] + [each.sample_id for each in merged.failures])
+    summary = summary_of(merged.samples, len(merged.failures))
+    provenance = {"task": {"name": task, "split": "validation", "metric": "read_off"}}
+    return setting_result(setting, 4, merged, scores_of(merged.samples), summary, drawn(*ids), provenance)
 
 
 def part(

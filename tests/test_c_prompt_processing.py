@@ -6,32 +6,36 @@ from hypothesis import strategies as st
 
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
-    draw_sample_ids,
+    draw_samples,
     fingerprint_of_ids,
     share_of_process,
 )
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.registry import load_task
+from experiment_core_utils.tasks.sampling import Sampling
 from tests.scripted_model import ScriptedModel
 
 
-@given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 2**32 - 1))
-def test_a_draw_is_ascending_without_replacement_and_repeatable(length: int, wanted: int, seed: int) -> None:
-    ids = draw_sample_ids(length, wanted, seed)
-    assert len(ids) == len(set(ids)) == min(length, wanted)
-    assert list(ids) == sorted(ids)
-    assert set(ids) <= set(range(length))
-    assert draw_sample_ids(length, wanted, seed) == ids
+def test_the_flags_choose_the_samples_and_their_ids_ascend() -> None:
+    """RandomState(42).choice(2000, 3, replace=False) is 1860, 353, 1333 in its own order."""
+    task = load_task("reference_vqa", "validation")
+    drawn = draw_samples(task, parse_config(["--num_samples", "3"]))
+    assert drawn.sample_ids == (353, 1333, 1860)
+    assert drawn.sampling == Sampling("random", 42, 3, 2000)
+    chosen = draw_samples(task, parse_config(["--ids", "99", "3", "17", "3"]))
+    assert (chosen.sample_ids, chosen.sampling) == ((3, 17, 99), Sampling("ids", None, 3, 2000))
+    by_type = draw_samples(task, parse_config(["--num_samples", "10", "--sample_by", "question_type"]))
+    assert by_type.sampling == Sampling("question_type", 42, 10, 2000)
+    assert {task.question_type(index) for index in by_type.sample_ids} == {
+        task.question_type(index) for index in range(len(task))
+    }
 
 
-def test_the_draw_is_pinned() -> None:
-    """Results of one seed stay comparable between versions: RandomState(42).choice(100, 5, replace=False), sorted."""
-    assert draw_sample_ids(100, 5, 42) == (44, 45, 53, 70, 83)
-    assert draw_sample_ids(100, 5, 43) != draw_sample_ids(100, 5, 42)
-
-
-def test_more_samples_than_there_are_means_all() -> None:
-    assert draw_sample_ids(4, 4, 0) == draw_sample_ids(4, 9, 7) == (0, 1, 2, 3)
+def test_ids_outside_the_split_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="sample ids 2000 are outside the split; it has 0 to 1999"):
+        draw_samples(load_task("reference_vqa", "validation"), parse_config(["--ids", "3", "2000"]))
 
 
 @given(st.lists(st.integers(0, 999), unique=True), st.integers(1, 8))

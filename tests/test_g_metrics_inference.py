@@ -6,12 +6,14 @@ import pytest
 
 from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
+    answer_of,
+    answer_to,
     distributions,
-    summarise,
     vision_tokens_difference,
 )
 from experiment_core_utils.primitives.records import StageFlops, TypeAccuracy
-from tests.hand_made_records import measured_sample, staged_run
+from experiment_core_utils.tasks.interface import Answer, Sample
+from tests.hand_made_records import ReadOff, measured_sample, scores_of, staged_run, summary_of
 
 
 def test_spread_of_the_stage_times() -> None:
@@ -73,34 +75,83 @@ def test_the_times_are_those_of_the_run_with_the_median_total() -> None:
 
 
 def test_accuracy_and_its_spread() -> None:
-    summary = summarise([measured_sample(i, accuracy=score) for i, score in enumerate((1.0, 1.0, 0.0, 0.5))])
-    assert summary.accuracy == 0.625
+    summary = summary_of([measured_sample(i, prediction=score) for i, score in enumerate(("1", "1", "0", "0.5"))])
+    accuracy = summary.accuracy
+    assert (accuracy.metric, accuracy.best, accuracy.accuracy) == ("read_off", 1.0, 0.625)
     # Deviations 0.375, 0.375, -0.625, -0.125: squares add up to 0.6875, over 3.
-    assert summary.accuracy_std == pytest.approx(math.sqrt(0.6875 / 3))
-    assert summary.accuracy_interval is not None
-    assert 0.0 <= summary.accuracy_interval[0] < 0.625 < summary.accuracy_interval[1] <= 1.0
+    assert accuracy.std == pytest.approx(math.sqrt(0.6875 / 3))
+    assert accuracy.interval is not None
+    assert 0.0 <= accuracy.interval[0] < 0.625 < accuracy.interval[1] <= 1.0
+    assert accuracy.details == {"answers": 4}
 
 
 def test_zeros_and_ones_get_wilsons_interval() -> None:
-    summary = summarise([measured_sample(i) for i in range(4)])
-    assert summary.accuracy == 1.0
+    accuracy = summary_of([measured_sample(i) for i in range(4)]).accuracy
+    assert accuracy.accuracy == 1.0
     # All four right, z = 1.96: lower bound 1 / (1 + z^2 / 4) = 4 / 7.8415.
-    assert summary.accuracy_interval == pytest.approx((4 / 7.8415, 1.0), abs=1e-4)
+    assert accuracy.interval == pytest.approx((4 / 7.8415, 1.0), abs=1e-4)
+
+
+def test_questions_about_one_picture_count_as_one_picture() -> None:
+    """Four right answers about two pictures say as much as two right answers: 1 / (1 + z^2 / 2) = 2 / 5.8415."""
+    accuracy = summary_of([measured_sample(i, image_id="ab"[i % 2]) for i in range(4)]).accuracy
+    assert accuracy.interval == pytest.approx((2 / 5.8415, 1.0), abs=1e-4)
+
+
+def test_the_interval_is_in_the_metrics_own_unit() -> None:
+    samples = [measured_sample(i, prediction="10") for i in range(4)]
+    assert summary_of(samples, metric=ReadOff(best=10.0)).accuracy.interval == pytest.approx(
+        (40 / 7.8415, 10.0), abs=1e-3
+    )
 
 
 def test_accuracy_of_each_type_in_alphabetical_order() -> None:
-    scored = [("reading", 1.0), ("count", 0.5), ("reading", 0.0), ("count", 1.0), ("reading", 0.5)]
-    samples = [measured_sample(i, question_type=kind, accuracy=score) for i, (kind, score) in enumerate(scored)]
-    found = accuracy_by_type(samples)
-    assert list(found.items()) == [("count", TypeAccuracy(0.75, 2)), ("reading", TypeAccuracy(0.5, 3))]
+    scored = [
+        ("reading", "1"),
+        ("count", "0.5"),
+        ("reading", "0"),
+        ("count", "1"),
+        ("reading", "0.5"),
+        ("time", "none"),
+    ]
+    samples = [measured_sample(i, question_type=kind, prediction=score) for i, (kind, score) in enumerate(scored)]
+    found = accuracy_by_type([answer_of(sample) for sample in samples], scores_of(samples))
+    assert list(found.items()) == [
+        ("count", TypeAccuracy(0.75, 2)),
+        ("reading", TypeAccuracy(0.5, 3)),
+        ("time", TypeAccuracy(None, 1)),
+    ]
 
 
-def test_answers_that_reached_the_limit_are_counted() -> None:
+def test_an_answer_that_cannot_be_read_scores_0_and_is_counted() -> None:
+    accuracy = summary_of([measured_sample(i, prediction=text) for i, text in enumerate(("1", "?", "1", "?"))]).accuracy
+    assert (accuracy.accuracy, accuracy.num_unparsed, accuracy.share_unparsed) == (0.5, 2, 0.5)
+
+
+def test_an_answer_without_a_score_enters_no_mean_and_is_no_zero() -> None:
+    accuracy = summary_of([measured_sample(i, prediction=text) for i, text in enumerate(("1", "none", "0"))]).accuracy
+    assert (accuracy.accuracy, accuracy.num_unparsed) == (0.5, 0)
+    none = summary_of([measured_sample(0, prediction="none")]).accuracy
+    assert (none.accuracy, none.std, none.interval, none.share_unparsed) == (None, None, None, 0.0)
+
+
+def test_answers_that_reached_the_limit_and_samples_that_failed_are_shares() -> None:
     samples = [measured_sample(i, staged_run(ended=ended)) for i, ended in enumerate((True, False, False, True, True))]
-    assert summarise(samples).share_truncated == 0.4
+    summary = summary_of(samples, num_failed=3)
+    assert (summary.share_truncated, summary.share_failed) == (0.4, 3 / 8)
 
 
 def test_no_samples_have_no_figures() -> None:
-    summary = summarise([])
-    assert (summary.accuracy, summary.accuracy_std, summary.accuracy_interval) == (None, None, None)
-    assert (summary.accuracy_by_type, summary.distributions, summary.share_truncated) == ({}, {}, None)
+    summary = summary_of([])
+    accuracy = summary.accuracy
+    assert (accuracy.accuracy, accuracy.std, accuracy.interval, accuracy.share_unparsed) == (None, None, None, None)
+    assert (accuracy.by_type, summary.distributions) == ({}, {})
+    assert (summary.share_truncated, summary.share_failed) == (None, None)
+
+
+def test_an_answer_stands_beside_all_that_it_is_judged_against() -> None:
+    sample = Sample(7, "img", "which?", ("blue",), None, "choice", {}, ("red", "blue"), 1)
+    assert answer_to(sample, "B") == Answer("B", ("blue",), ("red", "blue"), 1, "choice", "img")
+    assert answer_of(measured_sample(3, prediction="0.3", question_type="count")) == Answer(
+        "0.3", ("stop",), (), None, "count", "picture-3"
+    )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.g_metrics_inference import summarise
 from experiment_core_utils.j_results_saving import (
     aggregate_stats,
+    sample_metadata,
     sample_result,
     setting_file_name,
     setting_result,
@@ -19,7 +19,8 @@ from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops, VisionGeometry
-from tests.hand_made_records import SETTING, measured_sample, part, staged_run
+from experiment_core_utils.tasks.interface import Score
+from tests.hand_made_records import SETTING, drawn, measured_sample, part, scores_of, staged_run, summary_of
 
 FLOPS = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
 THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
@@ -97,13 +98,15 @@ def test_a_setting_without_pictures_has_no_crops() -> None:
 
 def test_every_key_of_a_setting() -> None:
     samples = (
-        measured_sample(3, accuracy=1.0, flops=FLOPS),
-        measured_sample(5, staged_run(ended=False), accuracy=0.0, geometry=THREE_BY_ONE, question_type="count"),
-        measured_sample(8, accuracy=0.5, geometry=THREE_BY_ONE),
+        measured_sample(3, flops=FLOPS),
+        measured_sample(5, staged_run(ended=False), prediction="?", geometry=THREE_BY_ONE, question_type="count"),
+        measured_sample(8, prediction="0.5", geometry=THREE_BY_ONE),
     )
     failures = (FailedSample(9, "SampleError", "truncated file"),)
     merged = part(*samples, failures=failures, memory=MemoryReading(None, None, 1000, "no CUDA device"))
-    result = setting_result(SETTING, 4, merged, summarise(samples), {"experiment_id": "0001"})
+    result = setting_result(
+        SETTING, 4, merged, scores_of(samples), summary_of(samples, 1), drawn(3, 5, 8, 9), {"experiment_id": "0001"}
+    )
     content = json.loads(json.dumps(result))
     stats = content.pop("aggregate_stats")
     per_sample = content.pop("per_sample_results")
@@ -124,6 +127,9 @@ def test_every_key_of_a_setting() -> None:
         "num_active_blocks": 3,
         "num_total_blocks": 4,
         "active_block_indices": [0, 1, 3],
+        "metric": "read_off",
+        "metric_best": 1.0,
+        "metric_details": {"answers": 3},
         "accuracy": 0.5,
         "accuracy_std": 0.5,  # deviations 0.5, -0.5, 0: 0.5 / 2 = 0.25, root 0.5
         "accuracy_by_type": {
@@ -132,7 +138,12 @@ def test_every_key_of_a_setting() -> None:
         },
         "num_samples": 3,
         "num_failed_samples": 1,
+        "num_unparsed": 1,
+        "share_unparsed": pytest.approx(1 / 3),
         "share_truncated": pytest.approx(1 / 3),
+        "share_failed": 0.25,
+        "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100},
+        "sample_ids": [3, 5, 8, 9],
         "theoretical_num_crops": 3,  # of the most frequent geometry
         "theoretical_tiling": [3, 1],
         "theoretical_image_size": [784, 336],
@@ -158,7 +169,8 @@ def test_every_key_of_a_setting() -> None:
 
 def test_every_key_of_a_sample() -> None:
     slow = staged_run(vision_s=2.0)
-    result = sample_result(replace(measured_sample(3, staged_run(), flops=FLOPS), runs=(staged_run(), slow)), SETTING)
+    sample = replace(measured_sample(3, staged_run(), flops=FLOPS), runs=(staged_run(), slow))
+    result = sample_result(sample, Score(0.75, True, "letter", {"half": 0.375}), SETTING)
     # Seconds 0.5 + 0.25 + 2 * 0.125 become milliseconds.
     times = {
         "T_vision_total": 500.0,
@@ -188,10 +200,12 @@ def test_every_key_of_a_sample() -> None:
         "actual_num_crops": 2,
         "actual_tiling": [1, 2],
         "actual_image_size": [336, 560],
-        "accuracy": 1.0,
-        "pred": "stop",
+        "accuracy": 0.75,
+        "parse_status": "letter",
+        "score_details": {"half": 0.375},
+        "pred": "1.0",
         "question_type": "reading",
-        "metadata": {"question": "what?", "answers": ["stop"], "image_id": "a"},
+        "metadata": {"question": "what?", "answers": ["stop"], "image_id": "picture-3", "family": "signs"},
         **times,
         "T_first_token": 750.0,
         "T_preprocess": 2.0,
@@ -209,26 +223,40 @@ def test_every_key_of_a_sample() -> None:
 
 def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() -> None:
     text = measured_sample(0, staged_run(vision_s=None, inter_token_s=()), has_picture=False)
-    result = sample_result(text, SETTING)
+    result = sample_result(text, Score(None), SETTING)
     absent = {name for name, value in result.items() if value is None}
     assert absent == {
         "target_vision_tokens", "target_crops", "vision_tokens_diff", "pooled_image_features", "theoretical_num_crops",
         "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens", "actual_num_crops",
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
-        "prefill_flops", "decode_flops_per_token",
+        "prefill_flops", "decode_flops_per_token", "accuracy",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 
 
+def test_options_are_stored_where_there_are_any_and_what_the_task_says_does_not_replace_them() -> None:
+    sample = replace(
+        measured_sample(3),
+        references=("blue",),
+        options=("red", "blue"),
+        answer_index=1,
+        metadata={"question": "which?", "answers": ["?"], "image_id": "?", "subject": "art"},
+    )
+    assert sample_metadata(sample) == {
+        "question": "which?", "answers": ["blue"], "image_id": "picture-3", "options": ["red", "blue"],
+        "answer_index": 1, "subject": "art",
+    }  # fmt: skip
+
+
 def test_a_token_target_is_what_every_sample_aimed_at() -> None:
     setting = KnobSetting(token_target(1008), 2, (0,))
-    assert sample_result(measured_sample(0), setting)["target_vision_tokens"] == 1008
+    assert sample_result(measured_sample(0), Score(1.0), setting)["target_vision_tokens"] == 1008
 
 
 def test_a_setting_in_which_every_sample_failed() -> None:
     merged = part(failures=(FailedSample(0, "SampleError", "unreadable"),), proof=None)
-    result = setting_result(SETTING, 4, merged, summarise([]), {})
-    assert (result["num_samples"], result["num_failed_samples"]) == (0, 1)
+    result = setting_result(SETTING, 4, merged, (), summary_of([], 1), drawn(0), {})
+    assert (result["num_samples"], result["num_failed_samples"], result["share_failed"]) == (0, 1, 1.0)
     for name in ("accuracy", "accuracy_ci95", "selected_crops_mean", "realised", "memory", "theoretical_tiling"):
         assert result[name] is None
     assert result["aggregate_stats"] == {}

@@ -33,7 +33,9 @@ def two_parts() -> tuple:
 
 
 def test_a_part_comes_back_as_it_was(tmp_path: Path) -> None:
-    text = measured_sample(2, staged_run(vision_s=None, inter_token_s=(), ended=False), has_picture=False, accuracy=0.3)
+    text = measured_sample(
+        2, staged_run(vision_s=None, inter_token_s=(), ended=False), has_picture=False, prediction="?"
+    )
     whole = part(
         measured_sample(1, staged_run(), staged_run(prefill_s=0.1), flops=StageFlops(7, 3, 20.5)),
         text,

@@ -1,30 +1,41 @@
 """The header of the CSV, its rows, and the table that closes a run."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from experiment_core_utils.g_metrics_inference import summarise
-from experiment_core_utils.j_results_saving import setting_result
-from experiment_core_utils.l_results_csv_cleaning import closing_table, settings_frame, write_settings_csv
+from experiment_core_utils.l_results_csv_cleaning import (
+    closing_table,
+    comparison_table,
+    few_samples_sentence,
+    few_samples_warning,
+    read_results,
+    setting_key,
+    settings_frame,
+    write_settings_csv,
+)
+from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops
-from tests.hand_made_records import SETTING, measured_sample, part, staged_run
+from experiment_core_utils.tasks.comparison import PairedComparison
+from tests.hand_made_records import SETTING, measured_sample, part, staged_run, stored_result
 
 HEADER = (
     "tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,accuracy_ci95_low,"
     "accuracy_ci95_high,selected_crops_mean,actual_vision_tokens_mean,T_vision_total_mean_ms,T_LLM_prefill_mean_ms,"
     "T_LLM_decode_mean_ms,T_total_mean_ms,T_total_std_ms,T_total_p50_ms,T_total_p95_ms,T_total_p99_ms,"
     "T_decode_per_token_mean_ms,T_first_token_mean_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,"
-    "vision_flops_mean,prefill_flops_mean,decode_flops_per_token_mean"
+    "vision_flops_mean,prefill_flops_mean,decode_flops_per_token_mean,"
+    "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed"
 )
 
 
 def result(setting: KnobSetting = SETTING, *samples: Any, failures: tuple[FailedSample, ...] = ()) -> dict[str, Any]:
-    return setting_result(setting, 4, part(*samples, failures=failures), summarise(samples), {})
+    return stored_result(part(*samples, failures=failures), setting)
 
 
 @pytest.fixture
@@ -33,7 +44,7 @@ def results() -> list[dict[str, Any]]:
     tier = result(SETTING, measured_sample(0, flops=flops), measured_sample(1, flops=flops))
     tokens = result(
         KnobSetting(token_target(720), 4, (0,)),
-        measured_sample(0, staged_run(inter_token_s=()), accuracy=0.0),
+        measured_sample(0, staged_run(inter_token_s=()), prediction="?"),
         failures=(FailedSample(1, "SampleError", "unreadable"),),
     )
     return [tier, tokens]
@@ -64,6 +75,8 @@ def test_rows_by_hand(results: list[dict[str, Any]], tmp_path: Path) -> None:
     assert (float(tier["T_total_std_ms"]), float(tier["T_first_token_mean_ms"])) == (0.0, 750.0)
     assert (float(tier["prompt_tokens_mean"]), float(tier["decode_flops_per_token_mean"])) == (422.0, 20.5)
     assert float(tier["accuracy"]) == 1.0 and 0.0 < float(tier["accuracy_ci95_low"]) < 1.0
+    scoring = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
+    assert [tokens[name] for name in scoring] == ["read_off", "1.0", "1", "1.0", "0.0", "0.5"]
     # One token has no decode: an empty cell, no zero.
     assert (tokens["T_LLM_decode_mean_ms"], tokens["T_decode_per_token_mean_ms"], tokens["vision_flops_mean"]) == (
         "", "", "",
@@ -83,9 +96,73 @@ def test_rows_keep_the_order_of_the_plan(results: list[dict[str, Any]]) -> None:
 
 def test_the_closing_table(results: list[dict[str, Any]]) -> None:
     head, tier, tokens = closing_table(results).splitlines()
-    assert " ".join(head.split()) == (
-        "vision top-k blocks crops tokens accuracy [95 %] vision ms prefill ms decode ms total ms p95 ms/token failed"
+    assert (
+        head.split()
+        == (
+            "vision top-k blocks crops tokens accuracy [95 %] vision ms prefill ms decode ms total ms p95 ms/token failed "
+            "unparsed"
+        ).split()
     )
     # 2 of 2 right: Wilson's lower bound is 2 / (2 + 3.8415) = 0.34.
-    assert tier.split() == "low 2 3 2.0 422 1.000 [0.34, 1.00] 500.0 250.0 250.0 1000.0 1000.0 125.00 0".split()
-    assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.79] 500.0 250.0 - 750.0 750.0 - 1".split()
+    assert tier.split() == "low 2 3 2.0 422 1.000 [0.34, 1.00] 500.0 250.0 250.0 1000.0 1000.0 125.00 0 0".split()
+    assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.79] 500.0 250.0 - 750.0 750.0 - 1 1".split()
+
+
+def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[dict[str, Any]]) -> None:
+    assert "unparsed" not in closing_table(results[:1])
+
+
+def test_a_comparison_of_settings_on_few_samples_is_warned_of(results: list[dict[str, Any]]) -> None:
+    sentence = few_samples_warning(results)
+    assert sentence is not None
+    assert sentence.startswith("1 samples stand behind a comparison of 2 settings")
+    assert "at least 500" in sentence
+    assert few_samples_warning(results[:1]) is few_samples_warning([]) is None
+    assert few_samples_sentence(2, 500) is None
+    assert few_samples_sentence(2, 499) is not None
+
+
+def test_the_comparison_table() -> None:
+    one = PairedComparison(4, 1, 0.75, 0.5, -0.25, (-0.5, 0.0), 0, 1, 3, 1.0)
+    none = PairedComparison(0, 5, None, None, None, None, 0, 0, 0, None)
+    head, first, second = comparison_table({"tier-low_topk2_blocks4": one, "tier-low_topk1_blocks4": none}).splitlines()
+    assert head.split() == "setting accuracy difference [95 %] better worse equal p excluded".split()
+    assert first.split() == "tier-low_topk2_blocks4 0.500 -0.250 [-0.500, +0.000] 0 1 3 1 1".split()
+    assert second.split() == "tier-low_topk1_blocks4 - - 0 0 0 - 5".split()
+
+
+# --- reading results back -----------------------------------------------------------------------------------------
+
+
+def test_results_come_back_by_name_and_other_files_are_left_alone(
+    results: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    names = ["t_imgsizetokens720_topk4_blocks1.json", "t_imgsizetier-low_crops2_topk2_blocks3.json"]
+    for name, content in zip(names, reversed(results), strict=True):
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "notes.json").write_text("{}")
+    found = read_results(tmp_path)
+    assert list(found) == sorted(names)
+    assert [setting_key(content) for content in found.values()] == ["tier-low_topk2_blocks3", "tokens720_topk4_blocks1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "no result of schema 1"),
+        ('{"schema_version": 2}', r"no result of schema 1 \(it says 2\)"),
+        (None, "holds no results"),
+    ],
+)
+def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "t_imgsizetier-low_crops2_topk2_blocks3.json").write_text(content)
+    with pytest.raises(ResultsError, match=message) as caught:
+        read_results(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="is not a folder"):
+        read_results(tmp_path / "nowhere")

@@ -16,6 +16,8 @@ from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig,
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import KnobProof
+from experiment_core_utils.rescoring import rescore
+from experiment_core_utils.tasks.registry import get_metric
 
 DRIVER = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
 SETTING_KEYS = """
@@ -79,6 +81,43 @@ def test_the_published_keys_are_there(results: dict[str, dict]) -> None:
         for sample in result["per_sample_results"]:
             assert set(SAMPLE_KEYS) <= set(sample)
             assert set(sample["metadata"]) >= {"question", "answers", "image_id"}
+
+
+def test_how_samples_were_chosen_and_scored_is_in_every_result(results: dict[str, dict]) -> None:
+    for result in results.values():
+        assert result["sampling"] == {"how": "random", "seed": 42, "num_asked": 3, "num_in_split": 2000}
+        assert result["sample_ids"] == [353, 1333, 1860]
+        assert [sample["sample_id"] for sample in result["per_sample_results"]] == result["sample_ids"]
+        assert (result["metric"], result["metric_best"]) == ("vqa_score", 1.0)
+        assert (result["num_unparsed"], result["share_unparsed"], result["share_failed"]) == (0, 0.0, 0.0)
+        low, high = result["accuracy_ci95"]
+        assert 0.0 <= low <= result["accuracy"] <= high <= 1.0
+        for sample in result["per_sample_results"]:
+            assert (sample["parse_status"], len(sample["metadata"]["answers"])) == ("text", 10)
+        (caveat,) = result["provenance"]["caveats"]
+        assert caveat.startswith("3 samples stand behind a comparison of 8 settings")
+
+
+def test_stored_answers_scored_again_give_the_same_accuracy(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4", "--ids", "5", "6")
+    (measured,) = run_profiling(replace(config, num_active_blocks_list=(4,))).results
+    (again,) = rescore(tmp_path, get_metric("vqa_score"), None).after
+    assert again.pop("rescored")["accuracy_before"] == measured["accuracy"]
+    assert json.loads(json.dumps(again)) == measured
+
+
+def test_ids_and_limits_given_are_those_used(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4", "--ids", "8", "2")
+    config = replace(config, num_active_blocks_list=(4,), num_runs_per_sample=1)
+    (result,) = run_profiling(config).results
+    assert result["sample_ids"] == [sample["sample_id"] for sample in result["per_sample_results"]] == [2, 8]
+    assert result["sampling"] == {"how": "ids", "seed": None, "num_asked": 2, "num_in_split": 2000}
+    assert result["provenance"]["experimental_variables"]["max_new_tokens"] == 4
+    (own_limit,) = run_profiling(replace(config, max_new_tokens=None)).results
+    assert own_limit["provenance"]["experimental_variables"]["max_new_tokens"] == 16
+    assert own_limit["provenance"]["task"]["max_new_tokens"] == 16
+    assert own_limit["fingerprint"] != result["fingerprint"]
+    assert result["provenance"]["caveats"] == []
 
 
 def test_the_stages_add_up_in_every_run(results: dict[str, dict]) -> None:
@@ -198,6 +237,7 @@ def test_token_targets_name_their_files(tiny_checkpoint: Path, tmp_path: Path) -
         (["--num_active_blocks_list", "5"], "5 active blocks are not possible; the model has 4"),
         (["--dataset_name", "imagenet"], "unknown task 'imagenet'"),
         (["--split", "test"], "no split 'test'"),
+        (["--ids", "1", "9999"], "sample ids 9999 are outside the split; it has 0 to 1999"),
     ],
 )
 def test_what_the_model_or_task_does_not_have_is_refused_before_loading(
@@ -262,7 +302,9 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path:
     )
     assert double["provenance"]["num_processes"] == 2
     assert double["provenance"]["caveats"] == ["2 processes share the CPU cores: latencies are not those of one alone"]
-    for key in ("sample_id", "pred", "accuracy", "prompt_tokens", "output_tokens"):
+    for key in ("accuracy", "accuracy_std", "accuracy_ci95", "accuracy_by_type", "metric_details", "sample_ids"):
+        assert double[key] == single[key]
+    for key in ("sample_id", "pred", "accuracy", "parse_status", "metadata", "prompt_tokens", "output_tokens"):
         assert [s[key] for s in double["per_sample_results"]] == [s[key] for s in single["per_sample_results"]]
     assert two.stdout.count("table of settings") == 1
     table = pd.read_csv(tmp_path / "two" / "reference-vqa_settings.csv")

@@ -24,6 +24,7 @@ PLANNED_STRATEGIES = ("stratified", "boundary", "lhs")
 T = TypeVar("T")
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+SampleBy = Literal["random", "question_type"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,16 @@ class ProfilingConfig:
     split: str
     data_dir: Path | None
     hf_cache_dir: Path | None
-    max_new_tokens: int
+    prompt_template: str | None
+    dataset_revision: str | None
+    max_new_tokens: int | None
     vision_targets: tuple[VisionTarget, ...]
     top_k_list: tuple[int, ...] | None
     num_active_blocks_list: tuple[int, ...] | None
     sampling_strategy: str
     num_samples: int
+    sample_by: SampleBy
+    ids: tuple[int, ...] | None
     num_runs_per_sample: int
     num_warmup_runs: int
     seed: int
@@ -80,9 +85,18 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--split", default="validation")
     what.add_argument("--data_dir", type=Path, help="folder of a local copy of the dataset")
     what.add_argument("--hf_cache_dir", type=Path, help="cache folder for models and datasets of the hub")
+    what.add_argument("--dataset_revision", help="commit, tag or branch of the dataset on the hub (default: pinned)")
+    what.add_argument("--prompt_template", help="text around the question, in place of the task's own")
     what.add_argument("--num_samples", type=int, default=1000, help="samples drawn without replacement (%(default)s)")
+    what.add_argument(
+        "--sample_by",
+        choices=("random", "question_type"),
+        default="random",
+        help="random: of the whole split (default); question_type: each type keeps its share",
+    )
     what.add_argument("--seed", type=int, default=42, help="seed of the draw (%(default)s)")
-    what.add_argument("--max_new_tokens", type=int, default=16)
+    what.add_argument("--ids", nargs="+", type=int, metavar="ID", help="just these samples of the split, none drawn")
+    what.add_argument("--max_new_tokens", type=int, help="most tokens of an answer (default: the task's own number)")
     what.add_argument(
         "--random_weights",
         action="store_true",
@@ -138,14 +152,16 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     """Parse and judge; raises ConfigurationError for what argparse cannot see by itself."""
     given = build_parser().parse_args(argv)
     _check_strategy(given.sampling_strategy)
-    for name in ("num_samples", "num_runs_per_sample", "max_new_tokens"):
+    for name in ("num_samples", "num_runs_per_sample"):
         _at_least(name, getattr(given, name), 1)
     for name in ("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed"):
         _at_least(name, getattr(given, name), 0)
     for name in ("top_k_list", "num_active_blocks_list"):
         for value in getattr(given, name) or ():
             _at_least(name, value, 1)
-    for name in ("num_processes", "num_threads"):
+    if given.ids is not None and given.sample_by != "random":
+        raise ConfigurationError(f"--ids leaves nothing to draw: --sample_by {given.sample_by} cannot act; drop one")
+    for name in ("num_processes", "num_threads", "max_new_tokens"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
     cores = os.cpu_count() or 1
@@ -163,12 +179,16 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         split=given.split,
         data_dir=given.data_dir,
         hf_cache_dir=given.hf_cache_dir,
+        prompt_template=given.prompt_template,
+        dataset_revision=given.dataset_revision,
         max_new_tokens=given.max_new_tokens,
         vision_targets=_unique(targets),
         top_k_list=_unique(given.top_k_list) if given.top_k_list else None,
         num_active_blocks_list=_unique(given.num_active_blocks_list) if given.num_active_blocks_list else None,
         sampling_strategy=given.sampling_strategy,
         num_samples=given.num_samples,
+        sample_by=given.sample_by,
+        ids=_unique(sorted(given.ids)) if given.ids is not None else None,
         num_runs_per_sample=given.num_runs_per_sample,
         num_warmup_runs=given.num_warmup_runs,
         seed=given.seed,

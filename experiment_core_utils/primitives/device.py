@@ -4,13 +4,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import psutil
 import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+from experiment_core_utils.primitives.records import MemoryReading
 
 
 class Marks(Protocol):
@@ -92,23 +92,6 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigurationError("--device cuda was given but torch sees no GPU; use --device cpu or auto")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
-@dataclass(frozen=True)
-class MemoryReading:
-    """Memory of a window, in bytes.
-
-    Attributes:
-        peak_memory_bytes: most that torch had allocated on the GPU between open and close; None without a GPU.
-        peak_reserved_bytes: the same for what its allocator had reserved.
-        process_rss_bytes: resident memory of this process at the close.
-        reason: why a figure is None.
-    """
-
-    peak_memory_bytes: int | None
-    peak_reserved_bytes: int | None
-    process_rss_bytes: int
-    reason: str | None
 
 
 class MemoryWindow:

@@ -1,13 +1,16 @@
-"""In: numbers; out: their spread. Percentiles by linear interpolation, intervals by the t distribution or Wilson."""
+"""In: numbers; out: their spread. Percentiles by linear interpolation, intervals by t, Wilson or bootstrap."""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
+RESAMPLES = 2000
+_DRAWS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -52,24 +55,87 @@ def describe(values: Sequence[float]) -> Distribution | None:
     )
 
 
-def bounded_mean_interval(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> tuple[float, float] | None:
-    """95 % interval for the mean of scores in [0, 1], None for no scores.
+def bounded_mean_interval(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None, best: float = 1.0, seed: int = 0
+) -> tuple[float, float] | None:
+    """95 % interval for the mean of scores in [0, `best`], inside [0, `best`]; None for no scores.
 
-    Scores that are all 0 or 1 get Wilson's interval (Wilson 1927, JASA 22:209), which holds for few samples and at
-    the ends; others a percentile bootstrap with a fixed seed, or Wilson's on the mean where all are equal.
+    Scores of one cluster (questions about one picture) are not independent, so the spread is taken between clusters.
+
+    - Scores that are all 0 or `best`: Wilson's interval (Wilson 1927, JASA 22:209), which holds for few samples and
+      at the ends, for the number of independent scores that would be as informative (`effective_number`).
+    - Others: a percentile bootstrap over clusters with a fixed seed.
+    - Others in which every cluster has the same mean, or there is one cluster: Wilson's for as many scores as clusters.
+
+    Args:
+        clusters: the cluster of each score; None where each score is one of its own.
     """
     if not values:
         return None
-    numbers = np.asarray(values, dtype=np.float64)
-    if np.isin(numbers, (0.0, 1.0)).all() or np.ptp(numbers) == 0:
-        return _wilson(float(numbers.mean()), len(numbers))
-    picks = np.random.default_rng(seed).integers(0, len(numbers), size=(resamples, len(numbers)))
-    means = numbers[picks].mean(axis=1)
+    scores = np.asarray(values, dtype=np.float64) / best
+    sums, counts = cluster_totals(scores, clusters)
+    mean = float(scores.mean())
+    if np.isin(scores, (0.0, 1.0)).all():
+        low, high = _wilson(mean, effective_number(sums, counts))
+    elif np.ptp(sums / counts) < 1e-12:
+        low, high = _wilson(mean, len(sums))
+    else:
+        low, high = bootstrap_interval(sums, counts, seed)
+    return best * max(low, 0.0), best * min(high, 1.0)
+
+
+def cluster_totals(
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and number of the values of each cluster, [G] and [G], in the order in which clusters are met."""
+    if clusters is None:
+        return np.asarray(values, dtype=np.float64), np.ones(len(values))
+    members: dict[Hashable, list[float]] = defaultdict(list)
+    for value, cluster in zip(values, clusters, strict=True):
+        members[cluster].append(float(value))
+    groups = members.values()
+    return np.array([sum(group) for group in groups]), np.array([float(len(group)) for group in groups])
+
+
+def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile interval of sum / count over clusters drawn with replacement, with a fixed seed."""
+    clusters = len(sums)
+    generator = np.random.default_rng(seed)
+    rows = max(_DRAWS_AT_ONCE // clusters, 1)  # all draws at once would take gigabytes for large runs
+    means: list[np.ndarray] = []
+    for begin in range(0, RESAMPLES, rows):
+        picks = generator.integers(0, clusters, size=(min(rows, RESAMPLES - begin), clusters))
+        means.append(sums[picks].sum(axis=1) / counts[picks].sum(axis=1))
     tail = 50 * (1 - CONFIDENCE)
-    return float(np.percentile(means, tail)), float(np.percentile(means, 100 - tail))
+    low, high = np.percentile(np.concatenate(means), (tail, 100 - tail))
+    return float(low), float(high)
 
 
-def _wilson(share: float, n: int) -> tuple[float, float]:
+def effective_number(sums: np.ndarray, counts: np.ndarray) -> float:
+    """How many independent 0/1 scores say as much about their mean as these clusters of them do.
+
+    n divided by the design effect (the variance of the mean between clusters over that of n independent scores,
+    at least 1), and by the ratio of the squared t quantiles of G - 1 and n - 1 degrees of freedom, as in E. Korn and
+    B. Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from
+    survey data", Survey Methodology 24 (1998). The number of clusters G where all scores are equal.
+    """
+    n, clusters = float(counts.sum()), len(sums)
+    share = float(sums.sum()) / n
+    if clusters == n or share in (0.0, 1.0) or clusters == 1:
+        return clusters
+    between = clusters / (clusters - 1) * float(((sums - share * counts) ** 2).sum()) / n**2
+    design_effect = max(between / (share * (1 - share) / (n - 1)), 1.0)
+    quantile = 0.5 + CONFIDENCE / 2
+    small_sample = float(stats.t.ppf(quantile, n - 1) / stats.t.ppf(quantile, clusters - 1)) ** 2
+    return max(n / design_effect * small_sample, 1.0)
+
+
+def wilson_upper_bound_of_none(n: int) -> float:
+    """Upper end of Wilson's 95 % interval for a share of which none was seen among n."""
+    return _wilson(0.0, n)[1]
+
+
+def _wilson(share: float, n: float) -> tuple[float, float]:
     z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

@@ -1,13 +1,13 @@
 """What flows between the steps, one frozen record per stage; this page is the schema of `results/`.
 
-Times are in seconds here and become the published milliseconds (`T_*`) in `j_results_saving`.
+Times are in seconds here and become the published milliseconds (`T_*`) in `j_results_saving`. Nothing here imports
+torch, so that stored results can be read and scored again without it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.distributions import Distribution
 
 
@@ -127,8 +127,27 @@ class StageFlops:
 
 
 @dataclass(frozen=True)
+class MemoryReading:
+    """Memory of a window, in bytes.
+
+    Attributes:
+        peak_memory_bytes: most that torch had allocated on the GPU between open and close; None without a GPU.
+        peak_reserved_bytes: the same for what its allocator had reserved.
+        process_rss_bytes: resident memory of this process at the close.
+        reason: why a figure is None.
+    """
+
+    peak_memory_bytes: int | None
+    peak_reserved_bytes: int | None
+    process_rss_bytes: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class MeasuredSample:
-    """One sample at one setting: every run, the answer and its score.
+    """One sample at one setting: every run, and the answer beside what it is judged against.
+
+    It has no score yet: answers are scored over the whole run, after the parts of all processes are merged.
 
     Attributes:
         shape: sizes of its request.
@@ -136,9 +155,10 @@ class MeasuredSample:
         outputs_identical: whether every run gave the same tokens.
         transfer_s: host to device, outside the total.
         prediction: decoded text of the first run.
-        accuracy: score in [0, 1] by the task's metric.
         flops: None for an unknown architecture.
-        metadata: the question, the reference answers, the image's id and what else the task says.
+        references, options, answer_index, question_type, image_id: what the prediction is judged against, as in the
+            task's sample.
+        metadata: the question and what else the task says (JSON values only).
     """
 
     sample_id: int
@@ -147,9 +167,12 @@ class MeasuredSample:
     outputs_identical: bool
     transfer_s: float
     prediction: str
-    accuracy: float
     flops: StageFlops | None
     question_type: str
+    image_id: str
+    references: tuple[str, ...]
+    options: tuple[str, ...]
+    answer_index: int | None
     metadata: dict[str, Any]
 
     @property
@@ -201,10 +224,36 @@ class MeasuredSetting:
 
 @dataclass(frozen=True)
 class TypeAccuracy:
-    """Accuracy of one type of question."""
+    """Accuracy of one type of question; None where the metric has no value for any of its samples."""
 
-    accuracy: float
+    accuracy: float | None
     num_samples: int
+
+
+@dataclass(frozen=True)
+class AccuracySummary:
+    """What the scores of a setting's samples come to.
+
+    Attributes:
+        metric: name of the metric that scored them.
+        best: its highest score; the lowest is 0.
+        accuracy: mean score of the samples that ran; None where none did, or where the metric has no value.
+        std: standard deviation over samples (n - 1); None for fewer than 2.
+        interval: 95 % interval of the mean that knows which samples share a picture.
+        num_unparsed: answers that could not be read as an answer at all; their score is 0.
+        share_unparsed: the same as a share of the samples that ran; None where none did.
+        details: further means, and what the metric used beside the answers.
+    """
+
+    metric: str
+    best: float
+    accuracy: float | None
+    std: float | None
+    interval: tuple[float, float] | None
+    by_type: Mapping[str, TypeAccuracy]
+    num_unparsed: int
+    share_unparsed: float | None
+    details: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -212,19 +261,16 @@ class SettingSummary:
     """What a setting's samples come to.
 
     Attributes:
-        accuracy: mean score of the samples that ran; None where none did.
-        accuracy_std: standard deviation over samples (n - 1); None for fewer than 2.
-        accuracy_interval: 95 % interval of the mean.
+        accuracy: of the scores.
         distributions: over samples, by quantity: stage times in seconds, token counts as they are.
         share_truncated: share of answers that reached the limit without end-of-sequence.
+        share_failed: share of the samples asked for that could not be run; None where none was asked for.
     """
 
-    accuracy: float | None
-    accuracy_std: float | None
-    accuracy_interval: tuple[float, float] | None
-    accuracy_by_type: Mapping[str, TypeAccuracy]
+    accuracy: AccuracySummary
     distributions: Mapping[str, Distribution]
     share_truncated: float | None
+    share_failed: float | None
 
 
 class GpuMemory(TypedDict):

@@ -17,7 +17,7 @@ def main() -> int:
     try:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
-        from experiment_core_utils.l_results_csv_cleaning import closing_table
+        from experiment_core_utils.l_results_csv_cleaning import closing_table, few_samples_warning
         from experiment_core_utils.pipeline import run_profiling
 
         report = run_profiling(config)
@@ -30,6 +30,9 @@ def main() -> int:
     if report.is_main_process:
         if report.results:
             print(closing_table(report.results))
+            warning = few_samples_warning(report.results)
+            if warning is not None:
+                print(f"warning: {warning} (--num_samples)")
         for key, failure in report.failed.items():
             print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
         for values in report.left_out:

@@ -13,6 +13,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState, MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.knobs import KnobSetting
@@ -71,13 +72,6 @@ def answer_samples(
         ScoredAnswer(sample_id, answer.image_id, answer.question_type, answer.prediction, score.value)
         for (sample_id, answer), score in zip(answered, scores, strict=True)
     ]
-
-
-def answer_to(sample: Sample, prediction: str) -> Answer:
-    """`prediction` beside what it is judged against."""
-    return Answer(
-        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
-    )
 
 
 def _answer(

@@ -18,6 +18,7 @@ from experiment_core_utils.progress import Ledger
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from experiments.core_exp.acc_lat_profiling import main
+from tests.hand_made_records import drawn
 
 KEY = "tier-low_topk4_blocks4"
 
@@ -42,6 +43,9 @@ class ScriptedTask:
             raise self.errors[index].pop(0)
         return ReferenceVQA("validation")[index]
 
+    def question_type(self, index: int) -> str:
+        return "any"
+
     def prompt(self, sample: Sample) -> str:
         return f" {sample.question}"
 
@@ -60,7 +64,7 @@ def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, Sett
     """Measure the one setting of `config` on `task`, in this process alone."""
     source = find_model(config.model_path)
     ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir.parent / "trackers")
-    run = ProfilingRun(config, source, task, setup_distributed(config), (0, 1, 2, 3), "f00d", ledger, "0001")
+    run = ProfilingRun(config, source, task, setup_distributed(config), drawn(0, 1, 2, 3), "f00d", ledger, "0001")
     return run.measure_all(plan_for(config, source)), ledger
 
 
@@ -79,7 +83,7 @@ def test_an_unreadable_picture_is_recorded_counted_and_excluded(config: Profilin
     failed, ledger = profile(config, ScriptedTask(unreadable))
     assert failed == {}
     result = saved(ledger)
-    assert (result["num_samples"], result["num_failed_samples"]) == (2, 2)
+    assert (result["num_samples"], result["num_failed_samples"], result["share_failed"]) == (2, 2, 0.5)
     assert [sample["sample_id"] for sample in result["per_sample_results"]] == [1, 3]
     assert result["failed_samples"] == [
         {"sample_id": 0, "error": "SampleError", "reason": "cannot identify image file"},
@@ -165,6 +169,7 @@ def test_a_setting_that_cannot_run_is_a_line_and_exit_code_1_and_the_others_are_
     printed = capsys.readouterr().out
     assert "failed: tier-medium_topk4_blocks4: OutOfMemory after 2 attempts: CUDA out of memory" in printed.splitlines()
     assert f"1 settings in {tmp_path}" in printed
+    assert "warning:" not in printed  # one setting is not compared with anything
     assert len(list(tmp_path.glob("*_imgsizetier-low_*.json"))) == 1
     assert not list(tmp_path.glob("*_imgsizetier-medium_*.json"))
     monkeypatch.undo()  # the other device has room: only what failed is measured again
@@ -172,7 +177,9 @@ def test_a_setting_that_cannot_run_is_a_line_and_exit_code_1_and_the_others_are_
     written = low.stat().st_mtime_ns
     monkeypatch.setattr(sys, "argv", arguments(tiny_checkpoint, tmp_path, "low", "medium"))
     assert main() == 0
-    assert "failed:" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "failed:" not in printed
+    assert "\nwarning: 2 samples stand behind a comparison of 2 settings: " in printed
     assert len(list(tmp_path.glob("*_imgsizetier-medium_*.json"))) == 1
     assert low.stat().st_mtime_ns == written
 

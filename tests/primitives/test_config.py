@@ -14,8 +14,14 @@ def test_the_published_defaults() -> None:
     assert config.model_path == str(EMBEDDED_MODEL)
     assert config.output_dir == Path("results/core_exp")
     assert [target.tier for target in config.vision_targets] == ["low", "medium", "high"]
-    assert (config.num_samples, config.num_runs_per_sample, config.max_new_tokens, config.seed) == (1000, 3, 16, 42)
+    assert (config.num_samples, config.num_runs_per_sample, config.seed) == (1000, 3, 42)
+    assert (config.max_new_tokens, config.prompt_template, config.dataset_revision) == (None, None, None)
+    assert (config.sample_by, config.ids) == ("random", None)
     assert (config.dataset_name, config.split, config.sampling_strategy) == ("reference_vqa", "validation", "balanced")
+
+
+def test_ids_are_kept_once_and_ascending() -> None:
+    assert parse_config(["--ids", "17", "3", "17"]).ids == (3, 17)
 
 
 def test_tokens_take_the_place_of_tiers() -> None:
@@ -30,6 +36,10 @@ def test_tokens_take_the_place_of_tiers() -> None:
         (["--sampling_strategy", "lhs"], "'lhs' is not there yet.*full or balanced"),
         (["--sampling_strategy", "magic"], "unknown sampling strategy 'magic'"),
         (["--num_samples", "0"], "--num_samples 0.*at least 1"),
+        (["--max_new_tokens", "0"], "--max_new_tokens 0.*at least 1"),
+        (["--sample_by", "size"], "invalid choice: 'size'"),
+        (["--ids", "3", "--sample_by", "question_type"], "--ids leaves nothing to draw"),
+        (["--ids"], "expected at least one argument"),
         (["--top_k_list", "4", "0"], "--top_k_list 0"),
         (["--vision_tokens_list", "100"], "100 vision tokens are too few"),
         (["--importance_scores_file", "nowhere.json"], "nowhere.json: No such file.*give a JSON object"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_core_utils.primitives.distributions import bounded_mean_interval, describe
+from experiment_core_utils.primitives.distributions import bounded_mean_interval, describe, effective_number
 
 
 def test_four_numbers_by_hand() -> None:
@@ -66,3 +66,59 @@ def test_the_bootstrap_covers_the_true_mean() -> None:
         low, high = bounded_mean_interval(list(source.choice(scores, size=80, p=shares))) or (1.0, 0.0)
         hits += low <= truth <= high
     assert hits >= 180
+
+
+# --- clusters -----------------------------------------------------------------------------------------------------
+
+
+def test_scores_on_their_own_are_clusters_of_one() -> None:
+    for scores in ([1.0] * 8 + [0.0] * 2, [0.3, 0.6, 1.0, 0.0, 0.3]):
+        assert bounded_mean_interval(scores, range(len(scores))) == bounded_mean_interval(scores)
+
+
+def test_clusters_that_agree_within_count_once() -> None:
+    # 40 pictures, 4 alike questions each. Between clusters 40/39 * 40 * 4 / 160^2 (each deviates by 4 * 0.5), over
+    # 0.25 / 159 independent: design effect 4.0769; t quantiles 1.97500 (159) and 2.02269 (39).
+    sums, counts = np.array([0.0, 4.0] * 20), np.full(40, 4.0)
+    assert effective_number(sums, counts) == pytest.approx(160 / 4.0769 * (1.97500 / 2.02269) ** 2, rel=1e-3)
+
+
+def test_clusters_say_no_more_than_their_scores_would_alone() -> None:
+    # Every picture has one right and one wrong answer: no variance between pictures, design effect held at 1.
+    sums, counts = np.ones(50), np.full(50, 2.0)
+    assert 95 < effective_number(sums, counts) <= 100
+    assert effective_number(np.array([3.0]), np.array([4.0])) == 1  # one picture
+    assert effective_number(np.array([4.0, 4.0]), np.array([4.0, 4.0])) == 2  # all right
+
+
+def test_many_scores_of_one_cluster_are_as_good_as_one() -> None:
+    assert bounded_mean_interval([0.3, 0.6, 0.9], "aaa") == pytest.approx(bounded_mean_interval([0.6]))
+
+
+def test_another_best_score_scales_the_interval() -> None:
+    scores = [0.3, 0.6, 1.0, 0.0, 0.3]
+    low, high = bounded_mean_interval(scores) or (0.0, 0.0)
+    assert bounded_mean_interval([10 * score for score in scores], best=10) == pytest.approx((10 * low, 10 * high))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 8)), min_size=1, max_size=40),
+    st.sampled_from([1.0, 10.0]),
+)
+def test_the_clustered_interval_holds_the_mean_and_stays_inside(pairs: list[tuple[float, int]], best: float) -> None:
+    scores = [best * score for score, _ in pairs]
+    low, high = bounded_mean_interval(scores, [cluster for _, cluster in pairs], best) or (1.0, 0.0)
+    assert 0.0 <= low <= np.mean(scores) + 1e-9
+    assert np.mean(scores) - 1e-9 <= high <= best
+
+
+def test_clustered_intervals_cover_the_true_mean() -> None:
+    """60 pictures whose 4 questions are hard or easy together; scores of 0 and 1."""
+    source = np.random.default_rng(5)
+    hits = 0
+    for _ in range(300):
+        ease = source.beta(0.5, 0.5, size=60)  # mean 0.5
+        scores = (source.random((60, 4)) < ease[:, None]).astype(float).ravel()
+        low, high = bounded_mean_interval(scores.tolist(), np.repeat(np.arange(60), 4).tolist()) or (1.0, 0.0)
+        hits += low <= 0.5 <= high
+    assert hits >= 274  # 95 % of 300 is 285, less three standard deviations of 3.8

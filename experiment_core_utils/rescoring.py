@@ -1,0 +1,181 @@
+"""In: the result files of a run; out: the same answers scored by another metric, or its settings compared in pairs.
+
+No model is loaded and torch is not imported: a result file holds each answer beside what it is judged against.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.g_metrics_inference import summarise_accuracy
+from experiment_core_utils.j_results_saving import accuracy_entries, score_entries, write_json_atomically
+from experiment_core_utils.l_results_csv_cleaning import read_results, setting_key, write_settings_csv
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
+from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
+from experiment_core_utils.tasks.interface import Answer, Metric
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """The results of a folder before and after, in the same order, and where the new files are."""
+
+    before: tuple[Result, ...]
+    after: tuple[Result, ...]
+    output: Path
+    csv_paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The settings of one task in a folder, each against `baseline`, by setting key.
+
+    Attributes:
+        results: those settings and the baseline.
+    """
+
+    task: str
+    baseline: str
+    metric: str
+    comparisons: Mapping[str, PairedComparison]
+    results: tuple[Result, ...]
+
+
+def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
+    """Score the answers of every result in `folder` again and write the results into `output`.
+
+    Latencies and all else that does not depend on the metric is taken over as it is.
+
+    Args:
+        output: None for `rescored_<metric>` inside `folder`.
+
+    Raises:
+        ConfigurationError: `output` holds measured files, or the metric cannot score these answers.
+        ResultsError: no results there, or not of this schema.
+    """
+    before = read_results(folder)
+    target = folder / f"rescored_{metric.name}" if output is None else output
+    _check_holds_nothing_measured(target, before)
+    after = {name: rescored_result(result, name, metric) for name, result in before.items()}
+    for name, result in after.items():
+        write_json_atomically(result, target / name)
+    csv_paths = []
+    for task, results in by_task(list(after.values())).items():
+        csv_paths.append(target / f"{task.replace('_', '-')}_settings.csv")
+        write_settings_csv(results, csv_paths[-1])
+    return Rescored(tuple(before.values()), tuple(after.values()), target, tuple(csv_paths))
+
+
+def rescored_result(result: Result, name: str, metric: Metric) -> dict[str, Any]:
+    """The content of a result file with every key that depends on the metric made anew, and where it came from."""
+    try:
+        samples = result["per_sample_results"]
+        answers = [stored_answer(sample) for sample in samples]
+        failed = result["num_failed_samples"]
+        origin = {"file": name, "metric_before": metric_of(result), "accuracy_before": result["accuracy"]}
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"{name} lacks {error}: it is no result that can be scored again") from error
+    try:
+        scoring = metric.score(answers)
+    except SampleError as error:
+        raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
+    rescored_samples = [
+        {**sample, **score_entries(score)} for sample, score in zip(samples, scoring.scores, strict=True)
+    ]
+    asked = len(samples) + failed
+    return {
+        **result,
+        **accuracy_entries(summarise_accuracy(answers, scoring, metric)),
+        "share_failed": failed / asked if asked else None,
+        "per_sample_results": rescored_samples,
+        "rescored": origin,
+    }
+
+
+def stored_answer(sample: Mapping[str, Any]) -> Answer:
+    """The answer of one entry of `per_sample_results`; options are stored only where the question has them."""
+    metadata = sample["metadata"]
+    has_options = "options" in metadata
+    return Answer(
+        prediction=sample["pred"],
+        references=tuple(metadata["answers"]),
+        options=tuple(metadata["options"]) if has_options else (),
+        answer_index=metadata["answer_index"] if has_options else None,
+        question_type=sample["question_type"],
+        image_id=metadata["image_id"],
+    )
+
+
+def metric_of(result: Result) -> str:
+    """The metric that a result is scored by; files from before the key was there have it in their provenance."""
+    return str(result["metric"] if "metric" in result else result["provenance"]["task"]["metric"])
+
+
+def by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by the name of their task, in the order in which tasks are met."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result["provenance"]["task"]["name"]].append(result)
+    return dict(groups)
+
+
+def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
+    """Every setting in `folder` against one, task by task.
+
+    Args:
+        baseline: key of a setting or name of its file; None for the one with all knobs at their largest.
+
+    Raises:
+        ConfigurationError: no such setting, or none has all knobs at their largest.
+        ResultsError: no results there, or not of this schema.
+    """
+    return [_compare(task, results, baseline) for task, results in by_task(list(read_results(folder).values())).items()]
+
+
+def _compare(task: str, results: Sequence[Result], baseline: str | None) -> Compared:
+    by_key = {setting_key(result): result for result in results}
+    key = largest_setting(by_key) if baseline is None else baseline
+    if key not in by_key:
+        raise ConfigurationError(f"{task} has no setting {key!r}; give one of {', '.join(by_key)}")
+    reference = by_key.pop(key)
+    metric = metric_of(reference)
+    others = {metric_of(result) for result in results} - {metric}
+    if others:
+        raise ResultsError(f"{task} is scored by {metric} and by {', '.join(sorted(others))}; rescore by one of them")
+    best = reference.get("metric_best", 1.0)  # files from before the key was there have scores from 0 to 1
+    scores = scores_by_id(reference)
+    comparisons = {name: compare_paired(scores, scores_by_id(result), best) for name, result in by_key.items()}
+    return Compared(task, key, metric, comparisons, tuple(results))
+
+
+def scores_by_id(result: Result) -> dict[int, ScoredSample]:
+    """What each sample that ran scored."""
+    return {
+        sample["sample_id"]: ScoredSample(sample["metadata"]["image_id"], sample["accuracy"])
+        for sample in result["per_sample_results"]
+    }
+
+
+def largest_setting(by_key: Mapping[str, Result]) -> str:
+    """The setting that has each knob at the largest value that any has; raises ConfigurationError where none has."""
+    knobs = ("max_crops", "top_k", "num_active_blocks")
+    largest = {knob: max(result[knob] for result in by_key.values()) for knob in knobs}
+    full = [key for key, result in by_key.items() if all(result[knob] == largest[knob] for knob in knobs)]
+    if not full:
+        raise ConfigurationError(
+            f"no setting has all knobs at their largest; give --baseline, one of {', '.join(by_key)}"
+        )
+    return full[0]
+
+
+def _check_holds_nothing_measured(target: Path, names: Mapping[str, Result]) -> None:
+    """Raises ConfigurationError where a file to be written would replace one that was measured."""
+    if not target.is_dir():
+        return
+    if any((target / name).exists() for name in names):
+        measured = [name for name, found in read_results(target).items() if name in names and "rescored" not in found]
+        if measured:
+            raise ConfigurationError(f"{target} holds measured results such as {measured[0]}; give another --output")

@@ -1,0 +1,87 @@
+"""In: the scores of two settings on the same samples; out: how much better one is, with what certainty. Pure.
+
+Two settings that answer the same questions are compared question by question: what makes a question hard for both
+cancels out, so that far smaller differences show than between the two intervals of the means.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scipy import stats
+
+from experiment_core_utils.primitives.distributions import (
+    bootstrap_interval,
+    cluster_totals,
+    wilson_upper_bound_of_none,
+)
+
+
+@dataclass(frozen=True)
+class ScoredSample:
+    """One sample's score at one setting; None where the metric has no value for it."""
+
+    image_id: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """A setting against a baseline, over the samples that both have a score for.
+
+    Attributes:
+        n: those samples.
+        num_excluded: samples that only one of them has a score for; not in any figure here.
+        difference: mean of (setting - baseline); None where n is 0.
+        interval: 95 % interval of the difference, from a bootstrap over pictures with a fixed seed; where every sample
+            differs by the same, from how many pictures could have differed otherwise unseen (Wilson).
+        better, worse, equal: samples on which the setting scores higher, lower, the same.
+        p_value: exact two-sided sign test of better against worse, which for scores of 0 or 1 is McNemar's exact test.
+            It takes samples as independent; where they share pictures, the interval is the one to trust.
+    """
+
+    n: int
+    num_excluded: int
+    mean_baseline: float | None
+    mean: float | None
+    difference: float | None
+    interval: tuple[float, float] | None
+    better: int
+    worse: int
+    equal: int
+    p_value: float | None
+
+
+def compare_paired(
+    baseline: Mapping[int, ScoredSample], setting: Mapping[int, ScoredSample], best: float = 1.0
+) -> PairedComparison:
+    """`setting` against `baseline`, each a mapping of sample id -> score in [0, `best`]."""
+    scored = [{key: each.value for key, each in side.items() if each.value is not None} for side in (baseline, setting)]
+    shared = sorted(scored[0].keys() & scored[1].keys())
+    excluded = len(baseline.keys() | setting.keys()) - len(shared)
+    if not shared:
+        return PairedComparison(0, excluded, None, None, None, None, 0, 0, 0, None)
+    before, after = ([side[key] for key in shared] for side in scored)
+    differences = [new - old for old, new in zip(before, after, strict=True)]
+    better, worse = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
+    return PairedComparison(
+        n=len(shared),
+        num_excluded=excluded,
+        mean_baseline=sum(before) / len(shared),
+        mean=sum(after) / len(shared),
+        difference=sum(differences) / len(shared),
+        interval=difference_interval(differences, [baseline[key].image_id for key in shared], best),
+        better=better,
+        worse=worse,
+        equal=len(shared) - better - worse,
+        p_value=float(stats.binomtest(worse, better + worse).pvalue) if better + worse else 1.0,
+    )
+
+
+def difference_interval(differences: list[float], images: list[str], best: float) -> tuple[float, float]:
+    """95 % interval of the mean difference, inside [-`best`, `best`]; see `PairedComparison.interval`."""
+    sums, counts = cluster_totals(differences, images)
+    if max(differences) - min(differences) > 1e-12 and len(sums) > 1:
+        return bootstrap_interval(sums, counts)
+    mean = float(sums.sum() / counts.sum())
+    unseen = wilson_upper_bound_of_none(len(sums))
+    return mean - unseen * (best + mean), mean + unseen * (best - mean)

@@ -1,0 +1,163 @@
+"""In: a dataset and how many samples of it; out: which ones, always the same ones for the same request.
+
+No sample is made and no picture decoded while choosing. Choosing looks at the length alone, or, where the types of
+questions shall keep their shares, at the types.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# Below this, differences between settings are mostly noise: the published minimum behind a Pareto comparison.
+LEAST_SAMPLES_TO_COMPARE = 500
+
+SampleT_co = TypeVar("SampleT_co", covariant=True)
+How = Literal["all", "random", "question_type", "ids"]
+
+
+class Indexable(Protocol[SampleT_co]):
+    """Whatever has a length and gives the item at an index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> SampleT_co: ...
+
+
+@runtime_checkable
+class KnowsQuestionTypes(Protocol):
+    """A dataset that tells the type of a question without making the sample, as every task does."""
+
+    def __len__(self) -> int: ...
+
+    def question_type(self, index: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How samples were chosen.
+
+    Attributes:
+        how: `all` of the split, at `random`, at random within each `question_type`, or by their `ids`.
+        seed: of the draw; None where nothing was drawn.
+        num_asked: samples asked for; None where none were named and so all were taken.
+        num_in_split: samples that there are.
+    """
+
+    how: How
+    seed: int | None
+    num_asked: int | None
+    num_in_split: int
+
+
+@dataclass(frozen=True)
+class SampledDataset(Generic[SampleT_co]):
+    """A view of a dataset: item i is the dataset's item `sample_ids[i]`, made when it is asked for.
+
+    The ids stand in the order of the draw.
+    """
+
+    dataset: Indexable[SampleT_co]
+    sample_ids: tuple[int, ...]
+    sampling: Sampling
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def __getitem__(self, index: int) -> SampleT_co:
+        return self.dataset[self.sample_ids[index]]
+
+
+def create_sampled_dataset(
+    dataset: Indexable[SampleT_co],
+    num_samples: int | None,
+    seed: int = 42,
+    *,
+    stratify_by_type: bool = False,
+    ids: Sequence[int] | None = None,
+) -> SampledDataset[SampleT_co]:
+    """`num_samples` items of `dataset`, without replacement; all of them for None or where it has no more.
+
+    The random draw is the published one, `RandomState(seed).choice(len(dataset), num_samples, replace=False)`, in its
+    order. It depends on length, number and seed only, so every setting and every process gets the same one.
+
+    Args:
+        stratify_by_type: keep each question type's share; see `allocate`. The ids are then ascending.
+        ids: exactly these, in this order; nothing is drawn.
+
+    Raises:
+        ConfigurationError: fewer than one sample, ids that are not there or given twice, or types of a dataset that
+            has none.
+    """
+    length = len(dataset)
+    if ids is not None:
+        return SampledDataset(dataset, _checked_ids(ids, length), Sampling("ids", None, len(ids), length))
+    if num_samples is not None and num_samples < 1:
+        raise ConfigurationError(f"{num_samples} samples cannot be drawn; ask for at least 1")
+    if num_samples is None or num_samples >= length:
+        return SampledDataset(dataset, tuple(range(length)), Sampling("all", None, num_samples, length))
+    if stratify_by_type:
+        drawn = _draw_within_types(_types(dataset), num_samples, seed)
+        return SampledDataset(dataset, drawn, Sampling("question_type", seed, num_samples, length))
+    chosen = np.random.RandomState(seed=seed).choice(length, size=num_samples, replace=False)
+    return SampledDataset(dataset, tuple(map(int, chosen)), Sampling("random", seed, num_samples, length))
+
+
+def allocate(sizes: Mapping[str, int], num_samples: int) -> dict[str, int]:
+    """How many of `num_samples` each type gets: its share of the whole, rounded by largest remainder.
+
+    Where there are at least as many samples as types, no type goes without, at the cost of the types that are
+    furthest above their share. Equal remainders fall to the type that is first in the alphabet.
+    """
+    total = sum(sizes.values())
+    least = 1 if num_samples >= len(sizes) else 0
+    given = {kind: max(num_samples * sizes[kind] // total, least) for kind in sorted(sizes)}
+
+    def owed(kind: str) -> int:
+        """By how much a type is below its exact share, in units of 1 / total."""
+        return num_samples * sizes[kind] - given[kind] * total
+
+    while sum(given.values()) > num_samples:
+        given[min((kind for kind in given if given[kind] > least), key=owed)] -= 1
+    while sum(given.values()) < num_samples:
+        given[max((kind for kind in given if given[kind] < sizes[kind]), key=owed)] += 1
+    return given
+
+
+def _draw_within_types(types: Sequence[str], num_samples: int, seed: int) -> tuple[int, ...]:
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, kind in enumerate(types):
+        members[kind].append(index)
+    counts = allocate({kind: len(indices) for kind, indices in members.items()}, num_samples)
+    generator = np.random.RandomState(seed)
+    drawn: list[int] = []
+    for kind, count in counts.items():
+        drawn.extend(map(int, generator.choice(members[kind], size=count, replace=False)))
+    return tuple(sorted(drawn))
+
+
+def _types(dataset: object) -> list[str]:
+    if not isinstance(dataset, KnowsQuestionTypes):
+        raise ConfigurationError(f"{type(dataset).__name__} does not tell question types; draw at random instead")
+    return [dataset.question_type(index) for index in range(len(dataset))]
+
+
+def _checked_ids(ids: Sequence[int], length: int) -> tuple[int, ...]:
+    outside = [index for index in ids if not 0 <= index < length]
+    if outside:
+        raise ConfigurationError(f"sample ids {_listed(outside)} are outside the split; it has 0 to {length - 1}")
+    twice = [index for index in dict.fromkeys(ids) if ids.count(index) > 1] if len(set(ids)) < len(ids) else []
+    if twice:
+        raise ConfigurationError(f"sample ids {_listed(twice)} are given twice; give each once")
+    if not ids:
+        raise ConfigurationError("no sample ids are given; give at least one")
+    return tuple(ids)
+
+
+def _listed(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:5]))
+    return shown if len(ids) <= 5 else f"{shown} and {len(ids) - 5} more"
