@@ -67,7 +67,7 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert set(result["memory"]) == first_cells("Memory")
     assert dotted(result["provenance"]) == first_cells("Provenance")
     assert set(FailedSample.__dataclass_fields__) == first_cells("Failed samples")
-    for key in (*result["tier_range"], *result["provenance"]["versions"]):
+    for key in (*result["tier_range"], *result["sampling"], *result["provenance"]["versions"]):
         assert f"`{key}`" in SCHEMA
     for entry in result["accuracy_by_type"].values():
         assert all(f"`{key}`" in SCHEMA for key in entry)
