@@ -55,7 +55,12 @@ def test_a_truncated_picture_is_one_failed_sample() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(10_000, 9_000), (60_000, 60_000)])
-def test_a_huge_picture_is_refused_before_it_is_decoded(width: int, height: int) -> None:
+@pytest.mark.parametrize("pillows_limit", [Image.MAX_IMAGE_PIXELS, None], ids=["limit", "no_limit"])
+def test_a_huge_picture_is_refused_before_it_is_decoded(
+    width: int, height: int, pillows_limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillows_limit)  # other libraries switch it off
+
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 

@@ -20,7 +20,7 @@ from experiment_core_utils.tasks.datasets.science_qa import ScienceQAImages
 from experiment_core_utils.tasks.datasets.st_qa import SceneTextQA
 from experiment_core_utils.tasks.datasets.tally_qa import TallyQA
 from experiment_core_utils.tasks.datasets.text_vqa import TextVQA
-from experiment_core_utils.tasks.registry import get_metric_for_dataset, list_tasks
+from experiment_core_utils.tasks.registry import get_metric_for_dataset, list_tasks, load_task
 from tests.tasks.datasets import layouts
 from tests.tasks.datasets.layouts import GREEN, RED, plain, stored, write_hub, write_json
 
@@ -107,6 +107,16 @@ def test_a_template_replaces_molmos(tmp_path: Path) -> None:
         TextVQA(data_dir=folder, cache_dir=tmp_path, prompt_template="{query}")
     with pytest.raises(ConfigurationError, match=r"leaves out \{options\}"):
         ScienceQAImages(prompt_template="{question}")
+
+
+def test_the_registry_hands_everything_on(tmp_path: Path) -> None:
+    folder = write_hub(tmp_path, "validation", layouts.TEXT_VQA, text_vqa_rows())
+    task = load_task("text_vqa", "validation", data_dir=str(folder), cache_dir=tmp_path, prompt_template="Q {question}")
+    assert task.prompt(task[0]) == "Q What?"
+    with pytest.raises(ConfigurationError, match="--revision v9"):
+        load_task("text_vqa", "validation", cache_dir=tmp_path, revision="v9")
+    with pytest.raises(ConfigurationError, match="reference_vqa is generated and takes neither"):
+        load_task("reference_vqa", "validation", prompt_template="{question}")
 
 
 def test_a_revision_is_not_of_a_folder(tmp_path: Path) -> None:
