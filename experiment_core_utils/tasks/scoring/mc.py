@@ -16,10 +16,10 @@ UNPARSED = "unparsed"
 _ONLY_LETTER = re.compile(r"[(\[\"'*]*([A-Za-z])[)\]\"'*.:]*")
 _LEADING_LETTER = re.compile(r"\(?([A-Z])\)?[.:)](?![A-Za-z]\b)")
 _ANSWER_IS = re.compile(r"\b(?i:answer)\b(?:\s+(?i:is)\b\s*:?|\s*:)\s*[(\"'*]*([A-Za-z])(?![\w'’])")
-_STANDALONE_LETTER = re.compile(r"(?<![\w'’.-])[A-Z](?![\w'’-])")
+_STANDALONE_LETTER = re.compile(r"(?<![\w'’.-])[A-Z](?![\w'’-]|\.\w)")
 _SENTENCE_END = ".!?:\n"
-# "A" before one of these is the letter ("A is right"); before any other word at a sentence's start it is the article.
-_NOT_AFTER_ARTICLE = frozenset({"is", "was", "because", "since", "as", "and", "or"})
+# Before one of these "A" and "I" are letters ("A is right"); before other words they may be the article or the pronoun.
+_AFTER_A_LETTER = frozenset({"is", "was", "because", "since", "as", "and", "or"})
 
 
 def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | None, str]:
@@ -30,7 +30,8 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
     of exactly one option (case, white space around words and a period at the end do not matter). `leading_letter`: it
     begins with a letter as in "B.", "B:", "B)", "(B)". `answer_is`: "answer is B" or "Answer: B", the last such; a
     small letter counts only where it ends the output. `last_letter`: the last upper-case letter that stands alone and
-    is not the article A at the start of a sentence. Letters count only up to the number of options.
+    is neither the article A at the start of a sentence nor the pronoun I. Letters count only up to the number of
+    options.
 
     Returns:
         The option's index and the name of the rule, or (None, "unparsed").
@@ -60,7 +61,7 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
     alone = [
         match[0]
         for match in _STANDALONE_LETTER.finditer(text)
-        if match[0] in letters and not _is_article(text, match.start())
+        if match[0] in letters and not _is_word(text, match.start())
     ]
     if alone:
         return letters.index(alone[-1]), "last_letter"
@@ -116,11 +117,11 @@ def _stated_letter(match: re.Match[str], letters: str) -> str | None:
     return None
 
 
-def _is_article(text: str, at: int) -> bool:
-    if text[at] != "A":
+def _is_word(text: str, at: int) -> bool:
+    """Whether the letter at this place is the article A at a sentence's start or the pronoun I."""
+    following = text[at + 1 :]
+    next_word = following.split(maxsplit=1)[0].lower() if following[:1].isspace() and following.strip() else ""
+    if not next_word[:1].isalnum() or next_word.strip(",.") in _AFTER_A_LETTER:
         return False
     before = text[:at].rstrip(" \t\"'(*")
-    following = text[at + 1 :]
-    starts_sentence = not before or before[-1] in _SENTENCE_END
-    next_word = following.split(maxsplit=1)[0].lower() if following[:1].isspace() and following.strip() else ""
-    return starts_sentence and next_word[:1].isalnum() and next_word.strip(",.") not in _NOT_AFTER_ARTICLE
+    return text[at] == "I" or (text[at] == "A" and (not before or before[-1] in _SENTENCE_END))

@@ -93,24 +93,32 @@ def _scoring(scores: Sequence[Score], beside: dict[str, object]) -> Scoring:
     )
 
 
-def _text_score(
-    value_of: Callable[[str, Sequence[str]], float],
-    details_of: Callable[[str, Sequence[str]], dict[str, float]] | None = None,
-) -> Callable[[Answer], Score]:
+def _unless_empty(score: Callable[[Answer], Score]) -> Callable[[Answer], Score]:
     """Any text is an answer; an output without one scores 0 in all its figures, even where a reference is empty."""
 
-    def score(answer: Answer) -> Score:
-        value = value_of(answer.prediction, answer.references)
-        details = {} if details_of is None else details_of(answer.prediction, answer.references)
+    def checked(answer: Answer) -> Score:
+        scored = score(answer)
         if not answer.prediction.strip():
-            return Score(0.0, parsed=False, parse_status=EMPTY, details=dict.fromkeys(details, 0.0))
-        return Score(value, details=details)
+            return Score(0.0, parsed=False, parse_status=EMPTY, details=dict.fromkeys(scored.details, 0.0))
+        return scored
 
-    return score
+    return checked
 
 
-def _vqa_details(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    return {"vqa_score_molmo": vqa_score_molmo(prediction, references)}
+def _text_score(value_of: Callable[[str, Sequence[str]], float]) -> Callable[[Answer], Score]:
+    return _unless_empty(lambda answer: Score(value_of(answer.prediction, answer.references)))
+
+
+def _vqa_score(answer: Answer) -> Score:
+    return Score(
+        vqa_score(answer.prediction, answer.references),
+        details={"vqa_score_molmo": vqa_score_molmo(answer.prediction, answer.references)},
+    )
+
+
+def _ansl_em_score(answer: Answer) -> Score:
+    both = ansl_em(answer.prediction, answer.references)
+    return Score(both["anls"], details=both)
 
 
 def _right_option(answer: Answer) -> int:
@@ -137,13 +145,13 @@ def _mmmu_score(answer: Answer) -> Score:
 
 
 METRICS: tuple[Metric, ...] = (
-    AnswerMetric("vqa_score", _text_score(vqa_score, _vqa_details)),
+    AnswerMetric("vqa_score", _unless_empty(_vqa_score)),
     AnswerMetric("vqa_score_molmo", _text_score(vqa_score_molmo)),
     AnswerMetric("mc", _mc_score),
     AnswerMetric("mc_molmo", _mc_molmo_score),
     AnswerMetric("em", _text_score(em)),
     AnswerMetric("em_lenient", _text_score(em_lenient)),
-    AnswerMetric("ansl_em", _text_score(anls, ansl_em)),
+    AnswerMetric("ansl_em", _unless_empty(_ansl_em_score)),
     AnswerMetric("anls", _text_score(anls)),
     CiderMetric(),
     AnswerMetric("mmmu_score", _mmmu_score),

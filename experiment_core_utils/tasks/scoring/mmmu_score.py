@@ -21,8 +21,8 @@ _DECIMALS = 2
 def mmmu_open_score(prediction: str, references: Sequence[str]) -> float:
     """1 if a candidate in the output fits a reference, else 0.
 
-    Candidates are, per line of the lower-cased output without its last period, the shortest text behind a lead such
-    as "is " or "therefore " ("=" too in the last line), or the whole output where no line has a lead; and every
+    Candidates are, per line of the lower-cased output without the periods at its end, the shortest text behind a lead
+    such as "is " or "therefore " ("=" too in the last line), or the whole output where no line has a lead; and every
     number in them. A number fits a reference that is the same number to two decimals (1,234 is 1234); a text
     candidate fits a reference text that it contains, also inside a word ("ionization" fits "ion", as in the benchmark's
     own script). A reference of one character must stand beside a space, or be the whole candidate.
@@ -46,7 +46,7 @@ def mmmu_open_score(prediction: str, references: Sequence[str]) -> float:
 
 
 def _candidates(prediction: str) -> tuple[list[str], set[float]]:
-    lines = prediction.strip().strip(".").lower().split("\n")
+    lines = prediction.strip().rstrip(".").lower().split("\n")
     found = []
     for position, line in enumerate(lines):
         leads = (*_LEADS, _LEAD_AT_THE_END) if position == len(lines) - 1 else _LEADS

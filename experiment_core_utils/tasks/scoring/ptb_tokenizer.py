@@ -73,15 +73,16 @@ _SENTENCE_STARTS = "The This That These There A An In On It He She They We You I
 _LETTER = r"[^\W\d_]"
 _TOKEN = re.compile(
     rf"""
-      </?[A-Za-z][A-Za-z0-9]*\s?/?>                          # <b>
+      [A-Za-z]+(?!\S)                                        # most words; first, because it is fast
+    | </?[A-Za-z][A-Za-z0-9]*\s?/?>                          # <b>
     | (?:https?://|www\.)[^\s<>"]*[\w/]                      # an address, without the period after it
     | [\w.+-]+@[\w-]+(?:\.[\w-]+)+                           # mail
     | [@\#][A-Za-z]\w*(?:'\w+)*                              # @home, #tag
     | [:;=]['-]?[()DPp](?!\w)                                # :-)
-    | (?:US|C|A)\$(?=\d)                                     # US$ 5
+    | [A-Z]+\$                                               # US$ 5
     | [Cc](?:\+\+|\#)
     | '(?:em|till?|cause|n'?|tis|twas|s|m|d|re|ve|ll)(?!\w)
-    | '\d\ds?(?!\w)                                          # '90s
+    | '\d\ds?(?!\w|%|[.,:]\d)                                # '90s
     | n't(?!\w) | N'T(?!\w)
     | [Pp]h\.[Dd]\.
     | (?:{_LETTER}\.)+{_LETTER}\.?(?!\w)                     # U.S.A, p.m.
