@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiment_core_utils.primitives.errors import SampleError, first_line
 
@@ -49,6 +49,9 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
                 return _rgb(ImageOps.exif_transpose(picture), name)
     except _HUGE as error:
         raise SampleError(f"picture {name} is too large: {first_line(error)}") from error
+    except UnidentifiedImageError as error:
+        # Pillow's message holds the address of a buffer, different in every run.
+        raise SampleError(f"picture {name} cannot be read: it is in no known picture format") from error
     except _BROKEN as error:
         raise SampleError(f"picture {name} cannot be read: {first_line(error)}") from error
 

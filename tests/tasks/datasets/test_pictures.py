@@ -50,7 +50,7 @@ def test_a_truncated_picture_is_one_failed_sample() -> None:
         with pytest.raises(SampleError, match=r"^picture cut cannot be read: .+$"):
             open_picture(content[: len(content) // 2], "cut")
     for content in (b"", b"<html>not found</html>"):
-        with pytest.raises(SampleError, match="picture page cannot be read: cannot identify image file"):
+        with pytest.raises(SampleError, match="picture page cannot be read: it is in no known picture format"):
             open_picture(content, "page")
 
 
