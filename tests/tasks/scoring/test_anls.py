@@ -33,6 +33,7 @@ def test_both_vector(row: dict[str, Any]) -> None:
         ("ab", ["abcd"], 0.5),
         ("ab", ["abcde"], 0.0),  # three more characters of five
         ("  new   york ", ["new york"], 1.0),
+        ("  hallo  ", ["hello"], 1 - 1 / 5),  # the prediction is stripped before its length counts
         ("newyork", ["new york"], 1 - 1 / 8),
         ("b", ["  a  "], 1 - 1 / 5),  # the length is that of the reference as it stands
         ("cat", ["dog", "cart", "ca"], 1 - 1 / 4),  # the nearest: one edit in four characters

@@ -29,6 +29,8 @@ def test_vector(row: dict[str, Any]) -> None:
         ("It is 3 of 7", "7", 1.0),  # any number in a candidate
         ("24 is not it\nthe result is 25", "24", 0.0),  # the candidate is what stands behind the lead
         ("24 is not it\nthe result is 25", "25", 1.0),
+        ("the answer is 24 so 7", "24", 0.0),  # the shortest of "24 so 7" and "7"
+        ("the answer is 24 so 7", "7", 1.0),
         ("x = 5\nso = 6", "5", 0.0),  # "=" leads in the last line only; there "6"
         ("Mitosis, of course", "mitosis", 1.0),
         ("ionization", "ion", 1.0),  # inside a word, as the benchmark's script has it
