@@ -58,22 +58,24 @@ def em_lenient(prediction: str, references: Sequence[str]) -> float:
 def normalize_leniently(text: str) -> str:
     """What `em_lenient` compares.
 
-    In this order: lower case and single spaces; quotes and brackets around the text, and the marks . , ; : ! ? after
-    it, are stripped as long as there are any; a leading article a, an, the is dropped where something follows;
-    commas that group digits by three are dropped (1,000 is 1000); the words zero to twenty become digits; a number
-    of nothing but zeros after its point becomes whole (3.0 is 3). Signs, units and "about" stay.
+    In this order: lower case and single spaces; quotes and brackets around the text, the marks . , ; : ! ? after it and
+    a leading article a, an, the where something follows are dropped, as long as there are any; commas that group
+    digits by three are dropped (1,000 is 1000); the words zero to twenty become digits; a number of nothing but zeros
+    after its point becomes whole (3.0 is 3). Signs, units and "about" stay.
     """
     flat = " ".join(text.lower().split())
-    stripped = flat.strip(_AROUND).rstrip(_AFTER)
-    while stripped != flat:
-        flat, stripped = stripped, stripped.strip(_AROUND).rstrip(_AFTER)
+    while (bare := _without_article(flat.strip(_AROUND).rstrip(_AFTER))) != flat:
+        flat = bare
     words = _GROUPED.sub(lambda found: found[1].replace(",", ""), flat).split()
-    if len(words) > 1 and words[0] in _ARTICLES:
-        words = words[1:]
     digits = [_NUMBER_WORDS.get(word, word) for word in words]
     return " ".join(
         found[1] if (found := _WHOLE_NUMBER_WITH_ZEROS.fullmatch(word)) is not None else word for word in digits
     )
+
+
+def _without_article(text: str) -> str:
+    first, _, rest = text.partition(" ")
+    return rest if rest and first in _ARTICLES else text
 
 
 def _require(references: Sequence[str]) -> None:
