@@ -6,7 +6,6 @@ A training of several legs goes on from --state:
 """
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -98,7 +97,7 @@ def main() -> None:
     for tier in ("low", "medium", "high"):
         print(tier, quick_scores(plain, drawn, tier), flush=True)
     if arguments.knob_table:
-        print_knob_table(plain, drawn, arguments.output)
+        print_knob_table(plain, drawn)
 
 
 def save_model(model: MolmoeForConditionalGeneration, processor: MolmoeProcessor, folder: Path) -> None:
@@ -111,23 +110,14 @@ def save_model(model: MolmoeForConditionalGeneration, processor: MolmoeProcessor
     fresh.rename(model_folder)
 
 
-def print_knob_table(trainer: Trainer, drawn: list, output: Path) -> None:
-    """Leave-one-out importance of the blocks, then scores over top-k and block counts."""
-    total = trainer.model.num_total_blocks
-    whole = quick_scores(trainer, drawn, "high").overall
-    importance = {"0": 1.0}
-    for block in range(1, total):
-        kept = [index for index in range(total) if index != block]
-        importance[str(block)] = round(whole - quick_scores(trainer, drawn, "high", None, kept).overall, 4)
-    (output / "importance_scores.json").write_text(json.dumps(importance, indent=1))
-    print("importance", importance)
-    ranked = sorted(range(1, total), key=lambda block: (-importance[str(block)], block))
-    for count in range(total, total - 5, -1):
-        for top_k in (8, 6, 4):
-            chosen = [0, *sorted(ranked[: count - 1])]
-            first = quick_scores(trainer, drawn, "high", top_k, range(count))
-            by_importance = quick_scores(trainer, drawn, "high", top_k, chosen)
-            print(f"blocks {count} top_k {top_k}: first {first.overall} important {by_importance}", flush=True)
+def print_knob_table(trainer: Trainer, drawn: list) -> None:
+    """Scores by family over top-k with all blocks, then over the first blocks with every expert."""
+    total, most = trainer.model.num_total_blocks, trainer.model.default_top_k
+    settings = [(total, top_k) for top_k in (most, most - 2, most // 2, most // 4)]
+    settings += [(count, most) for count in range(total - 1, total - 5, -1)]
+    for count, top_k in settings:
+        scores = quick_scores(trainer, drawn, "high", top_k, range(count))
+        print(f"blocks {count} top_k {top_k}: {scores.overall} {scores.by_family}", flush=True)
 
 
 if __name__ == "__main__":

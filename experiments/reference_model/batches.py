@@ -11,15 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor, Tiling
-from experiment_core_utils.tasks.datasets.reference_scenes import DEFAULT_H_REL, SceneOptions, draw_scene
-from experiment_core_utils.tasks.datasets.reference_vqa import (
-    DESCRIBE_QUESTION,
-    QUESTION_TYPES,
-    choose_questions,
-    describe,
-    prompt_of,
-)
-from experiments.reference_model.packing import PackedSlots, make_slot, pack_slots
+from experiment_core_utils.tasks.datasets.reference_scenes import DEFAULT_H_REL, Scene, SceneOptions, draw_scene
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, QuestionAnswer, prompt_of
+from experiments.reference_model.packing import PackedSlots, Slot, make_slot, pack_slots
 from experiments.reference_model.recipe import (
     CURRICULUM,
     QUESTIONS_PER_SCENE,
@@ -32,6 +26,7 @@ from experiments.reference_model.recipe import (
 from experiments.reference_model.tags import ItemTags, item_tags
 
 LARGEST_TEXT_HEIGHT = 0.12
+QUESTION_NAMES = tuple(f"{task.name}/{kind}" for task in QUESTIONS_PER_SCENE for kind in task.question_types)
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class TrainingBatch:
 
     Attributes:
         images: [B, H, W, 3] uint8.
-        types: [B, N] each slot's question type as an index into `QUESTION_TYPES`, -1 for the list of all items.
+        types: [B, N] each slot's family and question type as an index into `QUESTION_NAMES`.
         tags: the items, where the batch is for training.
     """
 
@@ -84,7 +79,6 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
         self.tokenizer = tokenizer
         self.processor = processor
         self.seed = recipe.seed
-        self.describe_weight = recipe.describe_weight
         self.scale = scale
         self.progress = mp.get_context("fork").Value("d", 0.0)
 
@@ -109,19 +103,13 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
             canvas=canvas,
             h_rel=self._readable_heights(canvas, tiling, tier) if readable else DEFAULT_H_REL,
         )
-        with_list = rng.random() < stage.describe_share
         count = max(2, round(SCENES_PER_BATCH[tier] * self.scale))
         scenes = [draw_scene(random.Random(rng.getrandbits(47)), options) for _ in range(count)]
         slots, types = [], []
         for scene in scenes:
-            asked = choose_questions(scene, rng, QUESTIONS_PER_SCENE)
-            asked = (asked * QUESTIONS_PER_SCENE)[:QUESTIONS_PER_SCENE]
-            types.append([QUESTION_TYPES.index(item.question_type) for item in asked] + [-1] * with_list)
-            packed = [make_slot(self.tokenizer, prompt_of(item.question), item.answer) for item in asked]
-            if with_list:
-                prompt = prompt_of(DESCRIBE_QUESTION)
-                packed.append(make_slot(self.tokenizer, prompt, describe(scene), weight=self.describe_weight))
-            slots.append(packed)
+            asked = [question for task in QUESTIONS_PER_SCENE for question in _questions(task, scene, rng)]
+            types.append([name_index(task, item) for task, item, _ in asked])
+            slots.append([slot_of(self.tokenizer, item, weight) for _, item, weight in asked])
         images = torch.from_numpy(np.stack([np.asarray(scene.image) for scene in scenes]))
         packed_slots = pack_slots(slots, self.tokenizer.pad_token_id)
         return TrainingBatch(tier, images, tiling, packed_slots, torch.tensor(types), item_tags(scenes))
@@ -134,6 +122,25 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
         top = LARGEST_TEXT_HEIGHT if tier == "single" else DEFAULT_H_REL[1]
         low = min(max(READABLE_PX[0] / seen_side, DEFAULT_H_REL[0]), top * 0.9)
         return low, min(max(READABLE_PX[1] / seen_side, low * 1.2), top)
+
+
+def _questions(
+    task: type[GeneratedTask], scene: Scene, rng: random.Random
+) -> list[tuple[type[GeneratedTask], QuestionAnswer, float]]:
+    """As many questions of a family as the recipe asks for; a scene that offers fewer repeats its own."""
+    count, weight = QUESTIONS_PER_SCENE[task]
+    drawn = task.draw_questions(scene, rng, count)
+    return [(task, item, weight) for item in (drawn * count)[:count]]
+
+
+def name_index(task: type[GeneratedTask], asked: QuestionAnswer) -> int:
+    """The place of a question's family and type in `QUESTION_NAMES`."""
+    return QUESTION_NAMES.index(f"{task.name}/{asked.question_type}")
+
+
+def slot_of(tokenizer: PreTrainedTokenizerBase, asked: QuestionAnswer, weight: float = 1.0) -> Slot:
+    """The slot of a question as its task prompts for it."""
+    return make_slot(tokenizer, prompt_of(asked.question, asked.options), asked.answer, weight)
 
 
 def _draw_canvas(rng: random.Random, tier: str) -> tuple[int, int]:

@@ -1,11 +1,12 @@
-"""In: scored answers by setting; out: the tables of the model card, as Markdown between two marks of its file."""
+"""In: answers by setting; out: the tables of the model card, as Markdown between two marks of its file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.reference_model.evaluation import Accuracy, ScoredAnswer, accuracy_by_type, accuracy_of
+from experiment_core_utils.tasks.interface import Answer, Metric
+from experiments.reference_model.evaluation import Accuracy, Answered, accuracy_by_type, accuracy_of, best_constant
 
 BEGIN = "<!-- tables: begin (scripts/evaluate_reference_model.py --write-card) -->"
 END = "<!-- tables: end -->"
@@ -25,6 +26,10 @@ class CardSetting:
         return f"{self.tier}, top-{self.top_k}, {self.blocks} blocks"
 
 
+# The answers of each family at each setting of the card.
+Answers = Mapping[CardSetting, Mapping[str, Sequence[Answered]]]
+
+
 def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
     """Every tier at full; at `high` each other knob alone, then both; and the cheapest corner.
 
@@ -37,28 +42,36 @@ def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
     return [*tiers, *experts, *skipped, *(CardSetting(tier, top_k // 2, blocks - 4) for tier in ("high", "low"))]
 
 
-def knob_table(scored: Mapping[CardSetting, Sequence[ScoredAnswer]]) -> str:
-    """One row a setting: overall accuracy and that of each type."""
-    types = _types(scored)
-    lines = [f"| setting | all [95 %] | {' | '.join(types)} |", f"| --- |{' --- |' * (1 + len(types))}"]
-    for plan, answers in scored.items():
-        by_type = accuracy_by_type(answers)
-        cells = [_with_interval(accuracy_of(answers)), *(f"{by_type[kind].mean:.3f}" for kind in types)]
+def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
+    """One row a setting, one column a family: its score with the 95 % interval."""
+    first = next(iter(answers.values()))
+    names = [f"{name}, {metrics[name].name} (n = {len(answered)})" for name, answered in first.items()]
+    lines = [f"| setting | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    for plan, families in answers.items():
+        cells = [_with_interval(accuracy_of(_said(answered), metrics[name])) for name, answered in families.items()]
         lines.append(f"| {plan.title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def type_table(scored: Mapping[CardSetting, Sequence[ScoredAnswer]], chance: Mapping[str, float]) -> str:
-    """One row a type of question: its chance level and its accuracy in each tier, other knobs at full."""
-    most = max((plan.top_k, plan.blocks) for plan in scored)
-    tiers = {plan.tier: answers for plan, answers in scored.items() if (plan.top_k, plan.blocks) == most}
-    lines = [f"| question type | chance | {' | '.join(tiers)} |", f"| --- | --- |{' --- |' * len(tiers)}"]
-    for kind in _types(scored):
-        cells = [_with_interval(accuracy_by_type(answers)[kind]) for answers in tiers.values()]
-        number = next(accuracy_by_type(answers)[kind].n for answers in tiers.values())
-        lines.append(f"| {kind} (n = {number}) | {chance[kind]:.3f} | {' | '.join(cells)} |")
-    overall = [accuracy_of(answers) for answers in tiers.values()]
-    lines.append(f"| all (n = {overall[0].n}) | | {' | '.join(_with_interval(value) for value in overall)} |")
+def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
+    """One row a family and type of question: the best constant answer's score, and the model's in each tier and at
+    the fewest blocks, other knobs at full."""
+    most_k, most_blocks = max(plan.top_k for plan in answers), max(plan.blocks for plan in answers)
+    fewest = min(plan.blocks for plan in answers if plan.top_k == most_k)
+    columns = {plan.tier: plan for plan in answers if (plan.top_k, plan.blocks) == (most_k, most_blocks)}
+    columns |= {
+        f"high, {plan.blocks} blocks": plan for plan in answers if (plan.top_k, plan.blocks) == (most_k, fewest)
+    }
+    lines = [
+        f"| family | question type | n | best constant | {' | '.join(columns)} |",
+        f"| --- | --- | --- | --- |{' --- |' * len(columns)}",
+    ]
+    for name, metric in metrics.items():
+        by_column = [accuracy_by_type(_said(answers[plan][name]), metric) for plan in columns.values()]
+        constant = best_constant(answers[next(iter(columns.values()))][name], metric)
+        for kind, level in constant.items():
+            cells = " | ".join(f"{scores[kind].mean:.3f}" for scores in by_column)
+            lines.append(f"| {name} | {kind} | {by_column[0][kind].n} | {level:.3f} | {cells} |")
     return "\n".join(lines)
 
 
@@ -72,8 +85,8 @@ def write_into_card(card: Path, tables: str) -> None:
     card.write_text(f"{before}{BEGIN}\n\n{tables}\n{END}{after}")
 
 
-def _types(scored: Mapping[CardSetting, Sequence[ScoredAnswer]]) -> list[str]:
-    return sorted({answer.question_type for answers in scored.values() for answer in answers})
+def _said(answered: Sequence[Answered]) -> list[Answer]:
+    return [each.answer for each in answered]
 
 
 def _with_interval(value: Accuracy) -> str:

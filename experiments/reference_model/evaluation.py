@@ -1,41 +1,42 @@
-"""In: the embedded model and held-out samples; out: accuracy by setting and type of question, with 95 % intervals.
+"""In: the embedded model and held-out pictures; out: scored answers by family, setting and type, with 95 % intervals.
 
-Questions about one picture share its features and its part of the cache, which changes the cost and not the answers.
-Intervals come from a bootstrap over pictures, because questions about one picture are not independent.
+Questions about one picture share its part of the cache, and settings of one tier share its image features, which
+changes the cost and not the answers. Intervals are taken between pictures, because questions about one picture are not
+independent.
 """
 
-import copy
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
+from transformers import Cache
 
 from experiment_core_utils.g_metrics_inference import answer_to
-from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState, MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
-from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task
+from experiment_core_utils.primitives.distributions import bounded_mean_interval
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
+from experiment_core_utils.tasks.interface import Answer, Metric, Sample
 
-RESAMPLES = 2000
+CONSTANT_CANDIDATES = 40
 
 
 @dataclass(frozen=True)
-class ScoredAnswer:
-    """One answer at one setting; `score` is None where the metric has none (CIDEr of fewer than two pictures)."""
+class Answered:
+    """The answer to one question at one setting; `expected` is what a perfect model would have said."""
 
+    task: str
+    setting: KnobSetting
     sample_id: int
-    image_id: str
-    question_type: str
-    prediction: str
-    score: float | None
+    expected: str
+    answer: Answer
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Mean score of n answers, with the 95 % interval of a bootstrap over pictures."""
+    """Mean score of n answers, with its 95 % interval."""
 
     n: int
     mean: float
@@ -44,74 +45,109 @@ class Accuracy:
 
 
 @torch.inference_mode()
-def answer_samples(
+def answer_pictures(
     model: MolmoeForConditionalGeneration,
     processor: MolmoeProcessor,
-    task: Task,
-    metric: Metric,
-    sample_ids: Sequence[int],
-    setting: KnobSetting,
-) -> list[ScoredAnswer]:
-    """Greedy answers at `setting`, neighbouring samples of one picture together, scored over all of them at once."""
-    model.set_knobs(setting.top_k, setting.active_blocks)
-    answered: list[tuple[int, Answer]] = []
-    drawn = (task[sample_id] for sample_id in sample_ids)
-    for _, group in groupby(drawn, key=lambda sample: sample.image_id):
-        samples = list(group)
-        prefix = processor("", samples[0].image, setting.vision.crops)
-        inputs = {name: _placed(tensor, model) for name, tensor in prefix.items()}
-        features = model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
-        _, state = model.prefill(
-            inputs["input_ids"], features, top_k=setting.top_k, active_blocks=setting.active_blocks
-        )
-        for sample in samples:
-            prediction = _answer(model, processor, task, sample, copy.deepcopy(state))
-            answered.append((sample.sample_id, answer_to(sample, prediction)))
-    scores = metric.score([answer for _, answer in answered]).scores
-    return [
-        ScoredAnswer(sample_id, answer.image_id, answer.question_type, answer.prediction, score.value)
-        for (sample_id, answer), score in zip(answered, scores, strict=True)
-    ]
+    tasks: Sequence[GeneratedTask],
+    pictures: Sequence[int],
+    settings: Sequence[KnobSetting],
+) -> Iterator[Answered]:
+    """Greedy answers to every family's questions about the pictures, at every setting."""
+    by_crops: dict[CropRange, list[KnobSetting]] = {}
+    for setting in settings:
+        by_crops.setdefault(setting.vision.crops, []).append(setting)
+    for picture in pictures:
+        samples = [(task, sample) for task in tasks for sample in _samples_of(task, picture)]
+        for crops, alike in by_crops.items():
+            prefix = processor("", samples[0][1].image, crops)
+            inputs = {name: _placed(tensor, model) for name, tensor in prefix.items()}
+            features = model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+            for setting in alike:
+                model.set_knobs(setting.top_k, setting.active_blocks)
+                _, state = model.prefill(
+                    inputs["input_ids"], features, top_k=setting.top_k, active_blocks=setting.active_blocks
+                )
+                for task, sample in samples:
+                    said = _answer(model, processor, task, sample, state.past_key_values)
+                    expected = str(sample.metadata["answer"])
+                    yield Answered(task.name, setting, sample.sample_id, expected, answer_to(sample, said))
+
+
+def _samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
+    first = picture * task.questions_per_image
+    return [task[index] for index in range(first, first + task.questions_per_image)]
 
 
 def _answer(
-    model: MolmoeForConditionalGeneration, processor: MolmoeProcessor, task: Task, sample: Sample, state: DecodeState
+    model: MolmoeForConditionalGeneration, processor: MolmoeProcessor, task: GeneratedTask, sample: Sample, cache: Cache
 ) -> str:
-    """The answer to one question behind a picture that `state` has seen already."""
-    ids = processor.tokenizer(task.prompt(sample), add_special_tokens=False, return_tensors="pt")["input_ids"]
-    logits, state = model.prefill(
-        ids.to(model.device),
-        top_k=state.top_k,
-        active_blocks=state.active_blocks,
-        past_key_values=state.past_key_values,
-    )
-    tokens = [int(logits.argmax())]
-    while tokens[-1] != processor.tokenizer.eos_token_id and len(tokens) < task.max_new_tokens:
-        tokens.append(int(model.decode_step(torch.tensor([[tokens[-1]]], device=model.device), state).argmax()))
-    return processor.decode(tokens).strip()
+    """The greedy answer to one question behind a picture that `cache` has seen, which is left as it was.
+
+    The expected answer serves as a draft: one pass over question and draft shows how far greedy decoding would have
+    said the same, and the next pass goes on behind the first other token. The tokens are those of one at a time.
+    """
+    tokenizer = processor.tokenizer
+    before = cache.get_seq_length()
+    asked = tokenizer(task.prompt(sample), add_special_tokens=False)["input_ids"]
+    draft = [*tokenizer(f" {sample.metadata['answer']}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    said: list[int] = []
+    while len(said) < task.max_new_tokens and tokenizer.eos_token_id not in said:
+        fed = torch.tensor([[*asked, *draft]], device=model.device)
+        logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=len(draft) + 1).logits[0]
+        chosen = logits.argmax(dim=-1).tolist()
+        agreed = next((at for at, token in enumerate(draft) if chosen[at] != token), len(draft))
+        said += chosen[: agreed + 1]
+        cache.crop(agreed - len(draft))
+        asked, draft = said[-1:], draft[agreed + 1 :]
+    cache.crop(before - cache.get_seq_length())
+    ends = said.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in said else len(said)
+    return str(processor.decode(said[: min(ends, task.max_new_tokens)])).strip()
 
 
 def _placed(tensor: torch.Tensor, model: MolmoeForConditionalGeneration) -> torch.Tensor:
     return tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
 
 
-def accuracy_of(answers: Sequence[ScoredAnswer], seed: int = 0) -> Accuracy:
-    """Mean score and its interval; raises ValueError where no answer has a score."""
-    by_image: dict[str, list[float]] = defaultdict(list)
-    for answer in answers:
-        if answer.score is not None:
-            by_image[answer.image_id].append(answer.score)
-    if not by_image:
+def accuracy_of(answers: Sequence[Answer], metric: Metric) -> Accuracy:
+    """Mean score and its interval; raises ValueError for no answers, or for scores that the metric cannot give."""
+    return accuracy_by_type(answers, metric, whole=True)[""]
+
+
+def accuracy_by_type(answers: Sequence[Answer], metric: Metric, *, whole: bool = False) -> dict[str, Accuracy]:
+    """The same for each type of question, in alphabetical order; `whole` puts all types together under "".
+
+    The answers are scored all together first, because captions are judged against the pictures of the whole run.
+    """
+    if not answers:
         raise ValueError("there are no answers to take the accuracy of")
-    sums = np.array([sum(scores) for scores in by_image.values()])
-    counts = np.array([len(scores) for scores in by_image.values()])
-    picks = np.random.default_rng(seed).integers(0, len(sums), size=(RESAMPLES, len(sums)))
-    means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
-    low, high = np.percentile(means, (2.5, 97.5))
-    return Accuracy(int(counts.sum()), float(sums.sum() / counts.sum()), float(low), float(high))
+    values: dict[str, list[float]] = {}
+    images: dict[str, list[str]] = {}
+    for answer, score in zip(answers, metric.score(answers).scores, strict=True):
+        if score.value is None:
+            raise ValueError(f"{metric.name} has no score for these {len(answers)} answers: give it more pictures")
+        kind = "" if whole else answer.question_type
+        values.setdefault(kind, []).append(score.value)
+        images.setdefault(kind, []).append(answer.image_id)
+    return {kind: _accuracy(values[kind], images[kind], metric.best) for kind in sorted(values)}
 
 
-def accuracy_by_type(answers: Sequence[ScoredAnswer]) -> dict[str, Accuracy]:
-    """`accuracy_of` for each type of question."""
-    types = sorted({answer.question_type for answer in answers})
-    return {kind: accuracy_of([answer for answer in answers if answer.question_type == kind]) for kind in types}
+def _accuracy(values: Sequence[float], images: Sequence[str], best: float) -> Accuracy:
+    interval = bounded_mean_interval(values, images, best)
+    assert interval is not None
+    return Accuracy(len(values), sum(values) / len(values), *interval)
+
+
+def best_constant(answered: Sequence[Answered], metric: Metric) -> Mapping[str, float]:
+    """What a model without eyes can reach: for each type of question, the score of the best constant answer.
+
+    Tried are the most frequent expected answers of that type, at most `CONSTANT_CANDIDATES`, on these very questions.
+    """
+    levels: dict[str, float] = {}
+    for kind in sorted({each.answer.question_type for each in answered}):
+        of_type = [each for each in answered if each.answer.question_type == kind]
+        frequent = Counter(each.expected for each in of_type).most_common(CONSTANT_CANDIDATES)
+        levels[kind] = max(
+            accuracy_of([replace(each.answer, prediction=candidate) for each in of_type], metric).mean
+            for candidate, _ in frequent
+        )
+    return levels

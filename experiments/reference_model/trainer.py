@@ -20,8 +20,7 @@ from torch import nn
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.tasks.datasets.reference_vqa import QUESTION_TYPES
-from experiments.reference_model.batches import TrainingBatch
+from experiments.reference_model.batches import QUESTION_NAMES, TrainingBatch
 from experiments.reference_model.muon import Muon
 from experiments.reference_model.packing import IGNORED, slot_mask, slot_positions
 from experiments.reference_model.recipe import OptimiserRecipe
@@ -66,8 +65,11 @@ class Clock:
 
 def dense_experts(
     block: Any, states: torch.Tensor, kept: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[T, H] -> mixture output [T, H], load-balancing loss (Switch Transformer eq. 4, arXiv 2101.03961), z-loss.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, H] -> mixture output [T, H], and the router's losses [3].
+
+    They are: load balancing (Switch Transformer eq. 4, arXiv 2101.03961); z-loss (ST-MoE eq. 5, arXiv 2202.08906);
+    evenness, the experts' number times the sum of a token's squared probabilities, 1 where they are all equal.
 
     `kept` [top-k] scales the chosen experts from the strongest on: zeros at its end leave the weakest out.
     """
@@ -83,7 +85,8 @@ def dense_experts(
     output = hidden.flatten(1) @ experts.down_proj.permute(0, 2, 1).flatten(0, 1).to(hidden.dtype)
     used = (weights > 0).float().mean(dim=0)
     balance = count * (used * probabilities.mean(dim=0)).sum() / gate.top_k
-    return output, balance, logits.logsumexp(dim=-1).pow(2).mean()
+    evenness = count * probabilities.pow(2).sum(dim=-1).mean()
+    return output, torch.stack([balance, logits.logsumexp(dim=-1).pow(2).mean(), evenness])
 
 
 def decoder_block(
@@ -93,15 +96,15 @@ def decoder_block(
     sin: torch.Tensor,
     mask: torch.Tensor,
     kept_experts: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One OLMoE block with dense experts; returns its output and the two router losses."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One OLMoE block with dense experts; returns its output and the router's losses."""
     attended, _ = layer.self_attn(
         hidden_states=layer.input_layernorm(states), position_embeddings=(cos, sin), attention_mask=mask
     )
     states = states + attended
     flat = layer.post_attention_layernorm(states).flatten(0, 1)
-    mixed, balance, router_z = dense_experts(layer.mlp, flat, kept_experts)
-    return states + mixed.view_as(states), balance, router_z
+    mixed, router_losses = dense_experts(layer.mlp, flat, kept_experts)
+    return states + mixed.view_as(states), router_losses
 
 
 def vision_block(layer: Any, states: torch.Tensor) -> torch.Tensor:
@@ -146,6 +149,9 @@ class Trainer:
         self.step = 0
         self.head_only_steps = head_only_steps
         self._rng = random.Random(recipe.seed)
+        self._router_weights = torch.tensor(
+            [recipe.load_balancing_weight, recipe.router_z_weight, recipe.router_evenness_weight], device=self.device
+        )
         top_k = model.default_top_k
         self._kept_experts = torch.ones(top_k + 1, top_k, device=self.device).tril(-1)
         wrap: Callable[[Any], Any] = (
@@ -172,9 +178,9 @@ class Trainer:
             states = self.model.model.embed(ids, encoded).contiguous()
             positions = self._moved(slot_positions(prefix.shape[0], slots.widths, total))
             mask = slot_mask(prefix.shape[0], slots.widths, total, self.device)
-            states, balance, router_z = self._decode(states, positions, mask, blocks, experts)
+            states, router_losses = self._decode(states, positions, mask, blocks, experts)
             answers = states[:, prefix.shape[0] : length]
-            return self._loss(answers, features, batch, balance, router_z)
+            return self._loss(answers, features, batch, router_losses)
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device, non_blocking=True)
@@ -215,28 +221,26 @@ class Trainer:
         mask: torch.Tensor,
         blocks: Sequence[int] | None,
         experts: int | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         decoder = self.model.model.language_model
         cos, sin = decoder.rotary_emb(states, positions[None])
         layers = list(decoder.layers) if blocks is None else [decoder.layers[index] for index in blocks]
-        balance = states.new_zeros((), dtype=torch.float32)
-        router_z = states.new_zeros((), dtype=torch.float32)
+        router_losses = states.new_zeros(3, dtype=torch.float32)
         for index, layer in enumerate(layers):
             kept_experts = None
             if self.model.training:
                 is_whole = index == 0 or experts is None
                 kept_experts = self._kept_experts[self.model.default_top_k if is_whole else experts]
-            states, block_balance, block_z = self._decoder_block(layer, states, cos, sin, mask, kept_experts)
-            balance, router_z = balance + block_balance / len(layers), router_z + block_z / len(layers)
-        return decoder.norm(states), balance, router_z
+            states, block_losses = self._decoder_block(layer, states, cos, sin, mask, kept_experts)
+            router_losses = router_losses + block_losses / len(layers)
+        return decoder.norm(states), router_losses
 
     def _loss(
         self,
         states: torch.Tensor,
         features: torch.Tensor,
         batch: TrainingBatch,
-        balance: torch.Tensor,
-        router_z: torch.Tensor,
+        router_losses: torch.Tensor,
     ) -> StepResult:
         labels = self._moved(batch.slots.labels)
         weights = self._moved(batch.slots.weights)
@@ -245,7 +249,7 @@ class Trainer:
         answer_loss = (losses * weights).sum() / weights.sum()
         wrong = ((logits.argmax(dim=-1) != labels) & (labels != IGNORED)).float()
         exact = torch.stack([part.sum(dim=1) == 0 for part in wrong.split(list(batch.slots.widths), dim=1)], dim=1)
-        loss = answer_loss + self.recipe.load_balancing_weight * balance + self.recipe.router_z_weight * router_z
+        loss = answer_loss + (router_losses * self._router_weights).sum()
         tags_loss = tags_right = loss.new_zeros(())
         if batch.tags is not None:
             size = (batch.images.shape[1], batch.images.shape[2])
@@ -371,10 +375,10 @@ def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepRes
     sums[f"tags_loss/{batch.tier}"].append(float(result.tags_loss))
     sums[f"tags_right/{batch.tier}"].append(float(result.tags_right))
     exact = result.exact.cpu()
-    for index, name in enumerate((*QUESTION_TYPES, "list")):
-        of_type = exact[batch.types == (-1 if name == "list" else index)]
+    for index, name in enumerate(QUESTION_NAMES):
+        of_type = exact[batch.types == index]
         if len(of_type):
-            sums[f"{name}/{batch.tier}"].append(float(of_type.float().mean()))
+            sums[f"{name.removeprefix('reference_')}/{batch.tier}"].append(float(of_type.float().mean()))
 
 
 def _split_parameters(

@@ -13,35 +13,36 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from experiment_core_utils.primitives.knobs import TIERS
-from experiment_core_utils.tasks.datasets.reference_vqa import QUESTION_TYPES, QUESTIONS_PER_IMAGE, ReferenceVQA
-from experiments.reference_model.batches import TrainingBatch
-from experiments.reference_model.packing import make_slot, pack_slots
+from experiments.reference_model.batches import QUESTION_NAMES, TrainingBatch, name_index, slot_of
+from experiments.reference_model.packing import pack_slots
+from experiments.reference_model.recipe import QUESTIONS_PER_SCENE
 from experiments.reference_model.trainer import Trainer
 
 
 @dataclass(frozen=True)
 class QuickScores:
-    """Accuracy overall, and by question type."""
+    """Share of exact answers overall, by family, and by family and question type."""
 
     overall: float
+    by_family: dict[str, float]
     by_type: dict[str, float]
 
 
 def draw_validation(tokenizer: PreTrainedTokenizerBase, pictures: int) -> list[tuple[TrainingBatch, list[str]]]:
-    """The first pictures of the validation split, each with its questions as one batch, and their types.
+    """The first pictures of the validation split, each with every family's questions as one batch, and their names.
 
     The tiling is set for each tier when the batch is used.
     """
-    task = ReferenceVQA("validation")
+    tasks = [family("validation") for family in QUESTIONS_PER_SCENE]
     drawn = []
     for picture in range(pictures):
-        first = picture * QUESTIONS_PER_IMAGE
-        samples = [task[index] for index in range(first, first + QUESTIONS_PER_IMAGE)]
-        slots = [make_slot(tokenizer, task.prompt(sample), sample.metadata["answer"]) for sample in samples]
-        image = torch.from_numpy(np.array(samples[0].image))[None]
-        types = torch.tensor([[QUESTION_TYPES.index(sample.question_type) for sample in samples]])
-        batch = TrainingBatch("", image, (1, 1), pack_slots([slots], tokenizer.pad_token_id), types, None)
-        drawn.append((batch, [sample.question_type for sample in samples]))
+        asked = [(type(task), question) for task in tasks for question in task.questions_of(picture)]
+        slots = [slot_of(tokenizer, question) for _, question in asked]
+        indices = [name_index(task, question) for task, question in asked]
+        image = torch.from_numpy(np.array(tasks[0].scene(picture).image))[None]
+        packed = pack_slots([slots], tokenizer.pad_token_id)
+        batch = TrainingBatch("", image, (1, 1), packed, torch.tensor([indices]), None)
+        drawn.append((batch, [QUESTION_NAMES[index] for index in indices]))
     return drawn
 
 
@@ -62,8 +63,15 @@ def quick_scores(
             exact = trainer.forward(replace(batch, tier=tier, tiling=tiling)).exact[0]
             for kind, value in zip(types, exact.tolist(), strict=True):
                 hits[kind].append(value)
-    everything = [value for values in hits.values() for value in values]
+    families: dict[str, list[float]] = defaultdict(list)
+    for kind, values in hits.items():
+        families[kind.split("/")[0]] += values
     return QuickScores(
-        overall=round(float(np.mean(everything)), 4),
-        by_type={kind: round(float(np.mean(values)), 4) for kind, values in sorted(hits.items())},
+        overall=_mean([value for values in hits.values() for value in values]),
+        by_family={name: _mean(values) for name, values in families.items()},
+        by_type={kind: _mean(values) for kind, values in sorted(hits.items())},
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(float(np.mean(values)), 4)

@@ -214,7 +214,7 @@ class GeneratedTask:
 
     def __getitem__(self, index: int) -> Sample:
         asked, image_index = self._asked(index)
-        scene = _painted(self._split, self.seed, image_index, self._h_rel)
+        scene = self.scene(image_index)
         rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
         return Sample(
             sample_id=index,
@@ -247,9 +247,13 @@ class GeneratedTask:
         if not 0 <= index < self._length:
             raise IndexError(f"{self.name} {self.split} has samples 0 to {self._length - 1}, not {index}")
         image_index, place = divmod(index, self.questions_per_image)
-        return self._questions(image_index)[place], image_index
+        return self.questions_of(image_index)[place], image_index
 
-    def _questions(self, image_index: int) -> list[QuestionAnswer]:
+    def scene(self, image_index: int) -> Scene:
+        """A picture of this split and what it shows."""
+        return _painted(self._split, self.seed, image_index, self._h_rel)
+
+    def questions_of(self, image_index: int) -> list[QuestionAnswer]:
         """The questions of one picture, always as many as `questions_per_image`: a small scene repeats its own."""
         planned = _planned(self._split, self.seed, image_index, self._h_rel)
         rng = self._question_rng(planned, image_index)
