@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_scenes import (
@@ -170,12 +170,12 @@ class GeneratedTask:
         h_rel: range of the relative text height, see `SceneOptions`.
     """
 
-    name: ClassVar[str]
-    metric: ClassVar[str]
-    max_new_tokens: ClassVar[int]
-    questions_per_image: ClassVar[int]
-    question_types: ClassVar[tuple[str, ...]]
-    splits: ClassVar[tuple[Split, ...]] = get_args(Split)
+    name: str
+    metric: str
+    max_new_tokens: int
+    questions_per_image: int
+    question_types: tuple[str, ...]
+    splits: tuple[Split, ...] = get_args(Split)
 
     def __init__(
         self,
