@@ -6,8 +6,18 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeImageProcessor
+from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_scenes import MIN_TEXT_HEIGHT_PX
-from experiments.reference_model.batches import LARGEST_TEXT_HEIGHT, BatchSource, TrainingBatch, stage_at
+from experiment_core_utils.tasks.datasets.reference_task import QuestionAnswer
+from experiments.reference_model.batches import (
+    LARGEST_TEXT_HEIGHT,
+    QUESTION_NAMES,
+    BatchSource,
+    TrainingBatch,
+    name_index,
+    slot_of,
+    stage_at,
+)
 from experiments.reference_model.recipe import CURRICULUM, QUESTIONS_PER_SCENE, OptimiserRecipe, crops_of
 from tests.reference_model.tiny import TOKENIZER
 
@@ -39,7 +49,19 @@ def test_all_pictures_of_a_batch_are_cut_alike(seed: int) -> None:
     assert crops.min_crops <= batch.tiling[0] * batch.tiling[1] <= crops.max_crops
     assert len(batch.images) == len(batch.slots.input_ids) == len(batch.types) >= 2
     assert batch.types.shape[1] == len(batch.slots.widths)
-    assert (batch.types[:, :QUESTIONS_PER_SCENE] >= 0).all()
+    # Each slot keeps its family, whatever the type of its question, so that long answers pad only each other.
+    families = [QUESTION_NAMES[index].split("/")[0] for index in batch.types[0]]
+    assert families == [task.name for task, (count, _) in QUESTIONS_PER_SCENE.items() for _ in range(count)]
+    assert all([QUESTION_NAMES[index].split("/")[0] for index in row] == families for row in batch.types)
+
+
+def test_a_slot_holds_what_its_task_asks_and_expects() -> None:
+    asked = QuestionAnswer("which one?", "B", "place", options=("red star", "blue star"), answer_index=1)
+    slot = slot_of(TOKENIZER, asked, weight=2.0)
+    assert TOKENIZER.decode(slot.prompt) == " User: which one?\nA: red star\nB: blue star\n Assistant:"
+    assert TOKENIZER.decode(slot.answer[:-1]) == " B" and slot.answer[-1] == TOKENIZER.eos_token_id
+    assert slot.weight == 2.0
+    assert QUESTION_NAMES[name_index(ReferenceChoice, asked)] == "reference_choice/place"
 
 
 @pytest.mark.parametrize("progress", [0.05, 0.25, 0.8])

@@ -1,5 +1,6 @@
 """The card's evaluation answers as the pipeline does, and its intervals know that questions share pictures."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, 
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
-from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.interface import Answer
+from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
 from experiments.reference_model.card import (
     BEGIN,
     END,
@@ -21,45 +22,87 @@ from experiments.reference_model.card import (
     type_table,
     write_into_card,
 )
-from experiments.reference_model.evaluation import ScoredAnswer, accuracy_by_type, accuracy_of, answer_samples
+from experiments.reference_model.evaluation import (
+    Answered,
+    accuracy_by_type,
+    accuracy_of,
+    answer_pictures,
+    best_constant,
+)
+
+EM = get_metric("em")
+ANY_SETTING = KnobSetting(tier_target("high"), 8, tuple(range(16)))
 
 
-def scored(image: int, kind: str, score: float) -> ScoredAnswer:
-    return ScoredAnswer(0, f"image-{image}", kind, "", score)
+def said(image: int, kind: str, prediction: str, reference: str = "1") -> Answer:
+    return Answer(prediction, (reference,), question_type=kind, image_id=f"image-{image}")
 
 
-@pytest.mark.parametrize(("top_k", "blocks"), [(4, (0, 1, 2, 3)), (2, (0, 1, 3))])
-def test_sharing_a_picture_does_not_change_the_answers(
-    tiny_checkpoint: Path, top_k: int, blocks: tuple[int, ...]
-) -> None:
+def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoint: Path) -> None:
     model = MolmoeForConditionalGeneration.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
     processor = MolmoeProcessor.from_pretrained(tiny_checkpoint)
-    task, setting = ReferenceVQA(), KnobSetting(tier_target("low"), top_k, blocks)
-    shared = list(answer_samples(model, processor, task, get_metric("vqa_score"), range(2, 6), setting))
+    tasks = [family("validation") for family in REFERENCE_TASKS]
+    settings = [
+        KnobSetting(tier_target("low"), top_k, blocks) for top_k, blocks in [(4, (0, 1, 2, 3)), (2, (0, 1, 3))]
+    ]
+    shared = list(answer_pictures(model, processor, tasks, [2], settings))
+    assert len(shared) == len(settings) * sum(task.questions_per_image for task in tasks)
+    by_name = {task.name: task for task in tasks}
     staged = MolmoeStagedModel("tiny", model, processor)
-    staged.apply(setting)
-    for answer in shared:
-        sample = task[answer.sample_id]
-        request = staged.prepare(sample, task.prompt(sample), setting.vision.crops)
+    for answered in shared:
+        task = by_name[answered.task]
+        staged.apply(answered.setting)
+        sample = task[answered.sample_id]
+        request = staged.prepare(sample, task.prompt(sample), answered.setting.vision.crops)
         run = run_staged(staged, staged.to_device(request.inputs), task.max_new_tokens)
-        assert answer.prediction == staged.decode_text(run.token_ids)
-    assert len({answer.image_id for answer in shared}) == 2
+        assert answered.answer.prediction == staged.decode_text(run.token_ids)
+        assert answered.answer.image_id == "validation-0-000002"
+
+
+def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:
+    """The shipped model: most of what it says is in its draft, and the rest is not."""
+    path = Path(__file__).parents[2] / "checkpoints" / "molmoe_tiny"
+    model = MolmoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+    processor = MolmoeProcessor.from_pretrained(path)
+    staged = MolmoeStagedModel("shipped", model, processor)
+    captions = REFERENCE_TASKS[-1]("validation")
+    setting = KnobSetting(tier_target("low"), 8, tuple(range(16)))
+    agreements = []
+    for answered in answer_pictures(model, processor, [captions], [0, 1, 2], [setting]):
+        staged.apply(setting)
+        sample = captions[answered.sample_id]
+        request = staged.prepare(sample, captions.prompt(sample), setting.vision.crops)
+        run = run_staged(staged, staged.to_device(request.inputs), captions.max_new_tokens)
+        assert answered.answer.prediction == staged.decode_text(run.token_ids)
+        agreements.append(answered.answer.prediction == answered.expected)
+    assert not all(agreements)
 
 
 def test_the_mean_is_over_answers_and_the_interval_over_pictures() -> None:
-    alike = [scored(image, "reading", float(image % 2)) for image in range(40) for _ in range(4)]
-    apart = [scored(index, "reading", float(index % 2)) for index in range(160)]
-    assert accuracy_of(alike).mean == accuracy_of(apart).mean == 0.5
+    alike = [said(image, "reading", str(image % 2)) for image in range(40) for _ in range(4)]
+    apart = [said(index, "reading", str(index % 2)) for index in range(160)]
+    one, other = accuracy_of(alike, EM), accuracy_of(apart, EM)
+    assert (one.mean, one.n, other.mean) == (0.5, 160, 0.5)
     # 40 independent pictures against 160: the interval is twice as wide, sqrt(160 / 40).
-    ratio = (accuracy_of(alike).high - accuracy_of(alike).low) / (accuracy_of(apart).high - accuracy_of(apart).low)
-    assert ratio == pytest.approx(2.0, rel=0.15)
+    assert (one.high - one.low) / (other.high - other.low) == pytest.approx(2.0, rel=0.15)
 
 
 def test_types_are_apart_and_no_answers_are_an_error() -> None:
-    by_type = accuracy_by_type([scored(0, "count", 1.0), scored(1, "reading", 0.0), scored(2, "reading", 0.6)])
-    assert (by_type["count"].mean, by_type["reading"].mean, by_type["reading"].n) == (1.0, 0.3, 2)
+    by_type = accuracy_by_type([said(0, "count", "1"), said(1, "reading", "0"), said(2, "reading", "1")], EM)
+    assert (by_type["count"].mean, by_type["reading"].mean, by_type["reading"].n) == (1.0, 0.5, 2)
     with pytest.raises(ValueError, match="no answers"):
-        accuracy_of([])
+        accuracy_of([], EM)
+    with pytest.raises(ValueError, match="cider_score has no score for these 1 answers: give it more pictures"):
+        accuracy_of([said(0, "caption", "a star", "a star")], get_metric("cider_score"))
+
+
+def test_the_best_constant_answer() -> None:
+    references = ["1", "1", "1", "2", "0"]
+    answered = [
+        Answered("task", ANY_SETTING, index, reference, said(index, "count", "9", reference))
+        for index, reference in enumerate(references)
+    ]
+    assert best_constant(answered, EM) == {"count": pytest.approx(3 / 5)}
 
 
 def test_the_card_turns_each_knob_alone_and_both() -> None:
@@ -70,11 +113,21 @@ def test_the_card_turns_each_knob_alone_and_both() -> None:
 
 
 def test_the_tables_and_their_place_in_the_card(tmp_path: Path) -> None:
-    answers = [scored(index, kind, 1.0) for index, kind in enumerate(["count", "reading", "reading"])]
-    rows = {CardSetting("high", 8, 16): answers, CardSetting("high", 4, 12): answers}
-    assert "| high, top-4, 12 blocks | 1.000 [1.000, 1.000] | 1.000 | 1.000 |" in knob_table(rows)
-    table = type_table(rows, {"count": 0.25, "reading": 0.01})
-    assert "| reading (n = 2) | 0.010 | 1.000 [1.000, 1.000] |" in table
+    def family(predictions: str) -> list[Answered]:
+        return [
+            Answered("counting", ANY_SETTING, at, "1", said(at, "count" if at else "reading", prediction))
+            for at, prediction in enumerate(predictions)
+        ]
+
+    plans = {("high", 8, 16): "111", ("low", 8, 16): "011", ("high", 8, 12): "001", ("high", 4, 12): "000"}
+    rows = {CardSetting(*plan): {"counting": family(predictions)} for plan, predictions in plans.items()}
+    table = knob_table(rows, {"counting": EM})
+    assert "| setting | counting, em (n = 3) |" in table
+    assert re.search(r"\| low, top-8, 16 blocks \| 0\.667 \[0\.\d{3}, 0\.\d{3}\] \|", table)
+    types = type_table(rows, {"counting": EM}).splitlines()
+    assert types[0] == "| family | question type | n | best constant | high | low | high, 12 blocks |"
+    assert types[2] == "| counting | count | 2 | 1.000 | 1.000 | 1.000 | 0.500 |"
+    assert types[3] == "| counting | reading | 1 | 1.000 | 1.000 | 0.000 | 0.000 |"
     card = tmp_path / "README.md"
     card.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     write_into_card(card, table)

@@ -1,5 +1,7 @@
 """Packed questions: the layout by hand, and that each gets the logits that it would get alone."""
 
+import math
+
 import pytest
 import torch
 
@@ -57,13 +59,29 @@ def test_dense_experts_compute_what_the_router_chooses() -> None:
     block = tiny_model().model.language_model.layers[1].mlp
     states = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        dense, balance, _ = dense_experts(block, states.flatten(0, 1))
+        dense, _ = dense_experts(block, states.flatten(0, 1))
         torch.testing.assert_close(dense.view(2, 7, 32), block(states), atol=1e-5, rtol=1e-4)
-        assert 0.5 < float(balance) < 4
         block.gate.top_k = 2
-        fewer, _, _ = dense_experts(block, states.flatten(0, 1))
+        fewer, _ = dense_experts(block, states.flatten(0, 1))
         routed = block(states)
         block.gate.top_k = 4
-        kept, _, _ = dense_experts(block, states.flatten(0, 1), torch.tensor([1.0, 1.0, 0.0, 0.0]))
+        kept, _ = dense_experts(block, states.flatten(0, 1), torch.tensor([1.0, 1.0, 0.0, 0.0]))
     torch.testing.assert_close(fewer.view(2, 7, 32), routed, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(kept, fewer, atol=1e-5, rtol=1e-4)
+
+
+def test_the_routers_losses_by_hand() -> None:
+    block = tiny_model().model.language_model.layers[1].mlp
+    block.gate.top_k = 1
+    with torch.no_grad():
+        block.gate.weight.zero_()
+        block.gate.weight[0, 0] = math.log(9)
+        # Two tokens whose first number is 1 and 0: the logits of eight experts are (log 9, 0, ...) and (0, ...).
+        states = torch.zeros(2, 32)
+        states[0, 0] = 1.0
+        _, (balance, router_z, evenness) = dense_experts(block, states)
+    # Probabilities: 9/16 and seven times 1/16; eight times 1/8. Both tokens go to one expert each, the first two
+    # of which are the same where ties go to the first: used = (1, 0, ...), mean probability of it (9/16 + 1/8) / 2.
+    assert float(balance) == pytest.approx(8 * (9 / 16 + 1 / 8) / 2)
+    assert float(router_z) == pytest.approx((math.log(16) ** 2 + math.log(8) ** 2) / 2)
+    assert float(evenness) == pytest.approx((8 * (81 + 7) / 256 + 1) / 2)

@@ -1,4 +1,4 @@
-"""Every generated family: samples made again alone, types without pixels, prompts, and answers that score full marks."""
+"""Every generated family: samples made again alone, types without pixels, prompts, expected answers that score best."""
 
 import random
 
