@@ -76,12 +76,11 @@ def test_the_routers_losses_by_hand() -> None:
     with torch.no_grad():
         block.gate.weight.zero_()
         block.gate.weight[0, 0] = math.log(9)
-        # Two tokens whose first number is 1 and 0: the logits of eight experts are (log 9, 0, ...) and (0, ...).
+        # Two tokens whose first number is 1 and 1/2: the logits of eight experts are (log 9, 0, ...) and (log 3, 0, ...).
         states = torch.zeros(2, 32)
-        states[0, 0] = 1.0
+        states[:, 0] = torch.tensor([1.0, 0.5])
         _, (balance, router_z, evenness) = dense_experts(block, states)
-    # Probabilities: 9/16 and seven times 1/16; eight times 1/8. Both tokens go to one expert each, the first two
-    # of which are the same where ties go to the first: used = (1, 0, ...), mean probability of it (9/16 + 1/8) / 2.
-    assert float(balance) == pytest.approx(8 * (9 / 16 + 1 / 8) / 2)
-    assert float(router_z) == pytest.approx((math.log(16) ** 2 + math.log(8) ** 2) / 2)
-    assert float(evenness) == pytest.approx((8 * (81 + 7) / 256 + 1) / 2)
+    # Probabilities: 9/16 and seven times 1/16; 3/10 and seven times 1/10. Both tokens go to the first expert.
+    assert float(balance) == pytest.approx(8 * (9 / 16 + 3 / 10) / 2)
+    assert float(router_z) == pytest.approx((math.log(16) ** 2 + math.log(10) ** 2) / 2)
+    assert float(evenness) == pytest.approx(8 * ((81 + 7) / 256 + (9 + 7) / 100) / 2)
