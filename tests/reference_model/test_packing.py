@@ -76,7 +76,7 @@ def test_the_routers_losses_by_hand() -> None:
     with torch.no_grad():
         block.gate.weight.zero_()
         block.gate.weight[0, 0] = math.log(9)
-        # Two tokens whose first number is 1 and 1/2: the logits of eight experts are (log 9, 0, ...) and (log 3, 0, ...).
+        # Two tokens whose first number is 1 and 1/2: the logits are (log 9, 0, ...) and (log 3, 0, ...).
         states = torch.zeros(2, 32)
         states[:, 0] = torch.tensor([1.0, 0.5])
         _, (balance, router_z, evenness) = dense_experts(block, states)
