@@ -35,12 +35,17 @@ class Sample:
 
 
 class Task(Protocol):
-    """A split of a dataset: sized, indexable, made of `Sample`s."""
+    """A split of a dataset: sized, indexable, made of `Sample`s.
+
+    Attributes:
+        source: where its samples come from: hub id with the commit that it gave, files, or generator.
+    """
 
     name: str
     split: str
     metric: str
     max_new_tokens: int
+    source: Mapping[str, str]
 
     def __len__(self) -> int: ...
 

@@ -10,13 +10,14 @@ import torch
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.pipeline import ProfilingRun, plan_for
+from experiment_core_utils.pipeline import ProfilingRun, plan_for, run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError
 from experiment_core_utils.primitives.records import SettingFailure
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
 from experiments.core_exp.acc_lat_profiling import main
 from tests.hand_made_records import drawn
 
@@ -33,6 +34,7 @@ class ScriptedTask:
     split: str = "validation"
     metric: str = "vqa_score"
     max_new_tokens: int = 4
+    source: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return 4
@@ -195,3 +197,25 @@ def test_a_run_in_which_every_setting_failed_prints_no_table(
     assert lines[1].endswith(f": 0 settings in {tmp_path}")
     assert len(lines) == 2
     assert not list(tmp_path.glob("*.csv"))
+
+
+@pytest.mark.parametrize("name", [task.name for task in REFERENCE_TASKS])
+def test_the_shipped_model_on_every_family(name: str, tmp_path: Path) -> None:
+    argv = ["--dataset_name", name, "--output_dir", str(tmp_path), "--num_samples", "4", "--tier_list", "medium",
+            "--top_k_list", "8", "--num_active_blocks_list", "16", "--num_runs_per_sample", "1",
+            "--num_warmup_runs", "0", "--num_threads", "1"]  # fmt: skip
+    assert not run_profiling(parse_config(argv)).failed
+    (path,) = tmp_path.glob("*blocks16.json")
+    result = json.loads(path.read_text())
+    assert path.name.startswith(name.replace("_", "-"))
+    task, metric = load_task(name, "validation"), get_metric(get_metric_for_dataset(name))
+    assert (result["metric"], result["metric_best"]) == (metric.name, metric.best)
+    assert result["provenance"]["experimental_variables"]["max_new_tokens"] == task.max_new_tokens
+    assert result["provenance"]["task"]["source"]["read_from"] == "generated scenes"
+    assert [result[key] for key in ("num_samples", "share_failed", "share_truncated", "share_unparsed")] == [4, 0, 0, 0]
+    # It has learned each family: far from what an untrained model scores, which is 0.
+    assert result["accuracy"] > metric.best / 5
+    for sample in result["per_sample_results"]:
+        again = task[sample["sample_id"]]
+        assert tuple(sample["metadata"]["answers"]) == again.answers
+        assert sample["metadata"]["image_id"] == again.image_id

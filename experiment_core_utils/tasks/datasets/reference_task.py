@@ -193,6 +193,7 @@ class GeneratedTask:
         self.seed = seed
         self._h_rel = SceneOptions(h_rel=h_rel).h_rel
         self._length = _DEFAULT_LENGTH[self._split] if num_samples is None else num_samples
+        self.source: Mapping[str, str] = {"read_from": "generated scenes", "seed": str(seed), "h_rel": str(self._h_rel)}
         scene_seed(self._split, seed, math.ceil(self._length / self.questions_per_image) - 1)
 
     @classmethod
