@@ -3,10 +3,12 @@
 No model is loaded and torch is not imported: a result file holds each answer beside what it is judged against.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
@@ -15,8 +17,20 @@ from experiment_core_utils.l_results_csv_cleaning import read_results, setting_k
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
+from experiment_core_utils.tasks.registry import get_metric, list_metrics
 
 Result = Mapping[str, Any]
+
+_JUDGE_TOGETHER = frozenset(name for name in list_metrics() if not get_metric(name).judges_alone)
+
+# Where a result's provenance says under which conditions it was made, beside the knobs.
+_CONDITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "model": ("model", "name"),
+        "model revision": ("model", "revision"),
+        **{name: ("experimental_variables", name) for name in ("prompt_template", "max_new_tokens", "precision")},
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +45,10 @@ class Rescored:
 
 @dataclass(frozen=True)
 class Compared:
-    """The settings of one task in a folder, each against `baseline`, by setting key.
+    """The settings of one task and split in a folder, each against `baseline`, by setting key.
 
     Attributes:
+        other_conditions: what differs between the results beside the knobs.
         results: those settings and the baseline.
     """
 
@@ -41,6 +56,7 @@ class Compared:
     baseline: str
     metric: str
     comparisons: Mapping[str, PairedComparison]
+    other_conditions: tuple[str, ...]
     results: tuple[Result, ...]
 
 
@@ -53,9 +69,11 @@ def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
         output: None for `rescored_<metric>` inside `folder`.
 
     Raises:
-        ConfigurationError: `output` holds measured files, or the metric cannot score these answers.
+        ConfigurationError: `output` is a file or holds measured files, or the metric cannot score these answers.
         ResultsError: no results there, or not of this schema.
     """
+    if output is not None and output.exists() and not output.is_dir():
+        raise ConfigurationError(f"--output {output} is a file; give a folder")
     before = read_results(folder)
     target = folder / f"rescored_{metric.name}" if output is None else output
     _check_holds_nothing_measured(target, before)
@@ -122,17 +140,30 @@ def by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
     return dict(groups)
 
 
+def by_task_and_split(results: Mapping[str, Result]) -> dict[tuple[str, str], list[Result]]:
+    """Results by file name, grouped by task and split; raises ResultsError for one that does not say what it is of."""
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for name, result in results.items():
+        try:
+            task = result["provenance"]["task"]
+            groups[task["name"], task["split"]].append(result)
+        except (KeyError, TypeError) as error:
+            raise ResultsError(f"{name} lacks {error}: it is no result that can be compared") from error
+    return dict(groups)
+
+
 def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
     """Every setting in `folder` against one, task by task.
 
     Args:
-        baseline: key of a setting or name of its file; None for the one with all knobs at their largest.
+        baseline: key of a setting; None for the one with all knobs at their largest.
 
     Raises:
         ConfigurationError: no such setting, or none has all knobs at their largest.
-        ResultsError: no results there, or not of this schema.
+        ResultsError: no results there, not of this schema, or samples of one id that are different questions.
     """
-    return [_compare(task, results, baseline) for task, results in by_task(list(read_results(folder).values())).items()]
+    groups = by_task_and_split(read_results(folder))
+    return [_compare(task, results, baseline) for (task, _), results in groups.items()]
 
 
 def _compare(task: str, results: Sequence[Result], baseline: str | None) -> Compared:
@@ -145,18 +176,70 @@ def _compare(task: str, results: Sequence[Result], baseline: str | None) -> Comp
     others = {metric_of(result) for result in results} - {metric}
     if others:
         raise ResultsError(f"{task} is scored by {metric} and by {', '.join(sorted(others))}; rescore by one of them")
+    comparisons = {name: compare_results(reference, result) for name, result in by_key.items()}
+    return Compared(task, key, metric, comparisons, other_conditions(results), tuple(results))
+
+
+def compare_results(reference: Result, result: Result) -> PairedComparison:
+    """One setting against another, over the samples that both ran.
+
+    The stored scores are taken, unless a score depends on which others were scored with it and the two did not run the
+    same samples: then the answers that both have are scored again, on both sides with the same others.
+
+    Raises:
+        ResultsError: a sample id stands for different questions.
+    """
+    sides = [{sample["sample_id"]: sample for sample in each["per_sample_results"]} for each in (reference, result)]
+    shared = sorted(sides[0].keys() & sides[1].keys())
+    for sample_id in shared:
+        if _asked(sides[0][sample_id]) != _asked(sides[1][sample_id]):
+            raise ResultsError(
+                f"sample {sample_id} is another question in {setting_key(result)} than in {setting_key(reference)}: "
+                "these results are not of the same data; compare results of one run"
+            )
+    scores = [
+        {key: ScoredSample(sample["metadata"]["image_id"], sample["accuracy"]) for key, sample in side.items()}
+        for side in sides
+    ]
+    if sides[0].keys() != sides[1].keys() and metric_of(reference) in _JUDGE_TOGETHER:
+        metric = get_metric(metric_of(reference))
+        scores = [{**own, **scored_together(side, shared, metric)} for side, own in zip(sides, scores, strict=True)]
     best = reference.get("metric_best", 1.0)  # files from before the key was there have scores from 0 to 1
-    scores = scores_by_id(reference)
-    comparisons = {name: compare_paired(scores, scores_by_id(result), best) for name, result in by_key.items()}
-    return Compared(task, key, metric, comparisons, tuple(results))
+    return compare_paired(scores[0], scores[1], best)
 
 
-def scores_by_id(result: Result) -> dict[int, ScoredSample]:
-    """What each sample that ran scored."""
+def _asked(sample: Mapping[str, Any]) -> tuple[Any, ...]:
+    metadata = sample["metadata"]
+    return metadata.get("question"), metadata["image_id"], list(metadata["answers"])
+
+
+def scored_together(
+    samples: Mapping[int, Mapping[str, Any]], ids: Sequence[int], metric: Metric
+) -> dict[int, ScoredSample]:
+    """The scores of these samples, judged among themselves only."""
+    answers = [stored_answer(samples[sample_id]) for sample_id in ids]
+    scores = metric.score(answers).scores
     return {
-        sample["sample_id"]: ScoredSample(sample["metadata"]["image_id"], sample["accuracy"])
-        for sample in result["per_sample_results"]
+        sample_id: ScoredSample(answer.image_id, score.value)
+        for sample_id, answer, score in zip(ids, answers, scores, strict=True)
     }
+
+
+def other_conditions(results: Sequence[Result]) -> tuple[str, ...]:
+    """What differs between results beside the knobs, so that a difference is not of the knobs alone, as text."""
+    found = []
+    for name, path in _CONDITIONS.items():
+        values = sorted({json.dumps(_at(result["provenance"], path)) for result in results})
+        if len(values) > 1:
+            found.append(f"{name} ({', '.join(values)})")
+    return tuple(found)
+
+
+def _at(content: Any, path: Sequence[str]) -> Any:
+    """What stands at a path of keys; None where a result is from before they were there."""
+    for key in path:
+        content = content[key] if isinstance(content, Mapping) and key in content else None
+    return content
 
 
 def largest_setting(by_key: Mapping[str, Result]) -> str:

@@ -13,6 +13,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import FailedSample
 from experiment_core_utils.rescoring import compare_folder, rescore, stored_answer
 from experiment_core_utils.tasks.interface import Answer, Scoring
+from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import SETTING, ReadOff, measured_sample, part, stored_result
 
 FULL = KnobSetting(tier_target("low"), 4, (0, 1, 2, 3))
@@ -170,3 +171,55 @@ def test_settings_scored_by_different_metrics_are_not_compared(results: Path) ->
     (results / SMALL_FILE).write_text(json.dumps({**content, "metric": "strict"}))
     with pytest.raises(ResultsError, match="signs is scored by read_off and by strict; rescore by one"):
         compare_folder(results, None)
+
+
+def test_splits_are_apart_and_one_id_must_be_one_question(results: Path) -> None:
+    content = json.loads((results / SMALL_FILE).read_text())
+    content["per_sample_results"][2]["metadata"]["question"] = "Which other?"
+    (results / SMALL_FILE).write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match="sample 2 is another question in tier-low_topk2_blocks3 than in"):
+        compare_folder(results, None)
+    content["provenance"]["task"]["split"] = "train"
+    (results / SMALL_FILE).write_text(json.dumps(content))
+    assert [len(each.comparisons) for each in compare_folder(results, None)] == [0, 0]
+
+
+def test_what_differs_beside_the_knobs_is_told(results: Path) -> None:
+    content = json.loads((results / SMALL_FILE).read_text())
+    content["provenance"]["experimental_variables"] = {"max_new_tokens": 3}
+    (results / SMALL_FILE).write_text(json.dumps(content))
+    (found,) = compare_folder(results, None)
+    assert found.other_conditions == ("max_new_tokens (3, null)",)
+
+
+def test_a_file_without_provenance_is_one_line(results: Path) -> None:
+    (results / "odd_imgsizetier-low_crops2_topk2_blocks3.json").write_text('{"schema_version": 1}')
+    with pytest.raises(ResultsError, match="it is no result that can be compared"):
+        compare_folder(results, None)
+
+
+def test_rescoring_into_a_file_is_refused(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigurationError, match="taken is a file; give a folder"):
+        rescore(results, ReadOff(), tmp_path / "taken")
+
+
+def test_captions_are_compared_on_the_same_pictures(tmp_path: Path) -> None:
+    """The same answers with one sample less on one side: their own IDFs differ, the paired difference is 0."""
+    captions = ["a red square", "a blue circle on grey", "two stars above a square", "nothing but a dog"]
+    for name, setting, count in ((FULL_FILE, FULL, 4), (SMALL_FILE, SETTING, 3)):
+        samples = [
+            replace(measured_sample(index, prediction="1", image_id=f"p{index}"), references=(text, text[2:]))
+            for index, text in enumerate(captions[:count])
+        ]
+        content = stored_result(part(*samples), setting)
+        for entry, text in zip(content["per_sample_results"], captions, strict=False):
+            entry["pred"] = text[:12]
+        (tmp_path / name).write_text(json.dumps(content))
+    rescore(tmp_path, get_metric("cider_score"), tmp_path / "anew")
+    stored = [json.loads((tmp_path / "anew" / name).read_text()) for name in (FULL_FILE, SMALL_FILE)]
+    first, second = ([each["accuracy"] for each in side["per_sample_results"][:3]] for side in stored)
+    assert first != second
+    (found,) = compare_folder(tmp_path / "anew", None)
+    (comparison,) = found.comparisons.values()
+    assert (comparison.n, comparison.num_excluded, comparison.difference) == (3, 1, 0.0)

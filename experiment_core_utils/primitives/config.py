@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--split", default="validation")
     what.add_argument("--data_dir", type=Path, help="folder of a local copy of the dataset")
     what.add_argument("--hf_cache_dir", type=Path, help="cache folder for models and datasets of the hub")
-    what.add_argument("--dataset_revision", help="commit, tag or branch of the dataset on the hub (default: pinned)")
+    what.add_argument("--dataset_revision", help="commit, tag or branch of the dataset on the hub (default: main)")
     what.add_argument("--prompt_template", help="text around the question, in place of the task's own")
     what.add_argument("--num_samples", type=int, default=1000, help="samples drawn without replacement (%(default)s)")
     what.add_argument(

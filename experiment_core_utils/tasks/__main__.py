@@ -62,6 +62,8 @@ def print_compared(results_dir: Path, baseline: str | None) -> None:
         else:
             print("there is no other setting to compare")
         _warn(few_samples_warning(each.results))
+        for condition in each.other_conditions:
+            _warn(f"the results differ beside the knobs in {condition}: differences are not of the knobs alone")
 
 
 def _warn(sentence: str | None) -> None:

@@ -115,10 +115,16 @@ class Scoring:
 
 
 class Metric(Protocol):
-    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together."""
+    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together.
+
+    Attributes:
+        best: the highest score; the lowest is 0.
+        judges_alone: whether an answer's score does not depend on which others are scored with it.
+    """
 
     name: str
     best: float
+    judges_alone: bool
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""

@@ -33,7 +33,7 @@ class TaskSource:
         data_dir: holds what the user put there.
         cache_dir: what a download may leave.
         prompt_template: instead of the task's own prompts.
-        revision: of the hub's copy, instead of the pinned one.
+        revision: of the hub's copy, instead of the reader's own.
     """
 
     data_dir: Path | None = None
@@ -53,9 +53,9 @@ class TaskEntry:
 def _generated(task: type[GeneratedTask]) -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
         # Its scenes are generated, so the folders have nothing for it.
-        if source.prompt_template is not None or source.revision is not None:
+        if source.prompt_template is not None or source.revision is not None or source.data_dir is not None:
             raise ConfigurationError(
-                f"{task.name} is generated and takes neither a prompt template nor a revision: leave them out"
+                f"{task.name} is generated and takes no folder, prompt template or revision: leave them out"
             )
         return task(split)
 

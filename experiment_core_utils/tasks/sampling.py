@@ -90,10 +90,14 @@ def create_sampled_dataset(
         ids: exactly these, in this order; nothing is drawn.
 
     Raises:
-        ConfigurationError: fewer than one sample, ids that are not there or given twice, or types of a dataset that
-            has none.
+        ConfigurationError: an empty dataset, fewer than one sample, ids that are not there, given twice or no whole
+            numbers, or types of a dataset that has none.
     """
     length = len(dataset)
+    if length == 0:
+        raise ConfigurationError("the dataset has no samples to choose from")
+    if num_samples is not None and not isinstance(num_samples, int):
+        raise ConfigurationError(f"num_samples is {num_samples!r}; give a whole number, or None for all")
     if ids is not None:
         return SampledDataset(dataset, _checked_ids(ids, length), Sampling("ids", None, len(ids), length))
     if num_samples is not None and num_samples < 1:
@@ -147,6 +151,10 @@ def _types(dataset: object) -> list[str]:
 
 
 def _checked_ids(ids: Sequence[int], length: int) -> tuple[int, ...]:
+    odd = [index for index in ids if isinstance(index, bool) or not isinstance(index, int | np.integer)]
+    if odd:
+        raise ConfigurationError(f"sample id {odd[0]!r} is no whole number; give 0 to {length - 1}")
+    ids = [int(index) for index in ids]
     outside = [index for index in ids if not 0 <= index < length]
     if outside:
         raise ConfigurationError(f"sample ids {_listed(outside)} are outside the split; it has 0 to {length - 1}")

@@ -15,7 +15,7 @@ from experiment_core_utils.tasks.registry import (
 
 def test_every_task_has_a_metric_and_opens() -> None:
     assert "reference_vqa" in list_tasks()
-    task = load_task("reference_vqa", "validation", data_dir="unused", cache_dir=None)
+    task = load_task("reference_vqa", "validation", cache_dir=None)
     assert (task.name, task.split, len(task)) == ("reference_vqa", "validation", 2000)
     for name in list_tasks():
         assert get_metric(get_metric_for_dataset(name)).name == get_metric_for_dataset(name)

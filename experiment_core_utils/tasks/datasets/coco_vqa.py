@@ -31,7 +31,7 @@ def answer_texts(answers: Sequence[Any] | Mapping[str, Any]) -> tuple[str, ...]:
     names = ["raw_answer" if "raw_answer" in record else "answer" for record in records]
     if not all(name in record for name, record in zip(names, records, strict=True)):
         raise SampleError("an answer has neither raw_answer nor answer")
-    return tuple(str(record[name]) for name, record in zip(names, records, strict=True))
+    return tuple(record[name] for name, record in zip(names, records, strict=True))
 
 
 class _CocoVQA(PublishedTask):
@@ -106,7 +106,7 @@ class Coco2014VQA(_CocoVQA):
 
     def type_of(self, row: Row, place: Place) -> str:
         """See `PublishedTask`."""
-        return str(row["answer_type"])
+        return UNTYPED if row["answer_type"] is None else str(row["answer_type"])
 
 
 class OKVQA(_CocoVQA):
@@ -135,4 +135,4 @@ class OKVQA(_CocoVQA):
 
     def type_of(self, row: Row, place: Place) -> str:
         """See `PublishedTask`."""
-        return str(row["question_type"]) if "question_type" in row else UNTYPED
+        return UNTYPED if row.get("question_type") is None else str(row["question_type"])

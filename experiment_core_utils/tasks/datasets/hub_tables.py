@@ -116,9 +116,11 @@ def _commit_of(rows: datasets.Dataset) -> str:
 def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable | None:
     """One split from a local copy; None where `folder` holds none.
 
-    A copy is a folder written by `save_to_disk`, or parquet or arrow files anywhere below `folder` (below its
-    subfolder of the configuration's name, where there is one) that are named after the split as on the hub:
-    ``validation-00000-of-00004.parquet``, ``validation.parquet`` or ``validation/0000.parquet``.
+    A copy is a folder written by `save_to_disk`, or parquet or arrow files anywhere below `folder` that are named
+    after the split as on the hub: ``validation-00000-of-00004.parquet``, ``validation.parquet``,
+    ``validation/0000.parquet``, or as in the library's cache: ``textvqa-validation-00000-of-00003.arrow``. Of a
+    dataset with a configuration, only those below its subfolder count, or, where there is none, those in `folder`
+    itself, its ``data`` and the split's folder.
 
     Raises:
         ConfigurationError: there is a copy and it cannot be read, or has no such split.
@@ -129,6 +131,8 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
             return _saved(copied, split)
         for kind in _FORMATS:
             files = [path for path in sorted(copied.rglob(f"*.{kind}")) if _is_of_split(path, copied, split)]
+            if hub.config is not None and copied == folder:
+                files = [path for path in files if _is_at_the_top(path, folder, split)]
             if files:
                 rows = datasets.load_dataset(
                     kind,
@@ -140,7 +144,8 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
                 source = {"read_from": f"{kind} files", "path": str(folder), "split": split, "files": listed}
                 return HubTable(rows, (copied,), source)
     except _UNREADABLE as error:
-        raise ConfigurationError(f"split {split!r} in {copied} cannot be read: {first_line(error)}") from error
+        reason = first_line(error.__cause__ or error)
+        raise ConfigurationError(f"split {split!r} in {copied} cannot be read: {reason}") from error
     return None
 
 
@@ -161,4 +166,9 @@ def _saved(folder: Path, split: str) -> HubTable:
 
 def _is_of_split(path: Path, folder: Path, split: str) -> bool:
     inside = path.relative_to(folder)
-    return inside.stem == split or inside.stem.startswith(f"{split}-") or inside.parent.name == split
+    return f"-{split}-" in f"-{inside.stem}-" or inside.parent.name == split
+
+
+def _is_at_the_top(path: Path, folder: Path, split: str) -> bool:
+    """Whether only folders that are not another configuration's lie between."""
+    return all(part in ("data", split) for part in path.relative_to(folder).parts[:-1])

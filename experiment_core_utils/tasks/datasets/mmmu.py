@@ -30,6 +30,14 @@ def literal_list(text: str, what: str) -> list[Any]:
     return found
 
 
+def open_answers(text: str) -> list[Any]:
+    """The answers of an open question: a list in Python's notation, or one text (which an interval ``[0, 1)`` is)."""
+    try:
+        return literal_list(text, "answer") if text.startswith("[") else [text]
+    except SampleError:
+        return [text]
+
+
 def subject_of(question_id: str) -> str:
     """``Art_Theory`` of ``validation_Art_Theory_12``."""
     return question_id.partition("_")[2].rpartition("_")[0]
@@ -58,9 +66,11 @@ class MMMU(PublishedTask):
             raise SampleError(f"question {row['id']} has {len(pictures)} pictures, and the models here take one")
         metadata = {**present(row, _KEPT), "question_format": row["question_type"], "num_images": len(pictures)}
         asked = {"question_id": row["id"], "image_id": row["id"], "question": row["question"], "picture": pictures[0]}
-        if row["question_type"] != "multiple-choice":
-            answer = row["answer"]
-            answers = literal_list(answer, f"answer of {row['id']}") if answer.startswith("[") else [answer]
+        form = row["question_type"].replace("_", "-").lower()
+        if form not in ("multiple-choice", "open"):
+            raise SampleError(f"question {row['id']} is of type {row['question_type']!r}, not multiple-choice or open")
+        if form == "open":
+            answers = open_answers(row["answer"])
             return Asked(**asked, answers=tuple(str(entry) for entry in answers), metadata=metadata)
         options = tuple(str(option) for option in literal_list(row["options"], f"options of {row['id']}"))
         index = string.ascii_uppercase.find(row["answer"]) if len(row["answer"]) == 1 else -1

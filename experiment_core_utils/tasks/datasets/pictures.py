@@ -18,7 +18,18 @@ from experiment_core_utils.primitives.errors import SampleError, first_line
 MAX_PIXELS = 89_478_485
 
 # What Pillow's decoders raise for broken files, by format and by where the damage is.
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
 _HUGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
 from experiment_core_utils.tasks.datasets.official_files import OfficialFile, find_files, read_official
 from experiment_core_utils.tasks.datasets.pictures import open_picture
@@ -21,6 +21,9 @@ from experiment_core_utils.tasks.datasets.tables import OfficialTable, Row, Tabl
 from experiment_core_utils.tasks.interface import Sample
 
 UNTYPED = "all"
+
+# What a reader meets in a row that is not as the dataset's layout says: a null, a number for a text, a missing field.
+ODD_ROW = (TypeError, ValueError, AttributeError, KeyError, IndexError)
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class PublishedTask(ABC):
                 f"{self.name} {split}: the rows have no {', '.join(missing)}; they have "
                 f"{', '.join(sorted(self._table.columns))}, so this is another layout than {self.hub.id}'s"
             )
-        self._places = self.arrange(self._table) if len(self._table) else []
+        self._places = self._arranged() if len(self._table) else []
         if not self._places:
             raise ConfigurationError(f"{self.name} {split} has no samples in {self.source}")
         self._types: list[str] | None = None
@@ -170,10 +173,13 @@ class PublishedTask(ABC):
             asked = self.ask(self._table.row(place.row), place)
         except SampleError as error:
             raise SampleError(f"{self.name} {self.split} sample {index}: {error}") from error
+        except ODD_ROW as error:
+            raise SampleError(f"{self.name} {self.split} sample {index}: {self._other_layout(error)}") from error
         where = f"{self.name} {self.split} question {asked.question_id}"
         if not asked.answers:
             raise SampleError(f"{where} has no reference answers")
         try:
+            check_texts(asked)
             image = self._picture(asked)
         except SampleError as error:
             raise SampleError(f"{where}: {error}") from error
@@ -196,7 +202,7 @@ class PublishedTask(ABC):
         if self._types is None:
             columns = [name for name in self.type_columns if name in self._table.columns]
             rows = self._table.select(columns) if columns else [{}] * len(self._table)
-            self._types = [self.type_of(rows[place.row], place) for place in self._places]
+            self._types = [self._type_at(rows[place.row], place) for place in self._places]
         return self._types[index]
 
     def prompt(self, sample: Sample) -> str:
@@ -207,6 +213,22 @@ class PublishedTask(ABC):
         return fill(template, self.style_of(sample), sample.question, sample.options)
 
     # --- reading ---
+
+    def _arranged(self) -> Sequence[Place]:
+        try:
+            return self.arrange(self._table)
+        except ODD_ROW as error:
+            raise ConfigurationError(f"{self.name} {self.split}: {self._other_layout(error)}") from error
+
+    def _type_at(self, row: Row, place: Place) -> str:
+        """`type_of`; a row that does not tell is untyped (asked as a sample, it says itself what it lacks)."""
+        try:
+            return self.type_of(row, place)
+        except ODD_ROW:
+            return UNTYPED
+
+    def _other_layout(self, error: BaseException) -> str:
+        return f"a row is not as in {self.hub.id} ({type(error).__name__}: {first_line(error)})"
 
     def _open(self, hub: HubDataset, data_dir: Path | None, cache_dir: Path | None) -> Table:
         split = self.splits[self.split]
@@ -240,7 +262,14 @@ class PublishedTask(ABC):
             "split": self.split,
             "files": ", ".join(f"{file.path.name} (sha256 {file.sha256})" for file in files),
         }
-        return OfficialTable(self.official_rows(files), roots, source)
+        try:
+            return OfficialTable(self.official_rows(files), roots, source)
+        except ODD_ROW as error:
+            named = ", ".join(file.path.name for file in files)
+            raise ConfigurationError(
+                f"{self.name} {self.split}: {named} in {data_dir} are not the official files of that name "
+                f"({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     def _how_to_get(self, hub: HubDataset) -> str:
         """What would provide the split, as the end of a one-line message."""
@@ -251,13 +280,15 @@ class PublishedTask(ABC):
         else:
             ways.append(f"give a --data_dir with {split.stored}-*.parquet in the layout of {hub.id}")
         if split.files:
-            folders = "" if "." in split.pictures else f" and the pictures in {split.pictures[0]}/"
-            ways.append(f"give a --data_dir with the official {', '.join(split.files)}{folders}")
+            where = "beside it" if "." in split.pictures else f"in {split.pictures[0]}/"
+            ways.append(f"give a --data_dir with the official {', '.join(split.files)} and the pictures {where}")
         return ", or ".join(ways)
 
     def _picture(self, asked: Asked) -> Image.Image:
         if asked.picture is None:
             raise SampleError("the row has no picture")
+        if not isinstance(asked.picture, Mapping):
+            raise SampleError(f"the picture is {type(asked.picture).__name__}, not bytes with a path as on the hub")
         if asked.picture["bytes"] is not None:
             return open_picture(asked.picture["bytes"], asked.image_id)
         if asked.picture["path"] is None:
@@ -266,6 +297,15 @@ class PublishedTask(ABC):
         # Archives differ in whether they keep the annotation's subfolders.
         candidates = [root / name for root in self._table.roots for name in (path, path.name)] or [path]
         return open_picture(next((file for file in candidates if file.is_file()), candidates[0]), str(path))
+
+
+def check_texts(asked: Asked) -> None:
+    """Raises SampleError where the question, an answer or an option is no text."""
+    if not isinstance(asked.question, str) or not asked.question.strip():
+        raise SampleError(f"the question is {asked.question!r}, not a text")
+    odd = [text for text in (*asked.answers, *asked.options) if not isinstance(text, str)]
+    if odd:
+        raise SampleError(f"{odd[0]!r} stands among the answers or options, which are texts")
 
 
 def picture_file(path: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
+    UNTYPED,
     Asked,
     Place,
     PublishedTask,
@@ -66,7 +67,7 @@ class ScienceQAImages(PublishedTask):
 
     def type_of(self, row: Row, place: Place) -> str:
         """See `PublishedTask`."""
-        return str(row["subject"])
+        return UNTYPED if row["subject"] is None else str(row["subject"])
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`: the problems of the split, in the order of pid_splits.json."""

@@ -40,7 +40,7 @@ class TallyQA(PublishedTask):
         return [
             Place(number, item)
             for number, row in enumerate(table.select(("qa",)))
-            for item in range(len(list_of_records(row["qa"])))
+            for item in range(len(list_of_records(row["qa"] or ())))
         ]
 
     def ask(self, row: Row, place: Place) -> Asked:
@@ -52,7 +52,7 @@ class TallyQA(PublishedTask):
             question_id=question_id,
             image_id=named or f"row-{place.row}",
             question=asked["question"],
-            answers=(str(asked["answer"]),),
+            answers=() if asked["answer"] is None else (str(asked["answer"]),),
             picture=row["image"],
             metadata={"is_simple": asked["is_simple"]},
         )

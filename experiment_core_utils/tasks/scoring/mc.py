@@ -31,7 +31,7 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
     begins with a letter as in "B.", "B:", "B)", "(B)". `answer_is`: "answer is B" or "Answer: B", the last such; a
     small letter counts only where it ends the output. `last_letter`: the last upper-case letter that stands alone and
     is neither the article A at the start of a sentence nor the pronoun I. Letters count only up to the number of
-    options.
+    options. Lines that repeat the list of options choose nothing: from `leading_letter` on they are left out.
 
     Returns:
         The option's index and the name of the rule, or (None, "unparsed").
@@ -52,6 +52,7 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
     same = [index for index, option in enumerate(options) if _flat(option) == _flat(text)]
     if len(same) == 1 and _flat(text):
         return same[0], "option_text"
+    text = _without_repeated_options(text, options)
     found = _LEADING_LETTER.match(text)
     if found and found[1] in letters:
         return letters.index(found[1]), "leading_letter"
@@ -103,6 +104,24 @@ def _require_index(options: Sequence[str], answer_index: int) -> None:
             f"the right answer is option {answer_index} of {len(options)}: check the sample's `answer_index`, which "
             "counts from 0"
         )
+
+
+def _without_repeated_options(text: str, options: Sequence[str]) -> str:
+    """The output without the lines that are an option's letter and text, where it holds two or more of them."""
+    lines = text.splitlines()
+    repeated = [_is_option_line(line, options) for line in lines]
+    if sum(repeated) < 2:
+        return text
+    return "\n".join(line for line, is_option in zip(lines, repeated, strict=True) if not is_option).strip()
+
+
+def _is_option_line(line: str, options: Sequence[str]) -> bool:
+    marks = ("{}:", "{}.", "{})", "({})")
+    return any(
+        _flat(line) == _flat(f"{mark.format(letter)} {option}")
+        for letter, option in zip(ascii_uppercase, options, strict=False)
+        for mark in marks
+    )
 
 
 def _flat(text: str) -> str:

@@ -21,13 +21,14 @@ class AnswerMetric:
     """A metric that looks at each answer alone.
 
     Attributes:
-        name, best: as in `Metric`.
+        name, best, judges_alone: as in `Metric`.
         score_answer: the score of one answer.
     """
 
     name: str
     score_answer: Callable[[Answer], Score]
     best: float = 1.0
+    judges_alone: bool = True
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """The scores of a run, their mean, the means of their details, and `unparsed`: how many could not be read.
@@ -49,6 +50,7 @@ class CiderMetric:
     frequencies: DocumentFrequencies | None = None
     name: str = "cider_score"
     best: float = BEST
+    judges_alone: bool = False
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """The scores of a run, their mean, `idf`: where the document frequencies are from, and `unparsed`.
@@ -135,9 +137,7 @@ def _mc_score(answer: Answer) -> Score:
 
 def _mc_molmo_score(answer: Answer) -> Score:
     # Every output chooses an option here, an empty one too: that is what this variant is kept to show.
-    return Score(
-        mc_molmo(answer.prediction, answer.options, _right_option(answer)), parse_status="nearest_letter"
-    )
+    return Score(mc_molmo(answer.prediction, answer.options, _right_option(answer)), parse_status="nearest_letter")
 
 
 def _mmmu_score(answer: Answer) -> Score:

@@ -32,6 +32,10 @@ ROWS = [
     choice(5, answer="C"),
     choice(6, image_1=None),
     choice(7, options="[]", answer="24", question_type="open", image_1=None, image_2=stored(plain(BLUE))),
+    choice(8, answer=None),
+    choice(9, question_type="multiple_choice", answer="A"),
+    choice(10, options="[]", answer="[0, 1)", question_type="open"),
+    choice(11, question_type="essay"),
 ]
 
 
@@ -56,7 +60,7 @@ def test_multiple_choice(task: MMMU) -> None:
 def test_open_questions(task: MMMU) -> None:
     sample = task[1]
     assert (sample.options, sample.answer_index, sample.answers) == ((), None, ("1/2", "0.5"))
-    assert task.question_type(1) == "Math" and len(task) == 7
+    assert task.question_type(1) == "Math" and len(task) == 11
     assert task.prompt(sample) == " User: vqa2: Who painted <image 1>? Assistant:"
     only_second = task[6]
     assert only_second.answers == ("24",)
@@ -80,3 +84,12 @@ def test_what_cannot_be_asked_fails_alone(task: MMMU, index: int, reason: str) -
 def test_subjects() -> None:
     assert mmmu.subject_of("validation_Architecture_and_Engineering_14") == "Architecture_and_Engineering"
     assert mmmu.subject_of("dev_Art_1") == "Art"
+
+
+def test_other_spellings_and_rows_that_are_none(task: MMMU) -> None:
+    assert task[8].answers == ("Monet",)
+    assert task[9].answers == ("[0, 1)",)
+    with pytest.raises(SampleError, match="validation sample 7: a row is not as in .*MMMU \\(TypeError"):
+        task[7]
+    with pytest.raises(SampleError, match="is of type 'essay', not multiple-choice or open"):
+        task[10]

@@ -115,7 +115,7 @@ def test_the_registry_hands_everything_on(tmp_path: Path) -> None:
     assert task.prompt(task[0]) == "Q What?"
     with pytest.raises(ConfigurationError, match="--revision v9"):
         load_task("text_vqa", "validation", cache_dir=tmp_path, revision="v9")
-    with pytest.raises(ConfigurationError, match="reference_vqa is generated and takes neither"):
+    with pytest.raises(ConfigurationError, match="reference_vqa is generated and takes no folder"):
         load_task("reference_vqa", "validation", prompt_template="{question}")
 
 
@@ -235,3 +235,55 @@ def test_pictures_are_decoded_only_when_asked_for(tmp_path: Path, monkeypatch: p
     assert (len(task), task.question_type(0)) == (1, "all")
     with pytest.raises(AssertionError, match="a picture was decoded"):
         task[0]
+
+
+def test_nulls_are_failed_samples_and_never_the_text_none(tmp_path: Path) -> None:
+    good = text_vqa_rows()[0]
+    rows = [
+        {**good, "answers": ["a", None]},
+        {**good, "question": None},
+        {**good, "question": "  "},
+        {**good, "question_id": 5},
+    ]
+    write_hub(tmp_path, "validation", layouts.TEXT_VQA, rows)
+    task = TextVQA(data_dir=tmp_path, cache_dir=tmp_path)
+    for index, message in ((0, "None stands among the answers"), (1, "question is None"), (2, "question is '  '")):
+        with pytest.raises(SampleError, match=message):
+            task[index]
+    assert task[3].answers == ("x",) * 10
+
+
+def test_a_null_answer_of_vqa_is_not_the_number_word_none(tmp_path: Path) -> None:
+    answers = [{"answer": None, "answer_confidence": "yes", "answer_id": number} for number in range(10)]
+    row = {
+        "question_type": "what", "multiple_choice_answer": "x", "answers": answers, "image_id": 1,
+        "answer_type": None, "question_id": 7, "question": "What?", "image": stored(plain(RED)),
+    }  # fmt: skip
+    write_hub(tmp_path, "validation", layouts.VQA_V2, [row])
+    task = Coco2014VQA(data_dir=tmp_path, cache_dir=tmp_path)
+    assert task.question_type(0) == "all"
+    with pytest.raises(SampleError, match="question 7: None stands among the answers"):
+        task[0]
+
+
+def test_official_files_with_odd_entries_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "val2014").mkdir()
+    write_json(
+        tmp_path / "v2_OpenEnded_mscoco_val2014_questions.json",
+        {"questions": [{"question_id": 1, "image_id": "abc", "question": "What?"}]},
+    )
+    write_json(
+        tmp_path / "v2_mscoco_val2014_annotations.json",
+        {"annotations": [{"question_id": 1, "answers": [], "answer_type": "other"}]},
+    )
+    with pytest.raises(ConfigurationError, match="are not the official files of that name .ValueError"):
+        Coco2014VQA(data_dir=tmp_path, cache_dir=tmp_path)
+
+
+def test_another_configuration_in_the_folder_is_not_taken_for_ours(tmp_path: Path) -> None:
+    row = {"questionId": "1", "question": "What?", "image": stored(plain(RED)), "docId": 3, "answers": ["x"]}
+    write_hub(tmp_path / "InfographicVQA", "validation", layouts.DOC_VQA, [row])
+    with pytest.raises(ConfigurationError, match="doc_qa validation is not in"):
+        DocVQA(data_dir=tmp_path, cache_dir=tmp_path)
+    write_hub(tmp_path / "data", "validation", layouts.DOC_VQA, [{**row, "question": "Which?"}])
+    assert DocVQA(data_dir=tmp_path, cache_dir=tmp_path)[0].question == "Which?"

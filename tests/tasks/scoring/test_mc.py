@@ -126,3 +126,21 @@ def test_wild_outputs_choose_an_option_or_none(prediction: str, options: list[st
 @given(st.sampled_from("ABCD"), st.sampled_from(["{}", "({})", "{}.", "Answer: {}", "it must be {}", "{}: since"]))
 def test_a_named_letter_is_found(letter: str, template: str) -> None:
     assert select_mc_option(template.format(letter), GASES)[0] == "ABCD".index(letter)
+
+
+ECHO = "A: red\nB: green\nC: blue"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "expected"),
+    [
+        (ECHO, (None, "unparsed")),
+        ("(A) red\n(B) green", (None, "unparsed")),
+        (f"{ECHO}\nAnswer: B", (1, "answer_is")),
+        (f"{ECHO}\nC", (2, "last_letter")),
+        ("A: red", (0, "leading_letter")),
+        ("B: green\nbecause it is green", (1, "leading_letter")),
+    ],
+)
+def test_a_repeated_list_of_options_chooses_none(prediction: str, expected: tuple[int | None, str]) -> None:
+    assert select_mc_option(prediction, ["red", "green", "blue"]) == expected
