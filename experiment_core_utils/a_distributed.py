@@ -2,16 +2,20 @@
 
 import fcntl
 import os
+import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 from experiment_core_utils.primitives.config import REPOSITORY
 from experiment_core_utils.primitives.errors import WorkerLost
 
+T = TypeVar("T")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ID_FILE = REPOSITORY / "persistent_progress_trackers" / "experiment_id.txt"
 
 
@@ -47,9 +51,19 @@ def setup_distributed(experiment_config: DistributedConfig) -> Accelerator:
     return accelerator
 
 
-def processes_on_this_machine() -> int:
-    """Processes of this launch on this machine; 1 where no launcher says otherwise."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def processes_on_this_machine(accelerator: Accelerator) -> int:
+    """Processes of this run under the same kernel, whatever the launcher calls a machine.
+
+    A collective call: only where a run starts.
+    """
+    return of_all_processes(_machine_id(), accelerator).count(_machine_id())
+
+
+def _machine_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return platform.node()
 
 
 def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE) -> str:
@@ -60,12 +74,21 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE) -> str
     Raises:
         WorkerLost: the counter file holds something else than a number.
     """
-    shared: list[str | None] = [_next_id(id_file) if accelerator.is_main_process else None]
+    return of_main_process(lambda: _next_id(id_file), accelerator)
+
+
+def of_main_process(make: Callable[[], T], accelerator: Accelerator) -> T:
+    """What `make` returns in the main process, on every process. A collective call: only where a run starts."""
+    shared: list[Any] = [make() if accelerator.is_main_process else None]
     if accelerator.num_processes > 1:
         broadcast_object_list(shared)
-    identifier = shared[0]
-    assert identifier is not None
-    return identifier
+    value: T = shared[0]
+    return value
+
+
+def of_all_processes(own: T, accelerator: Accelerator) -> list[T]:
+    """What each process has, by rank, on every process. A collective call: only where a run starts."""
+    return list(gather_object([own])) if accelerator.num_processes > 1 else [own]
 
 
 def _next_id(id_file: Path) -> str:

@@ -1,6 +1,7 @@
 """The letters in order: from a configuration to one result file for each setting of the knobs, and a CSV of all."""
 
 import hashlib
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import generate_unique_id, processes_on_this_machine, setup_distributed
+from experiment_core_utils.a_distributed import (
+    generate_unique_id,
+    of_all_processes,
+    of_main_process,
+    processes_on_this_machine,
+    setup_distributed,
+)
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
@@ -23,7 +30,13 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.f_experiment_info import environment_stamp, gather_provenance
 from experiment_core_utils.g_metrics_inference import answer_of, answer_to, summarise, summarise_accuracy
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
-from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_part, save_part
+from experiment_core_utils.k_results_aggregation import (
+    collect_parts,
+    finished_ids,
+    merge_parts,
+    remove_journals,
+    tidy_journals,
+)
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
@@ -34,25 +47,35 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
     synchronize,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, SettingError
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    KnobDidNotAct,
+    SampleError,
+    SettingError,
+    WorkerLost,
+)
+from experiment_core_utils.primitives.interruption import StopRequest, signals_stop, time_limit
+from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import (
     FailedSample,
+    FinishedSample,
+    JournalHeader,
     KnobProof,
     MeasuredSample,
     MeasuredSetting,
     RequestShape,
     SettingFailure,
+    ShareDone,
 )
 from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
-from experiment_core_utils.progress_bar import ProgressBar
+from experiment_core_utils.progress_bar import Progress, progress_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
 
 PARTS_FOLDER = ".parts"
-WORKER_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -90,19 +113,19 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     )
     drawn = draw_samples(task, config)
     make_output_dir(config.output_dir)
+    # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     accelerator = setup_distributed(config)
-    fingerprint = fingerprint_of(config, source, task, drawn.sample_ids, accelerator)
+    fingerprint = agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator)
     ledger = Ledger(config.output_dir, fingerprint)
-    due = [setting for setting in settings if ledger.result(setting.key) is None]
-    for setting in due:
-        remove_part(config.output_dir / PARTS_FOLDER, setting.key, accelerator.process_index)
-    accelerator.wait_for_everyone()
+    due_keys = of_main_process(lambda: due_and_tidy(config.output_dir, settings, ledger, fingerprint), accelerator)
+    due = [setting for setting in settings if setting.key in due_keys]
     experiment_id, failed = None, {}
     if due:
         experiment_id = generate_unique_id(accelerator)
         caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
         run = ProfilingRun(config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats)
-        failed = run.measure_all(due)
+        with signals_stop() as run.stop:
+            failed = run.measure_all(due)
     if not accelerator.is_main_process:
         return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
     results = tuple(result for setting in settings if (result := ledger.result(setting.key)) is not None)
@@ -110,6 +133,14 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     if csv_path is not None:
         write_settings_csv(results, csv_path)
     return RunReport(experiment_id, True, results, failed, left_out_by(config, settings), config.output_dir, csv_path)
+
+
+def due_and_tidy(
+    output_dir: Path, settings: Sequence[KnobSetting], ledger: Ledger, fingerprint: str
+) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, once the journals in the folder are put in order."""
+    tidy_journals(output_dir / PARTS_FOLDER, fingerprint, lambda key: ledger.result(key) is not None)
+    return tuple(setting.key for setting in settings if ledger.result(setting.key) is None)
 
 
 def make_output_dir(folder: Path) -> None:
@@ -161,6 +192,30 @@ def left_out_by(config: ProfilingConfig, settings: Sequence[KnobSetting]) -> tup
     return tuple(f"{name} {', '.join(map(str, values))}" for name, values in missing if values)
 
 
+def agreed_fingerprint(
+    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
+) -> str:
+    """`fingerprint_of`, which must be the same in all processes.
+
+    Raises:
+        WorkerLost: (in all of them) it is not.
+    """
+    found = of_all_processes(fingerprint_of(config, source, task, sample_ids, accelerator), accelerator)
+    others = [rank for rank, fingerprint in enumerate(found) if fingerprint != found[0]]
+    if others:
+        raise WorkerLost(
+            f"processes {', '.join(map(str, others))} would measure something else than process 0: all need the same "
+            "arguments, model files, data, versions and kind of device"
+        )
+    return found[0]
+
+
+def processes_per_device(accelerator: Accelerator) -> int:
+    """How many processes share a GPU, or the cores of a CPU: 1 where each has its own."""
+    here = processes_on_this_machine(accelerator)
+    return here if accelerator.device.type == "cpu" else math.ceil(here / torch.cuda.device_count())
+
+
 def fingerprint_of(
     config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
 ) -> str:
@@ -190,7 +245,7 @@ def fingerprint_of(
         sorted((config.importance_scores or {}).items()),
         source.weights_stamp,
         str(config.data_dir),
-        accelerator.num_processes,
+        processes_per_device(accelerator),
         environment_stamp(accelerator.device),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -225,11 +280,19 @@ class ProfilingRun:
         self.ledger = ledger
         self.metric = get_metric(task.metric)
         self._warm_tilings: set[tuple[int, int] | None] = set()
+        self.stop = StopRequest()
+        self.processes_here = processes_on_this_machine(accelerator)
         device = choose_device(config.device, accelerator.local_process_index)
-        set_cpu_threads(config.num_threads, processes_on_this_machine())
+        set_cpu_threads(config.num_threads, self.processes_here)
         self.model = load_staged_model(config, source, device)
         self.maker = RequestMaker(self.model, task)
-        self.own_ids = share_of_process(drawn.sample_ids, accelerator.process_index, accelerator.num_processes)
+        self.shares = {
+            rank: share_of_process(drawn.sample_ids, rank, accelerator.num_processes)
+            for rank in range(accelerator.num_processes)
+        }
+        self.own_ids = self.shares[accelerator.process_index]
+        self.journals = config.output_dir / PARTS_FOLDER
+        self.experiment_id = experiment_id
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **self.model.describe()},
@@ -245,54 +308,91 @@ class ProfilingRun:
         }
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
-        """Measure, merge and save each setting before the next; returns those that failed."""
+        """Measure, merge and save each setting before the next; returns those that failed.
+
+        Raises:
+            Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
+        """
         failed = {}
-        with ProgressBar(len(settings), len(self.own_ids), shown=self.accelerator.is_main_process) as bar:
+        with progress_of(len(settings), len(self.own_ids), shown=self.accelerator.is_main_process) as progress:
             for setting in settings:
-                bar.start(setting.key)
-                part = self._measure_with_retries(setting, bar)
-                save_part(part, self.config.output_dir / PARTS_FOLDER)
-                if self.accelerator.is_main_process:
-                    part = self._merge_and_save(setting)
-                if part.failure is not None:
-                    failed[setting.key] = part.failure
+                self.stop.raise_if_asked()
+                done = self._measure_share(setting, progress)
+                failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
+                if failure is not None:
+                    failed[setting.key] = failure
                 if self.config.enable_memory_optimization:
                     release_cached_memory(self.model.device)
         return failed
 
-    def _measure_with_retries(self, setting: KnobSetting, bar: ProgressBar) -> MeasuredSetting:
-        attempts = self.config.max_config_retries + 1
-        failure = None
-        for attempt in range(1, attempts + 1):
-            try:
-                return self._measure(setting, bar)
-            except KnobDidNotAct as error:
-                failure = SettingFailure(type(error).__name__, str(error), attempt)
-                break
-            except SettingError as error:
-                failure = SettingFailure(type(error).__name__, str(error), attempt)
-                release_cached_memory(self.model.device)
-                if attempt < attempts:
-                    time.sleep(self.config.config_retry_delay)
-        return self._part(setting, (), (), None, None, failure)
+    def _measure_share(self, setting: KnobSetting, progress: Progress) -> ShareDone:
+        """Bring this process's journal of the setting to its end, from wherever an earlier run left it."""
+        header = JournalHeader(
+            schema_version=JOURNAL_VERSION,
+            key=setting.key,
+            fingerprint=self.fingerprint,
+            rank=self.accelerator.process_index,
+            num_processes=self.accelerator.num_processes,
+            experiment_id=self.experiment_id,
+            sample_ids=self.own_ids,
+        )
+        finished = finished_ids(self.journals, setting.key, self.fingerprint).intersection(self.own_ids)
+        progress.start(setting.key, len(finished))
+        with Journal(self.journals, header) as journal:
+            earlier = journal.before.end if journal.before is not None else None
+            if earlier is not None and earlier.failure is None and finished.issuperset(self.own_ids):
+                done = replace(earlier, experiment_id=self.experiment_id)
+            else:
+                done = self._measure_with_retries(setting, journal, finished, progress)
+            journal.append(done)
+        return done
 
-    def _measure(self, setting: KnobSetting, bar: ProgressBar) -> MeasuredSetting:
-        """Warm up and prove the knobs on the first sample that can be read, then run every sample."""
+    def _measure_with_retries(
+        self, setting: KnobSetting, journal: Journal, finished: set[int], progress: Progress
+    ) -> ShareDone:
+        """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
+        attempts = self.config.max_config_retries + 1
+        for attempt in range(1, attempts + 1):
+            is_last = attempt == attempts
+            try:
+                proof, window = self._measure(setting, journal, finished, progress, is_last)
+            except SettingError as error:
+                release_cached_memory(self.model.device)
+                if is_last or isinstance(error, KnobDidNotAct):
+                    failure = SettingFailure(type(error).__name__, str(error), attempt)
+                    return ShareDone(self.experiment_id, None, None, failure)
+                self.stop.sleep(self.config.config_retry_delay)
+                continue
+            if finished.issuperset(self.own_ids):
+                break
+        return ShareDone(self.experiment_id, proof, window.reading, None)
+
+    def _measure(
+        self, setting: KnobSetting, journal: Journal, finished: set[int], progress: Progress, is_last_attempt: bool
+    ) -> tuple[KnobProof | None, MemoryWindow]:
+        """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.model.apply(setting)
-        samples: list[MeasuredSample] = []
-        failures: list[FailedSample] = []
         proof: KnobProof | None = None
         with out_of_memory_named(), MemoryWindow(self.model.device) as window:
             for sample_id in self.own_ids:
+                if sample_id in finished and proof is not None:
+                    continue
+                self.stop.raise_if_asked()
                 try:
-                    sample = self.task[sample_id]
-                    if proof is None:
-                        proof = self._warm_up(setting, sample)
-                    samples.append(self._measure_sample(setting, sample))
+                    with time_limit(self.config.sample_timeout):
+                        sample = self.task[sample_id]
+                        if proof is None:
+                            proof = self._warm_up(setting, sample)
+                        measured = self._measure_sample(setting, sample) if sample_id not in finished else None
+                    failed = None
                 except SampleError as error:
-                    failures.append(FailedSample(sample_id, type(error).__name__, str(error)))
-                bar.advance()
-        return self._part(setting, tuple(samples), tuple(failures), proof, window, None)
+                    measured, failed = None, FailedSample(sample_id, type(error).__name__, str(error))
+                if sample_id in finished or (failed is not None and not is_last_attempt):
+                    continue
+                journal.append(FinishedSample(measured, failed, window.read()))
+                finished.add(sample_id)
+                progress.advance()
+        return proof, window
 
     def _warm_up(self, setting: KnobSetting, sample: Sample) -> KnobProof:
         inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)
@@ -337,43 +437,32 @@ class ProfilingRun:
             metadata={**sample.metadata, "question": sample.question},
         )
 
-    def _part(
-        self,
-        setting: KnobSetting,
-        samples: tuple[MeasuredSample, ...],
-        failures: tuple[FailedSample, ...],
-        proof: KnobProof | None,
-        window: MemoryWindow | None,
-        failure: SettingFailure | None,
-    ) -> MeasuredSetting:
-        return MeasuredSetting(
-            key=setting.key,
-            fingerprint=self.fingerprint,
-            rank=self.accelerator.process_index,
-            num_processes=self.accelerator.num_processes,
-            samples=samples,
-            failures=failures,
-            proof=proof,
-            memory=window.reading if window is not None else None,
-            failure=failure,
+    def _merge_and_save(self, setting: KnobSetting) -> SettingFailure | None:
+        """Main process only: wait for all shares, pool them, score and compute, save, remember."""
+        parts = collect_parts(
+            self.journals,
+            setting.key,
+            self.fingerprint,
+            self.experiment_id,
+            self.shares,
+            self.config.worker_timeout,
+            self.stop,
         )
-
-    def _merge_and_save(self, setting: KnobSetting) -> MeasuredSetting:
-        """Main process only: wait for all parts, pool them, score and compute, save, remember."""
-        folder = self.config.output_dir / PARTS_FOLDER
-        processes = self.accelerator.num_processes
-        parts = collect_parts(folder, setting.key, self.fingerprint, processes, WORKER_TIMEOUT_S)
-        merged = failed_where_no_sample_ran(merge_parts(parts, self.drawn.sample_ids))
+        merged = merge_parts(parts, self.drawn.sample_ids)
         if merged.failure is not None:
+            # Its journals stay: tried again by a later run, it goes on behind the samples that did run.
             self.ledger.mark_failed(setting.key, merged.failure)
+            return merged.failure
+        failure = failure_where_no_sample_ran(merged, self.config.max_config_retries + 1)
+        if failure is not None:
+            self.ledger.mark_failed(setting.key, failure)
         else:
             result = self._result(setting, merged)
             name = setting_file_name(self.task.name, setting, merged.samples)
             write_json_atomically(result, self.config.output_dir / name)
             self.ledger.mark_done(setting.key, name)
-        for rank in range(processes):
-            remove_part(folder, setting.key, rank)
-        return merged
+        remove_journals(self.journals, setting.key)
+        return failure
 
     def _result(self, setting: KnobSetting, merged: MeasuredSetting) -> dict[str, Any]:
         """Score the whole run, then everything that follows from it."""
@@ -382,7 +471,8 @@ class ProfilingRun:
         accuracy = summarise_accuracy(answers, scoring, self.metric)
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
-        return setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, self.provenance)
+        provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids)}
+        return setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
 
     def _variables(self) -> dict[str, Any]:
         """The experimental parameters as asked for; `max_new_tokens` as it came out."""
@@ -413,25 +503,23 @@ class ProfilingRun:
         caveats = []
         if self.config.random_weights:
             caveats.append("random weights: accuracy means nothing, routing may be more even than a trained model's")
-        processes = processes_on_this_machine()
+        processes = self.processes_here
         if self.model.device.type == "cuda" and processes > torch.cuda.device_count():
             caveats.append(
                 f"{processes} processes share {torch.cuda.device_count()} GPUs: latencies are not of one alone"
             )
-        if self.model.device.type == "cpu" and self.accelerator.num_processes > 1:
-            caveats.append(
-                f"{self.accelerator.num_processes} processes share the CPU cores: latencies are not those of one alone"
-            )
+        if self.model.device.type == "cpu" and processes > 1:
+            caveats.append(f"{processes} processes share the CPU cores: latencies are not those of one alone")
         return caveats
 
 
-def failed_where_no_sample_ran(merged: MeasuredSetting) -> MeasuredSetting:
+def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:
     """A setting of which every sample failed is a failed setting, not a result without numbers."""
     if merged.samples or not merged.failures:
-        return merged
+        return None
     first = merged.failures[0]
     reason = f"all {len(merged.failures)} samples failed, the first with: {first.reason}"
-    return replace(merged, failure=SettingFailure(first.error, reason, attempts=1))
+    return SettingFailure(first.error, reason, attempts)
 
 
 def check_proof(proof: KnobProof, setting: KnobSetting, default_top_k: int) -> None:

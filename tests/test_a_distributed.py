@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import generate_unique_id, processes_on_this_machine, setup_distributed
+from experiment_core_utils.a_distributed import (
+    generate_unique_id,
+    of_all_processes,
+    of_main_process,
+    processes_on_this_machine,
+    setup_distributed,
+)
 from experiment_core_utils.primitives.errors import WorkerLost
 
 
@@ -33,11 +39,10 @@ def test_more_processes_asked_for_than_launched() -> None:
         setup_distributed(Wanted(num_processes=3))
 
 
-def test_processes_here_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert processes_on_this_machine() == 1
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert processes_on_this_machine() == 4
+def test_one_process_is_alone_on_this_machine(accelerator: Accelerator) -> None:
+    assert processes_on_this_machine(accelerator) == 1
+    assert of_all_processes("mine", accelerator) == ["mine"]
+    assert of_main_process(lambda: "mine", accelerator) == "mine"
 
 
 def test_ids_count_up_from_a_file_that_is_made(accelerator: Accelerator, tmp_path: Path) -> None:

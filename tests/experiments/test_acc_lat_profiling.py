@@ -79,8 +79,8 @@ def saved(ledger: Ledger) -> dict:
 def test_an_unreadable_picture_is_recorded_counted_and_excluded(config: ProfilingConfig) -> None:
     # Sample 0 is also the one that the warm-up would have used: the next one that can be read takes its place.
     unreadable: dict[int, list[Exception]] = {
-        0: [SampleError("cannot identify image file")],
-        2: [SampleError("truncated")],
+        0: [SampleError("cannot identify image file")] * 3,
+        2: [SampleError("truncated")] * 3,
     }
     failed, ledger = profile(config, ScriptedTask(unreadable))
     assert failed == {}
@@ -98,8 +98,8 @@ def test_an_unreadable_picture_is_recorded_counted_and_excluded(config: Profilin
 
 
 def test_a_setting_whose_every_picture_is_unreadable_failed(config: ProfilingConfig) -> None:
-    failed, ledger = profile(config, ScriptedTask({index: [SampleError("no file")] for index in range(4)}))
-    assert failed == {KEY: SettingFailure("SampleError", "all 4 samples failed, the first with: no file", 1)}
+    failed, ledger = profile(config, ScriptedTask({index: [SampleError("no file")] * 3 for index in range(4)}))
+    assert failed == {KEY: SettingFailure("SampleError", "all 4 samples failed, the first with: no file", 3)}
     assert ledger.result_path(KEY) is None
     assert not list(config.output_dir.glob("*.json"))
 

@@ -42,9 +42,7 @@ def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoin
     model = MolmoeForConditionalGeneration.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
     processor = MolmoeProcessor.from_pretrained(tiny_checkpoint)
     tasks = [family("validation") for family in REFERENCE_TASKS]
-    settings = [
-        KnobSetting(tier_target("low"), top_k, blocks) for top_k, blocks in [(4, (0, 1, 2, 3)), (2, (0, 1, 3))]
-    ]
+    settings = [KnobSetting(tier_target("low"), top_k, blocks) for top_k, blocks in [(4, (0, 1, 2, 3)), (2, (0, 1, 3))]]
     shared = list(answer_pictures(model, processor, tasks, [2], settings))
     assert len(shared) == len(settings) * sum(task.questions_per_image for task in tasks)
     by_name = {task.name: task for task in tasks}

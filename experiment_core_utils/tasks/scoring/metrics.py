@@ -135,9 +135,7 @@ def _mc_score(answer: Answer) -> Score:
 
 def _mc_molmo_score(answer: Answer) -> Score:
     # Every output chooses an option here, an empty one too: that is what this variant is kept to show.
-    return Score(
-        mc_molmo(answer.prediction, answer.options, _right_option(answer)), parse_status="nearest_letter"
-    )
+    return Score(mc_molmo(answer.prediction, answer.options, _right_option(answer)), parse_status="nearest_letter")
 
 
 def _mmmu_score(answer: Answer) -> Score:
