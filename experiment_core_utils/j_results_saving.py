@@ -57,9 +57,19 @@ def write_text_atomically(text: str, path: Path) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            flush_folder(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: a rename may else come after what is done because of it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:

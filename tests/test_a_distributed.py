@@ -22,6 +22,7 @@ from experiment_core_utils.primitives.errors import WorkerLost
 class Wanted:
     num_processes: int | None = None
     device: str = "cpu"
+    worker_timeout: float = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from a dead file system) is not interrupted before it returns.
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -16,6 +16,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleTi
 _POLL_S = 0.1
 # An exception that Python cannot deliver (it lands in a destructor) is raised again after this time.
 _AGAIN_S = 1.0
+# A launcher passes on the Ctrl-C that its processes got from the terminal already: that is not a second one.
+_SAME_PRESS_S = 1.0
 
 
 @contextmanager
@@ -36,9 +38,13 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, expire)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
-        yield
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
     finally:
+        # Again: the limit may have run out just before the line above. The next alarm is far from here.
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
 
@@ -46,14 +52,17 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 class StopRequest:
     """Whether someone wants the run to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._signal: signal.Signals | None = None
+        self._came = 0.0
 
     def note(self, number: int, _frame: FrameType | None) -> None:
-        """Signal handler: remember; a second Ctrl-C does not wait for the sample."""
-        if self._signal is not None and number == signal.SIGINT:
+        """Signal handler: remember the first; a second does not wait for the sample, it raises KeyboardInterrupt."""
+        if self._signal is None:
+            self._signal, self._came = signal.Signals(number), self._clock()
+        elif self._clock() - self._came >= _SAME_PRESS_S:
             raise KeyboardInterrupt
-        self._signal = signal.Signals(number)
 
     def raise_if_asked(self, doing: str = "between two samples") -> None:
         """Raises Stopped once a signal has come."""
@@ -71,15 +80,14 @@ class StopRequest:
 
 
 @contextmanager
-def signals_stop() -> Iterator[StopRequest]:
+def signals_stop(request: StopRequest) -> Iterator[None]:
     """Inside, SIGINT and SIGTERM ask for a stop instead of ending the process; no change outside the main thread."""
-    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield
         return
     before = {number: signal.signal(number, request.note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield request
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

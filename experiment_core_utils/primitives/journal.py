@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from experiment_core_utils.primitives.files import failed_writes_named
 from experiment_core_utils.primitives.records import FinishedSample, JournalHeader, ShareDone
 
 JOURNAL_VERSION = 1
+LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
 
@@ -172,6 +174,29 @@ def lock_or_refuse(file: int, path: Path) -> None:
         raise ResultsError(
             f"{path} is being written by another process; wait for that run or end it, or give another --output_dir"
         ) from error
+    except OSError as error:
+        raise ResultsError(
+            f"{path} cannot be locked ({error.strerror}); give an --output_dir on a file system that has locks"
+        ) from error
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Inside, no other run works on the journals of this folder; the main process of each run asks for this.
+
+    Raises:
+        ResultsError: another run is at work.
+        ResultsNotSaved: the folder cannot be made or written to.
+    """
+    path = folder / LOCK_NAME
+    with failed_writes_named(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        lock_or_refuse(file, path)
+        yield
+    finally:
+        os.close(file)
 
 
 def journals_in(folder: Path) -> Iterator[Path]:

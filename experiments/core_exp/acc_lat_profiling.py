@@ -13,7 +13,8 @@ from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 
 
 def main() -> int:
-    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 it cannot be done, 130 stopped."""
+    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 it cannot be done, 3 samples failed, 130
+    stopped."""
     try:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
@@ -46,7 +47,7 @@ def main() -> int:
         print(f"{measured}: {len(report.results)} settings in {report.output_dir}")
         if report.csv_path is not None:
             print(f"table of settings: {report.csv_path}")
-    return 1 if report.failed else 0
+    return report.exit_code
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def test_a_limit_that_cannot_work_is_refused() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_asks_and_the_program_stops_where_it_looks(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with signals_stop() as stop:
+    stop = StopRequest()
+    with signals_stop(stop):
         stop.raise_if_asked()
         os.kill(os.getpid(), number)
         with pytest.raises(
@@ -67,14 +68,18 @@ def test_a_signal_asks_and_the_program_stops_where_it_looks(number: signal.Signa
     assert signal.getsignal(number) == before
 
 
-def test_a_second_ctrl_c_does_not_wait_and_a_second_sigterm_does() -> None:
-    with signals_stop() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(Stopped):
-            stop.raise_if_asked()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_wait_unless_it_is_the_first_one_passed_on(number: signal.Signals) -> None:
+    now = [100.0]
+    stop = StopRequest(clock=lambda: now[0])
+    stop.note(signal.SIGINT, None)
+    now[0] = 100.9
+    stop.note(number, None)
+    with pytest.raises(Stopped, match="stopped by SIGINT"):
+        stop.raise_if_asked()
+    now[0] = 101.0
+    with pytest.raises(KeyboardInterrupt):
+        stop.note(number, None)
 
 
 def test_a_pause_lasts_as_long_as_asked() -> None:

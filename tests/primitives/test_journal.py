@@ -16,6 +16,7 @@ from experiment_core_utils.primitives.journal import (
     Journal,
     Line,
     journal_path,
+    only_run_in,
     read_end,
     read_journal,
 )
@@ -130,6 +131,21 @@ def test_two_processes_do_not_write_into_one_journal(tmp_path: Path) -> None:
         Journal(tmp_path, HEADER)
     with Journal(tmp_path, HEADER):
         pass  # the lock went with the one that had it
+
+
+def test_one_run_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    with (
+        only_run_in(folder),
+        pytest.raises(ResultsError, match="/made/lock is being written by another process; wait for that run"),
+        only_run_in(folder),
+    ):
+        pass
+    with only_run_in(folder):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsNotSaved, match="Not a directory"), only_run_in(tmp_path / "file" / "made"):
+        pass
 
 
 def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path: Path) -> None:
