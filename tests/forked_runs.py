@@ -3,6 +3,7 @@
 Each can be killed (SIGKILL) after a time, or at its n-th call that changes a file, and signalled while it runs.
 """
 
+import glob
 import json
 import os
 import resource
@@ -41,7 +42,7 @@ class Run:
         environment: added to this process's.
         kill_after_s: SIGKILL after that time, counted from the fork.
         kill_at_call: SIGKILL at the n-th changing call, from 0.
-        signals: (seconds, number) sent while it runs.
+        signal_when: (pattern of paths, number): that signal is sent as soon as a path fits the pattern.
         file_limit_bytes: no file can grow beyond that: what a full disk is to a program.
         calls_file: where the number of changing calls goes at the end of the process.
     """
@@ -51,7 +52,7 @@ class Run:
     environment: Mapping[str, str] = field(default_factory=dict)
     kill_after_s: float | None = None
     kill_at_call: int | None = None
-    signals: Sequence[tuple[float, int]] = ()
+    signal_when: tuple[str, int] | None = None
     file_limit_bytes: int | None = None
     calls_file: str | None = None
 
@@ -117,25 +118,21 @@ def _serve(model: str) -> None:
 
 
 def _watch(runs: Sequence[Run], children: dict[int, int], started: float) -> dict[int, tuple[int, float]]:
-    todo = sorted(
-        (after_s, number, pid)
-        for pid, index in children.items()
-        for after_s, number in [
-            *runs[index].signals,
-            *([(runs[index].kill_after_s, signal.SIGKILL)] if runs[index].kill_after_s is not None else []),
-        ]
-    )
+    waiting = {pid: runs[index] for pid, index in children.items()}
+    signalled = set()
     ended: dict[int, tuple[int, float]] = {}
-    todo += [(LONGEST_S, signal.SIGABRT, pid) for pid in children]
-    while len(ended) < len(runs):
+    while waiting:
         pid, status = os.waitpid(-1, os.WNOHANG)
+        gone_s = time.monotonic() - started
         if pid:
-            ended[children.pop(pid)] = (os.waitstatus_to_exitcode(status), time.monotonic() - started)
-            continue
-        while todo and todo[0][0] <= time.monotonic() - started:
-            _, number, pid = todo.pop(0)
-            if pid in children:
-                os.kill(pid, number)
+            ended[children[pid]] = (os.waitstatus_to_exitcode(status), gone_s)
+            del waiting[pid]
+        for each, run in waiting.items():
+            if gone_s > (LONGEST_S if run.kill_after_s is None else run.kill_after_s):
+                os.kill(each, signal.SIGKILL)
+            elif run.signal_when is not None and each not in signalled and glob.glob(run.signal_when[0]):
+                os.kill(each, run.signal_when[1])
+                signalled.add(each)
         time.sleep(0.002)
     return ended
 

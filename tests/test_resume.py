@@ -92,7 +92,7 @@ def first_sweep(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def sweep(first_sweep: Sweep) -> Sweep:
     """The same before its first run."""
-    shutil.rmtree(first_sweep.output_dir)
+    shutil.rmtree(first_sweep.output_dir, ignore_errors=True)
     return first_sweep
 
 
@@ -227,11 +227,12 @@ def test_a_process_that_does_not_come_is_an_error_after_the_time_out(sweep: Swee
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_between_two_samples(sweep: Sweep, number: signal.Signals) -> None:
-    ended = sweep.run(signals=[(sweep.seconds * 0.6, number)])
+    ended = sweep.run(signal_when=(f"{sweep.output_dir}/.parts/*topk4_blocks3.rank0.jsonl", number))
     assert ended.code == 130, sweep.log()
-    assert sweep.log().strip().splitlines()[-1].startswith("stopped")
+    assert sweep.log().strip().splitlines()[-1].startswith(f"stopped by {number.name} between two samples; ")
     seen: Seen = {}
     remember(sweep.output_dir, seen)
+    assert 2 * NUM_SAMPLES <= len(seen) < NUM_SETTINGS * NUM_SAMPLES
     assert sweep.run().code == 0
     remember(sweep.output_dir, seen)
     assert contents(sweep.output_dir) == sweep.undisturbed
