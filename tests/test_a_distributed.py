@@ -6,6 +6,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import (
@@ -15,7 +16,7 @@ from experiment_core_utils.a_distributed import (
     processes_on_this_machine,
     setup_distributed,
 )
-from experiment_core_utils.primitives.errors import WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,22 @@ def test_one_process_is_alone_on_this_machine(accelerator: Accelerator) -> None:
     assert of_main_process(lambda: "mine", accelerator) == "mine"
 
 
+def test_an_error_of_the_main_process_is_raised_there_too(accelerator: Accelerator) -> None:
+    def fail() -> None:
+        raise ResultsError("another run")
+
+    with pytest.raises(ResultsError, match="another run"):
+        of_main_process(fail, accelerator)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ConfigurationError, match="3 processes were launched for 2 GPUs; .*launch 2, or"):
+        setup_distributed(Wanted(device="auto"))
+
+
 def test_ids_count_up_from_a_file_that_is_made(accelerator: Accelerator, tmp_path: Path) -> None:
     counter = tmp_path / "trackers" / "experiment_id.txt"
     assert [generate_unique_id(accelerator, counter) for _ in range(3)] == ["0001", "0002", "0003"]
@@ -53,7 +70,15 @@ def test_ids_count_up_from_a_file_that_is_made(accelerator: Accelerator, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [("", "0001"), ("41", "0042"), ("0041\n", "0042"), ("9999", "10000"), (" 7 \n\n", "0008")]
+    ("content", "expected"),
+    [
+        ("", "0001"),
+        ("41", "0042"),
+        ("000000041", "0042"),
+        ("0041\n", "0042"),
+        ("9999", "10000"),
+        (" 7 \n\n", "0008"),
+    ],
 )
 def test_ids_go_on_from_what_the_file_holds(
     accelerator: Accelerator, tmp_path: Path, content: str, expected: str

@@ -140,10 +140,10 @@ def out_of_memory_named() -> Iterator[None]:
     except MemoryError as error:
         raise OutOfMemory(first_line(error)) from error
     except RuntimeError as error:
-        sentence = str(error).split(". ")[0]
+        text = str(error)
+        starts = [text.index(words) for words in NO_MEMORY_LEFT if words in text]
         if isinstance(error, torch.OutOfMemoryError):
-            raise OutOfMemory(sentence) from error
-        starts = [sentence.index(words) for words in NO_MEMORY_LEFT if words in sentence]
+            starts = [0]
         if not starts:
             raise
-        raise OutOfMemory(first_line(RuntimeError(sentence[min(starts) :]))) from error
+        raise OutOfMemory(text[min(starts) :].split(". ")[0].splitlines()[0]) from error
