@@ -22,7 +22,6 @@ T = TypeVar("T")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ID_FILE = REPOSITORY / "persistent_progress_trackers" / "experiment_id.txt"
 TOKEN_NAME = "seen_by_all"
-SEEN_WITHIN_S = 90.0
 
 
 class DistributedConfig(Protocol):
@@ -149,8 +148,11 @@ def of_all_processes(own: T, accelerator: Accelerator) -> list[T]:
         return list(gather_object([own]))
 
 
-def check_folder_is_shared(folder: Path, token: str, accelerator: Accelerator) -> None:
+def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerator: Accelerator) -> None:
     """Judge that all processes see the same folder: the main one leaves a token there. A collective call.
+
+    Args:
+        within_s: network file systems show new files after some seconds.
 
     Raises:
         ConfigurationError: (in all of them) some process does not see it.
@@ -159,7 +161,11 @@ def check_folder_is_shared(folder: Path, token: str, accelerator: Accelerator) -
         return
     path = folder / TOKEN_NAME
     of_main_process(lambda: _leave(token, path), accelerator)
-    blind = [rank for rank, sees in enumerate(of_all_processes(_comes_to_hold(path, token), accelerator)) if not sees]
+    blind = [
+        rank
+        for rank, sees in enumerate(of_all_processes(_comes_to_hold(path, token, within_s), accelerator))
+        if not sees
+    ]
     if blind:
         raise ConfigurationError(
             f"processes {', '.join(map(str, blind))} do not see what process 0 writes into {folder}; all machines need "
@@ -172,9 +178,8 @@ def _leave(token: str, path: Path) -> None:
         path.write_text(token)
 
 
-def _comes_to_hold(path: Path, token: str) -> bool:
-    """Network file systems show new files after some seconds."""
-    deadline = time.monotonic() + SEEN_WITHIN_S
+def _comes_to_hold(path: Path, token: str, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if path.exists() and path.read_text() == token:
             return True

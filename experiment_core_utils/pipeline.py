@@ -41,6 +41,7 @@ from experiment_core_utils.tasks.sampling import SampledDataset
 
 PARTS_FOLDER = ".parts"
 EXIT_CODE_FAILED_SAMPLES = 3
+FOLDER_SEEN_WITHIN_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         experiment_id, failed = None, {}
         if due:
             experiment_id = generate_unique_id(accelerator)
-            check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", accelerator)
+            within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
+            check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
             caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
             run = ProfilingRun(config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats)
             failed = run.measure_all(due)

@@ -225,6 +225,19 @@ def test_a_process_that_does_not_come_is_an_error_after_the_time_out(sweep: Swee
     assert sweep.log().strip().splitlines()[-1].startswith("error: the processes did not find each other (")
 
 
+def test_machines_that_do_not_share_the_folder_are_refused(sweep: Sweep, tmp_path: Path) -> None:
+    other = list(sweep.arguments)
+    other[other.index("--output_dir") + 1] = str(tmp_path)
+    ended = sweep.server.run(
+        *(
+            Run([*arguments, "--worker_timeout", "12"], sweep.log_path(rank), {**TWO_PROCESSES, "RANK": str(rank)})
+            for rank, arguments in enumerate((sweep.arguments, other))
+        )
+    )
+    assert [each.code for each in ended] == [2, 2], sweep.log()
+    assert f"error: processes 1 do not see what process 0 writes into {sweep.output_dir}/.parts; all" in sweep.log()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_between_two_samples(sweep: Sweep, number: signal.Signals) -> None:
     ended = sweep.run(signal_when=(f"{sweep.output_dir}/.parts/*topk4_blocks3.rank0.jsonl", number))

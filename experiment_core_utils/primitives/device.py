@@ -146,4 +146,4 @@ def out_of_memory_named() -> Iterator[None]:
             starts = [0]
         if not starts:
             raise
-        raise OutOfMemory(text[min(starts) :].split(". ")[0].splitlines()[0]) from error
+        raise OutOfMemory(first_line(OutOfMemory(text[min(starts) :].split(". ")[0]))) from error
