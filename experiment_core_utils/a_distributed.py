@@ -2,17 +2,26 @@
 
 import fcntl
 import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from experiment_core_utils.primitives.config import REPOSITORY
-from experiment_core_utils.primitives.errors import WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
+from experiment_core_utils.primitives.files import failed_writes_named
 
+T = TypeVar("T")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ID_FILE = REPOSITORY / "persistent_progress_trackers" / "experiment_id.txt"
+TOKEN_NAME = "seen_by_all"
 
 
 class DistributedConfig(Protocol):
@@ -24,18 +33,27 @@ class DistributedConfig(Protocol):
     @property
     def device(self) -> str: ...
 
+    @property
+    def worker_timeout(self) -> float: ...
+
 
 def setup_distributed(experiment_config: DistributedConfig) -> Accelerator:
-    """The `Accelerator` of this process.
+    """The `Accelerator` of this process; the processes wait `worker_timeout` seconds for each other, here and later.
 
     Without a GPU, or where the CPU is asked for, accelerate is told so: under `torchrun` it would otherwise report
     one process to each of them, and every one would believe it was the main one.
 
     Raises:
-        WorkerLost: the processes found differ in number from those launched (`WORLD_SIZE`) or asked for.
+        WorkerLost: the processes found differ in number from those launched (`WORLD_SIZE`) or asked for, or not all
+            came.
+        ConfigurationError: more processes were launched on this machine than it has GPUs.
     """
     on_cpu = experiment_config.device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(cpu=on_cpu)
+    if not on_cpu:
+        _refuse_shared_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
+    timeout = timedelta(seconds=experiment_config.worker_timeout)
+    with _lost_processes_named():
+        accelerator = Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     wanted = experiment_config.num_processes or launched
     if accelerator.num_processes != launched or accelerator.num_processes != wanted:
@@ -47,9 +65,39 @@ def setup_distributed(experiment_config: DistributedConfig) -> Accelerator:
     return accelerator
 
 
-def processes_on_this_machine() -> int:
-    """Processes of this launch on this machine; 1 where no launcher says otherwise."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def _refuse_shared_gpus(processes: int, gpus: int) -> None:
+    if processes > gpus:
+        raise ConfigurationError(
+            f"{processes} processes were launched for {gpus} GPUs; latency is measured with one process a GPU: launch "
+            f"{gpus}, or give --device cpu"
+        )
+
+
+@contextmanager
+def _lost_processes_named() -> Iterator[None]:
+    """torch.distributed says with a RuntimeError that another process is gone or late."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise WorkerLost(
+            f"the processes did not find each other ({first_line(error)}); all must be launched within "
+            "--worker_timeout with the same address, port and number, and one that ends with an error says so itself"
+        ) from error
+
+
+def processes_on_this_machine(accelerator: Accelerator) -> int:
+    """Processes of this run under the same kernel, whatever the launcher calls a machine.
+
+    A collective call: only where a run starts.
+    """
+    return of_all_processes(_machine_id(), accelerator).count(_machine_id())
+
+
+def _machine_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return platform.node()
 
 
 def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE) -> str:
@@ -60,26 +108,99 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE) -> str
     Raises:
         WorkerLost: the counter file holds something else than a number.
     """
-    shared: list[str | None] = [_next_id(id_file) if accelerator.is_main_process else None]
+    return of_main_process(lambda: _next_id(id_file), accelerator)
+
+
+def of_main_process(make: Callable[[], T], accelerator: Accelerator) -> T:
+    """What `make` returns in the main process, on every process. A collective call: only where a run starts.
+
+    Raises:
+        ProfilerError: (in all of them) what `make` raised.
+        WorkerLost: another process is gone or late.
+    """
+    shared: list[Any] = [_value_or_error(make) if accelerator.is_main_process else None]
     if accelerator.num_processes > 1:
-        broadcast_object_list(shared)
-    identifier = shared[0]
-    assert identifier is not None
-    return identifier
+        with _lost_processes_named():
+            broadcast_object_list(shared)
+    value, error = shared[0]
+    if error is not None:
+        raise error
+    made: T = value
+    return made
+
+
+def _value_or_error(make: Callable[[], T]) -> tuple[T | None, ProfilerError | None]:
+    try:
+        return make(), None
+    except ProfilerError as error:
+        return None, error
+
+
+def of_all_processes(own: T, accelerator: Accelerator) -> list[T]:
+    """What each process has, by rank, on every process. A collective call: only where a run starts.
+
+    Raises:
+        WorkerLost: another process is gone or late.
+    """
+    if accelerator.num_processes == 1:
+        return [own]
+    with _lost_processes_named():
+        return list(gather_object([own]))
+
+
+def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerator: Accelerator) -> None:
+    """Judge that all processes see the same folder: the main one leaves a token there. A collective call.
+
+    Args:
+        within_s: network file systems show new files after some seconds.
+
+    Raises:
+        ConfigurationError: (in all of them) some process does not see it.
+    """
+    if accelerator.num_processes == 1:
+        return
+    path = folder / TOKEN_NAME
+    of_main_process(lambda: _leave(token, path), accelerator)
+    blind = [
+        rank
+        for rank, sees in enumerate(of_all_processes(_comes_to_hold(path, token, within_s), accelerator))
+        if not sees
+    ]
+    if blind:
+        raise ConfigurationError(
+            f"processes {', '.join(map(str, blind))} do not see what process 0 writes into {folder}; all machines need "
+            "the same --output_dir on a file system that they share"
+        )
+
+
+def _leave(token: str, path: Path) -> None:
+    with failed_writes_named(path):
+        path.write_text(token)
+
+
+def _comes_to_hold(path: Path, token: str, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text() == token:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _next_id(id_file: Path) -> str:
-    id_file.parent.mkdir(parents=True, exist_ok=True)
-    with id_file.open("a+") as counter:
-        fcntl.flock(counter, fcntl.LOCK_EX)
-        counter.seek(0)
-        text = counter.read().strip()
-        if text and not text.isdecimal():
-            raise WorkerLost(f"{id_file} holds {text!r} instead of a number; write the last used id into it")
-        number = int(text or 0) + 1
-        counter.seek(0)
-        counter.truncate()
-        counter.write(f"{number:04d}\n")
-        counter.flush()
-        os.fsync(counter.fileno())
-    return f"{number:04d}"
+    with failed_writes_named(id_file):
+        id_file.parent.mkdir(parents=True, exist_ok=True)
+        counter = os.open(id_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(counter, fcntl.LOCK_EX)
+            text = os.read(counter, 64).decode(errors="replace").strip()
+            if text and not text.isdecimal():
+                raise WorkerLost(f"{id_file} holds {text!r} instead of a number; write the last used id into it")
+            identifier = f"{int(text or 0) + 1:04d}"
+            # In place and in one call, so that no moment finds the file empty; cut where someone wrote more into it.
+            length = os.pwrite(counter, f"{identifier}\n".encode(), 0)
+            os.ftruncate(counter, length)
+            os.fsync(counter)
+        finally:
+            os.close(counter)
+    return identifier

@@ -14,7 +14,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.primitives.config import REPOSITORY
+from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
 
@@ -53,6 +53,42 @@ def environment_stamp(device: torch.device) -> tuple[str | None, ...]:
     """Versions and device that times and, in the last digits, answers depend on."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return (_version("torch"), _version("transformers"), device.type, hardware)
+
+
+def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]:
+    """The experimental parameters as asked for; `max_new_tokens` as it came out."""
+    return {
+        "num_samples": config.num_samples,
+        "sample_by": config.sample_by,
+        "seed": config.seed,
+        "ids": list(config.ids) if config.ids is not None else None,
+        "prompt_template": config.prompt_template,
+        "dataset_revision": config.dataset_revision,
+        "max_new_tokens": max_new_tokens,
+        "num_runs_per_sample": config.num_runs_per_sample,
+        "num_warmup_runs": config.num_warmup_runs,
+        "precision": config.precision,
+        "num_threads": config.num_threads,
+        "batch_size": 1,
+        "decoding": "greedy",
+        "sampling_strategy": config.sampling_strategy,
+        "importance_scores_file": str(config.importance_scores_file) if config.importance_scores_file else None,
+        "random_weights": config.random_weights,
+        "enable_memory_optimization": config.enable_memory_optimization,
+        "max_config_retries": config.max_config_retries,
+        "sample_timeout_s": config.sample_timeout,
+        "first_block_top_k_rule": "block 0 keeps the model's own top-k",
+    }
+
+
+def caveats_of(config: ProfilingConfig, device: torch.device, processes_here: int) -> list[str]:
+    """What a reader must know before quoting the numbers."""
+    caveats = []
+    if config.random_weights:
+        caveats.append("random weights: accuracy means nothing, routing may be more even than a trained model's")
+    if device.type == "cpu" and processes_here > 1:
+        caveats.append(f"{processes_here} processes share the CPU cores: latencies are not those of one alone")
+    return caveats
 
 
 def git_commit() -> str | None:

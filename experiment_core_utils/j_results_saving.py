@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import Any
 
 from experiment_core_utils.g_metrics_inference import vision_tokens_difference
 from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.files import failed_writes_named
 from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
 from experiment_core_utils.primitives.records import (
     AccuracySummary,
@@ -46,19 +46,30 @@ def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
 
 
 def write_text_atomically(text: str, path: Path) -> None:
-    """The same for text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    """The same for text; raises ResultsNotSaved where the disk does not take it."""
+    # Always the same name: what a killed process leaves behind is written over by the one that goes on.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with failed_writes_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            flush_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: a rename may else come after what is done because of it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:

@@ -1,67 +1,176 @@
-"""In: every process's part of a setting; out: one whole in which each sample is there exactly once."""
+"""In: every process's journal of a setting; out: one whole in which each sample is there exactly once."""
 
+import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from experiment_core_utils.j_results_saving import write_text_atomically
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ResultsError, WorkerLost
-from experiment_core_utils.primitives.records import MeasuredSetting
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.journal import (
+    JournalContent,
+    journal_path,
+    journals_in,
+    lock_or_refuse,
+    read_end,
+    read_journal,
+)
+from experiment_core_utils.primitives.records import MeasuredSetting, ShareDone
 
-_PART = TypeAdapter(MeasuredSetting)
 _POLL_S = 0.05
+_IDS_NAMED = 20
 
 
-def part_path(folder: Path, key: str, rank: int) -> Path:
-    """Where a process leaves its part of a setting."""
-    return folder / f"{key}.rank{rank}.json"
+def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool]) -> None:
+    """Before a run: journals of other runs are set aside, its own that were set aside come back.
+
+    Removed are those of settings whose result is saved, and those torn in their first line: no sample is lost.
+
+    Raises:
+        ResultsError: a process of another run is writing here.
+    """
+    for path in folder.glob(f"*.jsonl.{fingerprint}"):
+        own = path.with_suffix("")
+        if not own.exists() or _fingerprint_of(own) != fingerprint:
+            _set_aside(own)
+            os.replace(path, own)
+    for path in journals_in(folder):
+        _refuse_where_written(path)
+        content = read_journal(path)
+        if content is None:
+            path.unlink()
+        elif content.header.fingerprint != fingerprint:
+            _set_aside(path)
+        elif is_saved(content.header.key):
+            path.unlink()
 
 
-def save_part(part: MeasuredSetting, folder: Path) -> None:
-    """Write one process's part, whole or not at all."""
-    write_text_atomically(_PART.dump_json(part).decode(), part_path(folder, part.key, part.rank))
+def _set_aside(path: Path) -> None:
+    fingerprint = _fingerprint_of(path)
+    if fingerprint is not None:
+        _refuse_where_written(path)
+        os.replace(path, path.with_name(f"{path.name}.{fingerprint}"))
 
 
-def read_part(path: Path) -> MeasuredSetting:
-    """Read a part; raises ResultsError where the file is of another schema."""
-    try:
-        return _PART.validate_json(path.read_text())
-    except ValidationError as error:
-        raise ResultsError(f"{path} is not a part of this version's schema: {error.errors()[0]['msg']}") from error
+def _fingerprint_of(path: Path) -> str | None:
+    content = read_journal(path)
+    return None if content is None else content.header.fingerprint
+
+
+def _refuse_where_written(path: Path) -> None:
+    with path.open("rb") as file:
+        lock_or_refuse(file.fileno(), path)
+
+
+def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalContent]:
+    """By rank, every journal of a setting that belongs to the run, also of processes that it has no more."""
+    found = {}
+    for path in journals_in(folder):
+        name, _, rank = path.stem.rpartition(".rank")
+        if name == key and (content := read_journal(path)) is not None and content.header.fingerprint == fingerprint:
+            found[int(rank)] = content
+    return found
+
+
+def finished_ids(folder: Path, key: str, fingerprint: str) -> set[int]:
+    """The samples of a setting that no process has to measure any more."""
+    journals = own_journals(folder, key, fingerprint).values()
+    return {finished.sample_id for content in journals for finished in content.finished}
+
+
+def part_of(content: JournalContent, rank: int, num_processes: int, experiment_id: str) -> MeasuredSetting:
+    """What a journal holds; the end of an earlier run's share says nothing about this one's."""
+    end = content.end if content.end is not None and content.end.experiment_id == experiment_id else None
+    readings = [finished.memory for finished in content.finished]
+    if end is not None and end.memory is not None:
+        readings.append(end.memory)
+    return MeasuredSetting(
+        key=content.header.key,
+        fingerprint=content.header.fingerprint,
+        rank=rank,
+        num_processes=num_processes,
+        experiment_ids=content.experiment_ids,
+        samples=tuple(each.measured for each in content.finished if each.measured is not None),
+        failures=tuple(each.failed for each in content.finished if each.failed is not None),
+        proof=end.proof if end is not None else None,
+        memory=whole_window(readings),
+        failure=end.failure if end is not None else None,
+    )
 
 
 def collect_parts(
-    folder: Path, key: str, fingerprint: str, num_processes: int, timeout_s: float
+    folder: Path,
+    key: str,
+    fingerprint: str,
+    experiment_id: str,
+    shares: Mapping[int, Sequence[int]],
+    timeout_s: float,
+    stop: StopRequest,
 ) -> list[MeasuredSetting]:
-    """The parts of all processes, waiting for those that are not there yet; parts of other runs do not count.
+    """What all journals of the setting hold, once every process has come to the end of its share.
+
+    Args:
+        shares: the samples of each process, by rank.
 
     Raises:
-        WorkerLost: a part is not there after `timeout_s`.
+        WorkerLost: a process that is not at its end has finished no sample for `timeout_s`.
+        Stopped: someone asked to stop while waiting.
     """
-    deadline = time.monotonic() + timeout_s
-    found: dict[int, MeasuredSetting] = {}
-    while len(found) < num_processes:
-        for rank in set(range(num_processes)) - set(found):
-            path = part_path(folder, key, rank)
-            if path.exists():
-                part = read_part(path)
-                if (part.fingerprint, part.num_processes) == (fingerprint, num_processes):
-                    found[rank] = part
-        if len(found) < num_processes:
-            if time.monotonic() > deadline:
-                missing = sorted(set(range(num_processes)) - set(found))
-                raise WorkerLost(f"processes {missing} left no part of {key} within {timeout_s:.0f} s")
-            time.sleep(_POLL_S)
-    return [found[rank] for rank in range(num_processes)]
+    waiting = {rank: _Waiting(journal_path(folder, key, rank), experiment_id, timeout_s) for rank in shares}
+    while waiting := {rank: each for rank, each in waiting.items() if each.look() is None}:
+        lost = sorted(rank for rank, each in waiting.items() if each.is_lost)
+        if lost:
+            done = finished_ids(folder, key, fingerprint)
+            named = "; ".join(_owed(rank, [each for each in shares[rank] if each not in done]) for rank in lost)
+            raise WorkerLost(
+                f"{key}: no sample finished within {timeout_s:g} s by {named}; what is finished is saved, the same "
+                "command goes on from here (--worker_timeout gives them longer)"
+            )
+        stop.raise_if_asked(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
+        time.sleep(_POLL_S)
+    journals = own_journals(folder, key, fingerprint)
+    return [part_of(content, rank, len(shares), experiment_id) for rank, content in sorted(journals.items())]
 
 
-def remove_part(folder: Path, key: str, rank: int) -> None:
-    """Remove a part: its setting is saved as a whole, or it is left over from a run that was killed."""
-    part_path(folder, key, rank).unlink(missing_ok=True)
+class _Waiting:
+    """One process that the main one waits for, seen through the growth of its journal."""
+
+    def __init__(self, path: Path, experiment_id: str, timeout_s: float) -> None:
+        self._path = path
+        self._experiment_id = experiment_id
+        self._timeout_s = timeout_s
+        self._size = -1
+        self._grown = time.monotonic()
+
+    def look(self) -> ShareDone | None:
+        """The end of its share, None while it is not there."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size == self._size:
+            return None
+        self._size = size
+        self._grown = time.monotonic()
+        end = read_end(self._path)
+        return end if end is not None and end.experiment_id == self._experiment_id else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has been silent for too long."""
+        return time.monotonic() - self._grown > self._timeout_s
+
+
+def _owed(rank: int, missing: Sequence[int]) -> str:
+    ids = ", ".join(map(str, missing[:_IDS_NAMED])) + (", ..." if len(missing) > _IDS_NAMED else "")
+    return f"process {rank} (owes {len(missing)} samples: {ids})" if missing else f"process {rank} (owes no sample)"
+
+
+def remove_journals(folder: Path, key: str) -> None:
+    """Remove a setting's journals: it is saved as a whole."""
+    for path in journals_in(folder):
+        if path.stem.rpartition(".rank")[0] == key:
+            path.unlink(missing_ok=True)
 
 
 def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> MeasuredSetting:
@@ -84,7 +193,8 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         key=first.key,
         fingerprint=first.fingerprint,
         rank=0,
-        num_processes=len(parts),
+        num_processes=first.num_processes,
+        experiment_ids=tuple(sorted({each for part in parts for each in part.experiment_ids})),
         samples=tuple(samples),
         failures=tuple(failures),
         proof=next((part.proof for part in parts if part.proof is not None), None),
@@ -105,6 +215,12 @@ def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:
         process_rss_bytes=max(reading.process_rss_bytes for reading in readings),
         reason=readings[0].reason,
     )
+
+
+def whole_window(readings: Sequence[MemoryReading]) -> MemoryReading | None:
+    """One process's readings in order of time: the highest peaks, the resident memory at the end."""
+    merged = merge_memory(readings)
+    return None if merged is None else replace(merged, process_rss_bytes=readings[-1].process_rss_bytes)
 
 
 def _check_complete(found: Sequence[int], wanted: Sequence[int], key: str) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,17 @@ def write_settings_csv(results: Sequence[Mapping[str, Any]], path: Path) -> None
     buffer = io.StringIO()
     settings_frame(results).to_csv(buffer, index=False)
     write_text_atomically(buffer.getvalue(), path)
+
+
+def failed_sample_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each setting with samples that failed, how many of each class."""
+    lines = []
+    for result in results:
+        counts = Counter(failure["error"] for failure in result["failed_samples"])
+        if counts:
+            found = ", ".join(f"{count} {error}" for error, count in sorted(counts.items()))
+            lines.append(f"failed samples: {setting_key(result)}: {found} of {len(result['sample_ids'])}")
+    return lines
 
 
 def closing_table(results: Sequence[Mapping[str, Any]]) -> str:

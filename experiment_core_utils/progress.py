@@ -31,7 +31,7 @@ class Ledger:
 
     def __init__(self, output_dir: Path, fingerprint: str, trackers: Path = TRACKERS) -> None:
         self._output_dir = output_dir.resolve()
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         name = hashlib.sha256(f"{self._output_dir}|{fingerprint}".encode()).hexdigest()[:16]
         self.path = trackers / f"acc_lat_{name}.json"
         self._entries = self._read()
@@ -50,7 +50,7 @@ class Ledger:
             content = json.loads(path.read_text())
         except (OSError, ValueError):
             return None
-        is_own = isinstance(content, dict) and content.get("fingerprint") == self._fingerprint
+        is_own = isinstance(content, dict) and content.get("fingerprint") == self.fingerprint
         return content if is_own else None
 
     def _path_of(self, key: str) -> Path | None:
@@ -69,7 +69,7 @@ class Ledger:
         self._entries[key] = entry
         content = {
             "output_dir": str(self._output_dir),
-            "fingerprint": self._fingerprint,
+            "fingerprint": self.fingerprint,
             "settings": {name: asdict(item) for name, item in self._entries.items()},
         }
         write_json_atomically(content, self.path)

@@ -147,6 +147,7 @@ def part(
         fingerprint=fingerprint,
         rank=rank,
         num_processes=num_processes,
+        experiment_ids=("0001",),
         samples=samples,
         failures=failures,
         proof=proof,

@@ -6,16 +6,24 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import generate_unique_id, processes_on_this_machine, setup_distributed
-from experiment_core_utils.primitives.errors import WorkerLost
+from experiment_core_utils.a_distributed import (
+    generate_unique_id,
+    of_all_processes,
+    of_main_process,
+    processes_on_this_machine,
+    setup_distributed,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 
 
 @dataclass(frozen=True)
 class Wanted:
     num_processes: int | None = None
     device: str = "cpu"
+    worker_timeout: float = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +41,26 @@ def test_more_processes_asked_for_than_launched() -> None:
         setup_distributed(Wanted(num_processes=3))
 
 
-def test_processes_here_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert processes_on_this_machine() == 1
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert processes_on_this_machine() == 4
+def test_one_process_is_alone_on_this_machine(accelerator: Accelerator) -> None:
+    assert processes_on_this_machine(accelerator) == 1
+    assert of_all_processes("mine", accelerator) == ["mine"]
+    assert of_main_process(lambda: "mine", accelerator) == "mine"
+
+
+def test_an_error_of_the_main_process_is_raised_there_too(accelerator: Accelerator) -> None:
+    def fail() -> None:
+        raise ResultsError("another run")
+
+    with pytest.raises(ResultsError, match="another run"):
+        of_main_process(fail, accelerator)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ConfigurationError, match="3 processes were launched for 2 GPUs; .*launch 2, or"):
+        setup_distributed(Wanted(device="auto"))
 
 
 def test_ids_count_up_from_a_file_that_is_made(accelerator: Accelerator, tmp_path: Path) -> None:
@@ -47,7 +70,15 @@ def test_ids_count_up_from_a_file_that_is_made(accelerator: Accelerator, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [("", "0001"), ("41", "0042"), ("0041\n", "0042"), ("9999", "10000"), (" 7 \n\n", "0008")]
+    ("content", "expected"),
+    [
+        ("", "0001"),
+        ("41", "0042"),
+        ("000000041", "0042"),
+        ("0041\n", "0042"),
+        ("9999", "10000"),
+        (" 7 \n\n", "0008"),
+    ],
 )
 def test_ids_go_on_from_what_the_file_holds(
     accelerator: Accelerator, tmp_path: Path, content: str, expected: str

@@ -1,7 +1,9 @@
-"""Parts of several processes become one whole, or an error says what does not fit."""
+"""Journals of several processes become one whole, or an error says what does not fit."""
 
+import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +14,26 @@ from hypothesis import strategies as st
 from experiment_core_utils.c_prompt_processing import share_of_process
 from experiment_core_utils.k_results_aggregation import (
     collect_parts,
+    finished_ids,
     merge_memory,
     merge_parts,
-    part_path,
-    read_part,
-    remove_part,
-    save_part,
+    remove_journals,
+    tidy_journals,
+    whole_window,
 )
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.errors import ResultsError, WorkerLost
-from experiment_core_utils.primitives.records import FailedSample, SettingFailure, StageFlops
-from tests.hand_made_records import PROOF, SETTING, measured_sample, part, staged_run
+from experiment_core_utils.primitives.errors import ResultsError, Stopped, WorkerLost
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
+from experiment_core_utils.primitives.records import (
+    FailedSample,
+    FinishedSample,
+    JournalHeader,
+    MeasuredSetting,
+    SettingFailure,
+    ShareDone,
+)
+from tests.hand_made_records import PROOF, SETTING, measured_sample, part
 
 KEY = SETTING.key
 
@@ -30,30 +41,6 @@ KEY = SETTING.key
 def two_parts() -> tuple:
     first = part(measured_sample(1), measured_sample(5), rank=0, num_processes=2)
     return first, part(measured_sample(3), rank=1, num_processes=2)
-
-
-def test_a_part_comes_back_as_it_was(tmp_path: Path) -> None:
-    text = measured_sample(
-        2, staged_run(vision_s=None, inter_token_s=(), ended=False), has_picture=False, prediction="?"
-    )
-    whole = part(
-        measured_sample(1, staged_run(), staged_run(prefill_s=0.1), flops=StageFlops(7, 3, 20.5)),
-        text,
-        failures=(FailedSample(4, "SampleError", "ä"),),
-        memory=MemoryReading(5, 6, 7, None),
-        failure=SettingFailure("OutOfMemory", "no room", 3),
-    )
-    save_part(whole, tmp_path)
-    assert read_part(part_path(tmp_path, KEY, 0)) == whole
-    assert part_path(tmp_path, KEY, 0).name == "tier-low_topk2_blocks3.rank0.json"
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"key": "a", "fingerprint": 3}'])
-def test_a_file_of_another_schema_is_an_error(tmp_path: Path, content: str) -> None:
-    path = part_path(tmp_path, KEY, 0)
-    path.write_text(content)
-    with pytest.raises(ResultsError, match="is not a part of this version's schema"):
-        read_part(path)
 
 
 def test_parts_are_pooled_in_order_of_the_samples() -> None:
@@ -126,41 +113,151 @@ def test_memory_is_the_largest_of_each_figure() -> None:
     assert merge_memory([]) is None
 
 
-# --- waiting for parts --------------------------------------------------------------------------------------------
+# --- waiting for the journals -------------------------------------------------------------------------------------
+
+MEMORY = MemoryReading(None, None, 9, "cpu")
+SHARES = {0: (1, 5), 1: (3,)}
 
 
-def test_parts_come_in_order_of_rank_once_all_are_there(tmp_path: Path) -> None:
-    first, second = two_parts()
-    save_part(first, tmp_path)
-    late = threading.Timer(0.2, save_part, (second, tmp_path))
+def header(rank: int = 0, experiment_id: str = "0007", fingerprint: str = "f00d", key: str = KEY) -> JournalHeader:
+    return JournalHeader(JOURNAL_VERSION, key, fingerprint, rank, len(SHARES), experiment_id, SHARES[rank])
+
+
+def keep(folder: Path, head: JournalHeader, *sample_ids: int, ends: bool = True, failure: bool = False) -> Path:
+    """A journal of measured samples, with the end of the share behind them."""
+    with Journal(folder, head) as journal:
+        for sample_id in sample_ids:
+            journal.append(FinishedSample(measured_sample(sample_id), None, MEMORY))
+        if ends:
+            reason = SettingFailure("OutOfMemory", "no room", 3) if failure else None
+            journal.append(ShareDone(head.experiment_id, PROOF, MEMORY, reason))
+    return journal.path
+
+
+def collect(folder: Path, timeout_s: float = 10.0, stop: StopRequest | None = None) -> list[MeasuredSetting]:
+    return collect_parts(folder, KEY, "f00d", "0007", SHARES, timeout_s, stop or StopRequest())
+
+
+def ids_of(parts: Sequence[MeasuredSetting]) -> list[list[int]]:
+    return [[sample.sample_id for sample in part.samples] for part in parts]
+
+
+def test_parts_come_in_order_of_rank_once_all_are_at_their_end(tmp_path: Path) -> None:
+    keep(tmp_path, header(0), 1, 5)
+    keep(tmp_path, header(1), 3, ends=False)
+    late = threading.Timer(0.2, keep, (tmp_path, header(1)))
     late.start()
-    assert collect_parts(tmp_path, KEY, "f00d", 2, timeout_s=10.0) == [first, second]
+    parts = collect(tmp_path)
     late.join()
+    assert ids_of(parts) == [[1, 5], [3]]
+    assert [(part.rank, part.num_processes, part.proof, part.failure) for part in parts] == [
+        (0, 2, PROOF, None),
+        (1, 2, PROOF, None),
+    ]
+    assert merge_parts(parts, (1, 3, 5)).experiment_ids == ("0007",)
 
 
-def test_a_part_that_does_not_come_is_named_after_the_time_out(tmp_path: Path) -> None:
-    save_part(replace(two_parts()[0], num_processes=3), tmp_path)
+def test_a_process_that_comes_to_no_end_is_named_with_what_it_owes_after_the_time_out(tmp_path: Path) -> None:
+    keep(tmp_path, header(0), 1, ends=False)
     started = time.monotonic()
-    with pytest.raises(WorkerLost, match=rf"processes \[1, 2\] left no part of {KEY}"):
-        collect_parts(tmp_path, KEY, "f00d", 3, timeout_s=0.2)
+    with pytest.raises(WorkerLost, match=r"0.2 s by process 0 \(owes 1 samples: 5\); process 1 \(owes 1 samples: 3\);"):
+        collect(tmp_path, timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 5.0
 
 
-@pytest.mark.parametrize("change", [{"fingerprint": "beef"}, {"num_processes": 3}])
-def test_a_part_left_by_another_run_does_not_count(tmp_path: Path, change: dict) -> None:
-    first, second = two_parts()
-    save_part(first, tmp_path)
-    save_part(replace(second, **change), tmp_path)
-    with pytest.raises(WorkerLost, match=r"processes \[1\]"):
-        collect_parts(tmp_path, KEY, "f00d", 2, timeout_s=0.1)
-    threading.Timer(0.1, save_part, (second, tmp_path)).start()
-    assert collect_parts(tmp_path, KEY, "f00d", 2, timeout_s=10.0) == [first, second]
+def test_a_process_that_goes_on_finishing_samples_is_not_lost(tmp_path: Path) -> None:
+    keep(tmp_path, header(1), 3)
+    keep(tmp_path, header(0), ends=False)
+    timers = [
+        threading.Timer(0.3, keep, (tmp_path, header(0), 1), {"ends": False}),
+        threading.Timer(0.6, keep, (tmp_path, header(0), 5)),
+    ]
+    for timer in timers:
+        timer.start()
+    assert ids_of(collect(tmp_path, timeout_s=0.5)) == [[1, 5], [3]]
 
 
-def test_removing_takes_this_settings_parts_only(tmp_path: Path) -> None:
-    first, second = two_parts()
-    for each in (first, second, replace(first, key="other")):
-        save_part(each, tmp_path)
-    for rank in (0, 1, 1):
-        remove_part(tmp_path, KEY, rank)
-    assert [path.name for path in tmp_path.iterdir()] == ["other.rank0.json"]
+def test_the_end_of_an_earlier_run_is_not_waited_past(tmp_path: Path) -> None:
+    """Its samples count; that it failed, and that its share was done, say nothing about this run."""
+    keep(tmp_path, header(0), 1, 5)
+    keep(tmp_path, header(1, "0006"), 3, failure=True)
+    with pytest.raises(WorkerLost, match=r"by process 1 \(owes no sample\)"):
+        collect(tmp_path, timeout_s=0.1)
+    keep(tmp_path, header(1))
+    parts = collect(tmp_path)
+    assert ids_of(parts) == [[1, 5], [3]]
+    merged = merge_parts(parts, (1, 3, 5))
+    assert merged.failure is None
+    assert merged.experiment_ids == ("0006", "0007")
+
+
+def test_samples_of_processes_that_this_run_has_no_more_count(tmp_path: Path) -> None:
+    """An earlier run had a third process, which finished sample 5."""
+    keep(tmp_path, replace(header(0, "0006"), rank=2, num_processes=3), 5, failure=True)
+    keep(tmp_path, header(0), 1)
+    keep(tmp_path, header(1), 3)
+    assert finished_ids(tmp_path, KEY, "f00d") == {1, 3, 5}
+    assert finished_ids(tmp_path, KEY, "beef") == set()
+    parts = collect(tmp_path)
+    assert ids_of(parts) == [[1], [3], [5]]
+    assert merge_parts(parts, (1, 3, 5)).failure is None
+
+
+def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.note(signal.SIGTERM, None)
+    with pytest.raises(Stopped, match="stopped by SIGTERM while waiting for process 0, 1;"):
+        collect(tmp_path, stop=stop)
+
+
+def test_removing_takes_this_settings_journals_only(tmp_path: Path) -> None:
+    for head in (header(0), header(1), header(0, key="other")):
+        keep(tmp_path, head)
+    for _ in range(2):
+        remove_journals(tmp_path, KEY)
+    assert [path.name for path in tmp_path.iterdir()] == ["other.rank0.jsonl"]
+
+
+def test_memory_of_one_process_is_its_peaks_and_its_end(tmp_path: Path) -> None:
+    readings = [MemoryReading(10, 40, 9, None), MemoryReading(30, 20, 5, None)]
+    assert whole_window(readings) == MemoryReading(30, 40, 5, None)
+    assert whole_window([]) is None
+
+
+# --- before a run -------------------------------------------------------------------------------------------------
+
+
+def never_saved(_: str) -> bool:
+    return False
+
+
+def test_the_journals_of_another_run_wait_for_it_to_come_back(tmp_path: Path) -> None:
+    path = keep(tmp_path, header(0), 1)
+    content = path.read_bytes()
+    tidy_journals(tmp_path, "beef", never_saved)
+    aside = tmp_path / f"{path.name}.f00d"
+    assert [each.name for each in tmp_path.iterdir()] == [aside.name]
+    other = keep(tmp_path, header(0, fingerprint="beef"), 5).read_bytes()
+    tidy_journals(tmp_path, "f00d", never_saved)
+    assert path.read_bytes() == content
+    assert (tmp_path / f"{path.name}.beef").read_bytes() == other
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_saved_or_torn_in_its_first_line_is_removed(tmp_path: Path) -> None:
+    kept = keep(tmp_path, header(0), 1)
+    keep(tmp_path, header(0, key="saved"), 1)
+    (tmp_path / "torn.rank0.jsonl").write_text('{"header": {"schema_ver')
+    tidy_journals(tmp_path, "f00d", lambda key: key == "saved")
+    assert list(tmp_path.iterdir()) == [kept]
+    tidy_journals(tmp_path / "not there yet", "f00d", never_saved)
+
+
+@pytest.mark.parametrize("fingerprint", ["f00d", "beef"])
+def test_a_folder_into_which_another_process_writes_is_left_alone(tmp_path: Path, fingerprint: str) -> None:
+    with (
+        Journal(tmp_path, header(0)) as journal,
+        pytest.raises(ResultsError, match="is being written by another process"),
+    ):
+        tidy_journals(tmp_path, fingerprint, never_saved)
+    assert journal.path.exists()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiment_core_utils.pipeline import check_proof, run_profiling
+from experiment_core_utils.measurement import check_proof
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
@@ -58,7 +59,7 @@ def results(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert not report.failed
     assert len(report.results) == 8
     assert report.csv_path == folder / "reference-vqa_settings.csv"
-    assert not list((folder / ".parts").iterdir())
+    assert [path.name for path in (folder / ".parts").iterdir()] == ["lock"]
     return {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 

@@ -55,6 +55,8 @@ class ProfilingConfig:
     enable_memory_optimization: bool
     max_config_retries: int
     config_retry_delay: float
+    sample_timeout: float | None
+    worker_timeout: float
     num_processes: int | None
     num_threads: int | None
     device: Device
@@ -144,6 +146,14 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--output_dir", type=Path, default=Path("./results/core_exp"))
     run.add_argument("--max_config_retries", type=int, default=2, help="times a failed setting is tried again")
     run.add_argument("--config_retry_delay", type=float, default=5.0, metavar="S", help="seconds before a retry")
+    run.add_argument("--sample_timeout", type=float, metavar="S", help="seconds after which a sample has failed")
+    run.add_argument(
+        "--worker_timeout",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="seconds without a finished sample after which another process counts as lost (%(default)s)",
+    )
     run.add_argument("--num_processes", type=int, help="fail unless this many processes were launched")
     return parser
 
@@ -161,6 +171,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
             _at_least(name, value, 1)
     if given.ids is not None and given.sample_by != "random":
         raise ConfigurationError(f"--ids leaves nothing to draw: --sample_by {given.sample_by} cannot act; drop one")
+    for name in ("sample_timeout", "worker_timeout"):
+        if getattr(given, name) is not None:
+            _at_least(name, getattr(given, name), 0.001)
     for name in ("num_processes", "num_threads", "max_new_tokens"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
@@ -197,6 +210,8 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         enable_memory_optimization=given.enable_memory_optimization,
         max_config_retries=given.max_config_retries,
         config_retry_delay=given.config_retry_delay,
+        sample_timeout=given.sample_timeout,
+        worker_timeout=given.worker_timeout,
         num_processes=given.num_processes,
         num_threads=given.num_threads,
         device=given.device,
@@ -216,7 +231,7 @@ def _check_strategy(name: str) -> None:
         raise ConfigurationError(f"unknown sampling strategy {name!r}; choose {' or '.join(IMPLEMENTED_STRATEGIES)}")
 
 
-def _at_least(name: str, value: float, least: int) -> None:
+def _at_least(name: str, value: float, least: float) -> None:
     if not math.isfinite(value) or value < least:
         raise ConfigurationError(f"--{name} {value} is not possible; give at least {least}")
 

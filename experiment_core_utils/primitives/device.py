@@ -9,7 +9,7 @@ from typing import Protocol
 import psutil
 import torch
 
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.records import MemoryReading
 
 
@@ -107,12 +107,15 @@ class MemoryWindow:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.reading = self.read()
+
+    def read(self) -> MemoryReading:
+        """The window so far."""
         rss = psutil.Process(os.getpid()).memory_info().rss
         if self._device.type == "cuda":
             peak, reserved = torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
-            self.reading = MemoryReading(peak, reserved, rss, None)
-        else:
-            self.reading = MemoryReading(None, None, rss, "no CUDA device: torch keeps no high-water mark on the CPU")
+            return MemoryReading(peak, reserved, rss, None)
+        return MemoryReading(None, None, rss, "no CUDA device: torch keeps no high-water mark on the CPU")
 
 
 def release_cached_memory(device: torch.device) -> None:
@@ -121,10 +124,26 @@ def release_cached_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+# Words of the errors that torch raises as plain RuntimeError where memory is missing.
+NO_MEMORY_LEFT = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
 @contextmanager
 def out_of_memory_named() -> Iterator[None]:
-    """Turns torch's out-of-memory error into `OutOfMemory` with its first sentence."""
+    """Turns every error that says that the GPU or the host has no memory left into `OutOfMemory`, in one sentence."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(str(error).split(". ")[0]) from error
+    except MemoryError as error:
+        raise OutOfMemory(first_line(error)) from error
+    except RuntimeError as error:
+        text = str(error)
+        starts = [text.index(words) for words in NO_MEMORY_LEFT if words in text]
+        if isinstance(error, torch.OutOfMemoryError):
+            starts = [0]
+        if not starts:
+            raise
+        raise OutOfMemory(first_line(OutOfMemory(text[min(starts) :].split(". ")[0]))) from error

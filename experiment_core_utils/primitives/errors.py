@@ -17,12 +17,16 @@ class SampleError(ProfilerError):
     """One sample cannot be read or run: record it, count it and go on."""
 
 
+class SampleTimedOut(SampleError):
+    """One sample took longer than `--sample_timeout`."""
+
+
 class SettingError(ProfilerError):
     """One knob setting cannot be run (out of memory, a knob that does not act): record it with its class and go on."""
 
 
 class OutOfMemory(SettingError):
-    """The device has no memory left for this setting."""
+    """The device or the host has no memory left for this setting."""
 
 
 class KnobDidNotAct(SettingError):
@@ -35,6 +39,16 @@ class WorkerLost(ProfilerError):
 
 class ResultsError(ProfilerError):
     """A results file is of another schema, or not what its name says."""
+
+
+class ResultsNotSaved(ProfilerError):
+    """The disk is full or gone: stop, what was finished before is safe."""
+
+
+class Stopped(ProfilerError):
+    """Someone asked the run to stop, and it did so between two samples. Exit code 130."""
+
+    exit_code = 130
 
 
 def first_line(error: BaseException) -> str:

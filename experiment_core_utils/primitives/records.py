@@ -201,20 +201,80 @@ class SettingFailure:
 
 
 @dataclass(frozen=True)
+class JournalHeader:
+    """A process takes up the journal of a setting; the first line, and one more for each time that it goes on.
+
+    Attributes:
+        schema_version: of the journal's lines.
+        key: `KnobSetting.key`.
+        fingerprint: digest of everything else that the result depends on.
+        experiment_id: of the run that the process belongs to.
+        num_processes: of that run.
+        sample_ids: the process's share of the samples, those that are finished already included.
+    """
+
+    schema_version: int
+    key: str
+    fingerprint: str
+    rank: int
+    num_processes: int
+    experiment_id: str
+    sample_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FinishedSample:
+    """A sample that is done with: either measured or failed.
+
+    Attributes:
+        memory: of the window so far.
+    """
+
+    measured: MeasuredSample | None
+    failed: FailedSample | None
+    memory: MemoryReading
+
+    @property
+    def sample_id(self) -> int:
+        """Its position in the task's split."""
+        done = self.measured or self.failed
+        assert done is not None
+        return done.sample_id
+
+
+@dataclass(frozen=True)
+class ShareDone:
+    """A process has come to the end of its share of a setting.
+
+    Attributes:
+        experiment_id: of the run that it belongs to.
+        proof: None where the share holds no sample that can be read.
+        failure: why samples of the share are missing.
+    """
+
+    experiment_id: str
+    proof: KnobProof | None
+    memory: MemoryReading | None
+    failure: SettingFailure | None
+
+
+@dataclass(frozen=True)
 class MeasuredSetting:
-    """One process's share of the samples of one setting.
+    """One process's share of the samples of one setting, or what the shares of all come to.
 
     Attributes:
         key: `KnobSetting.key`.
         fingerprint: digest of everything else that the result depends on; parts that differ in it do not belong
             together.
-        failure: why there are no samples.
+        experiment_ids: of the runs that finished samples of it, ascending; more than one where a run was resumed.
+        failure: why samples are missing.
     """
 
     key: str
     fingerprint: str
     rank: int
     num_processes: int
+    experiment_ids: tuple[str, ...]
     samples: tuple[MeasuredSample, ...]
     failures: tuple[FailedSample, ...]
     proof: KnobProof | None

@@ -9,23 +9,27 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 
 
 def main() -> int:
-    """Exit code: 0 all measured, 1 some failed or the run broke off, 2 the request cannot be met, 130 Ctrl-C."""
+    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 it cannot be done, 3 samples failed, 130
+    stopped."""
     try:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
-        from experiment_core_utils.l_results_csv_cleaning import closing_table, few_samples_warning
+        from experiment_core_utils.l_results_csv_cleaning import closing_table, failed_sample_lines, few_samples_warning
         from experiment_core_utils.pipeline import run_profiling
 
         report = run_profiling(config)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.exit_code
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped; the same command goes on with the settings that are missing", file=sys.stderr)
+        print("stopped; what is finished is saved, the same command goes on from here", file=sys.stderr)
         return 130
     if report.is_main_process:
         if report.results:
@@ -33,6 +37,8 @@ def main() -> int:
             warning = few_samples_warning(report.results)
             if warning is not None:
                 print(f"warning: {warning} (--num_samples)")
+        for line in failed_sample_lines(report.results):
+            print(line)
         for key, failure in report.failed.items():
             print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
         for values in report.left_out:
@@ -41,7 +47,7 @@ def main() -> int:
         print(f"{measured}: {len(report.results)} settings in {report.output_dir}")
         if report.csv_path is not None:
             print(f"table of settings: {report.csv_path}")
-    return 1 if report.failed else 0
+    return report.exit_code
 
 
 if __name__ == "__main__":

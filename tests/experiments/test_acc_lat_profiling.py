@@ -1,7 +1,11 @@
 """The driver where something goes wrong: settings that cannot run, pictures that cannot be read, retries."""
 
 import json
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,9 +14,10 @@ import torch
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.pipeline import ProfilingRun, plan_for, run_profiling
+from experiment_core_utils.pipeline import PARTS_FOLDER, ProfilingRun, RunReport, plan_for, run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
-from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError
+from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError, Stopped
+from experiment_core_utils.primitives.journal import journal_path, read_journal
 from experiment_core_utils.primitives.records import SettingFailure
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
@@ -42,7 +47,10 @@ class ScriptedTask:
     def __getitem__(self, index: int) -> Sample:
         self.read.append(index)
         if self.errors.get(index):
-            raise self.errors[index].pop(0)
+            error = self.errors[index].pop(0)
+            if not isinstance(error, Acting):
+                raise error
+            error.act()
         return ReferenceVQA("validation")[index]
 
     def question_type(self, index: int) -> str:
@@ -79,8 +87,8 @@ def saved(ledger: Ledger) -> dict:
 def test_an_unreadable_picture_is_recorded_counted_and_excluded(config: ProfilingConfig) -> None:
     # Sample 0 is also the one that the warm-up would have used: the next one that can be read takes its place.
     unreadable: dict[int, list[Exception]] = {
-        0: [SampleError("cannot identify image file")],
-        2: [SampleError("truncated")],
+        0: [SampleError("cannot identify image file")] * 3,
+        2: [SampleError("truncated")] * 3,
     }
     failed, ledger = profile(config, ScriptedTask(unreadable))
     assert failed == {}
@@ -98,8 +106,8 @@ def test_an_unreadable_picture_is_recorded_counted_and_excluded(config: Profilin
 
 
 def test_a_setting_whose_every_picture_is_unreadable_failed(config: ProfilingConfig) -> None:
-    failed, ledger = profile(config, ScriptedTask({index: [SampleError("no file")] for index in range(4)}))
-    assert failed == {KEY: SettingFailure("SampleError", "all 4 samples failed, the first with: no file", 1)}
+    failed, ledger = profile(config, ScriptedTask({index: [SampleError("no file")] * 3 for index in range(4)}))
+    assert failed == {KEY: SettingFailure("SampleError", "all 4 samples failed, the first with: no file", 3)}
     assert ledger.result_path(KEY) is None
     assert not list(config.output_dir.glob("*.json"))
 
@@ -135,6 +143,95 @@ def test_the_vendors_lack_of_memory_is_recorded_by_its_name(config: ProfilingCon
 def test_a_program_error_is_not_swallowed(config: ProfilingConfig) -> None:
     with pytest.raises(ZeroDivisionError):
         profile(config, ScriptedTask({1: [ZeroDivisionError()]}))
+
+
+# --- time limits, requests to stop, retries of samples -------------------------------------------------------------
+
+
+@dataclass
+class Acting(Exception):
+    """No error: what a `ScriptedTask` does when the sample is read, before it is given."""
+
+    act: Callable[[], None]
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt_twice() -> None:
+    interrupt()
+    time.sleep(1.1)  # nearer than a second they would be one press that a launcher passed on
+    interrupt()
+
+
+def journaled(config: ProfilingConfig) -> list[int]:
+    content = read_journal(journal_path(config.output_dir / PARTS_FOLDER, KEY, 0))
+    return [] if content is None else [finished.sample_id for finished in content.finished]
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "finished"), [(interrupt, Stopped, [0, 1]), (interrupt_twice, KeyboardInterrupt, [0])]
+)
+def test_ctrl_c_ends_the_sample_and_then_the_run_and_a_second_one_ends_it_at_once(
+    config: ProfilingConfig, act: Callable[[], None], error: type[BaseException], finished: list[int]
+) -> None:
+    with pytest.raises(error):
+        profile(config, ScriptedTask({1: [Acting(act)]}))
+    assert journaled(config) == finished
+    task = ScriptedTask()
+    failed, ledger = profile(config, task)
+    assert failed == {}
+    # Sample 0 is read again for the warm-up; what is finished is not measured again.
+    assert task.read == [0, *(number for number in range(1, 4) if number not in finished)]
+    assert [sample["sample_id"] for sample in saved(ledger)["per_sample_results"]] == [0, 1, 2, 3]
+
+
+def test_a_sample_that_takes_too_long_is_tried_again_and_then_recorded(config: ProfilingConfig) -> None:
+    def sleep() -> None:
+        time.sleep(60)
+
+    task = ScriptedTask({1: [Acting(sleep)], 2: [Acting(sleep), Acting(sleep)]})
+    failed, ledger = profile(replace(config, sample_timeout=4.0, max_config_retries=1), task)
+    assert failed == {}
+    result = saved(ledger)
+    assert [sample["sample_id"] for sample in result["per_sample_results"]] == [0, 1, 3]
+    assert result["failed_samples"] == [{"sample_id": 2, "error": "SampleTimedOut", "reason": "not done after 4 s"}]
+    # The second attempt warms up on sample 0 and takes up what the first one did not finish.
+    assert task.read == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_a_sample_that_fails_is_tried_again_after_the_delay(config: ProfilingConfig) -> None:
+    task = ScriptedTask({1: [SampleError("not yet")]})
+    started = time.monotonic()
+    failed, ledger = profile(replace(config, config_retry_delay=1.5), task)
+    assert time.monotonic() - started >= 1.5
+    assert failed == {}
+    assert saved(ledger)["failed_samples"] == []
+    assert task.read == [0, 1, 2, 3, 0, 1]
+
+
+def test_what_ran_before_the_memory_ended_is_not_measured_again_by_the_next_run(config: ProfilingConfig) -> None:
+    config = replace(config, max_config_retries=0)
+    failed, _ = profile(config, ScriptedTask({2: [torch.OutOfMemoryError("CUDA out of memory")]}))
+    assert failed == {KEY: SettingFailure("OutOfMemory", "CUDA out of memory", 1)}
+    assert journaled(config) == [0, 1]
+    task = ScriptedTask()
+    failed, ledger = profile(config, task)
+    assert failed == {}
+    assert task.read == [0, 2, 3]
+    assert saved(ledger)["provenance"]["experiment_ids"] == ["0001"]
+    assert journaled(config) == []
+
+
+@pytest.mark.parametrize(
+    ("is_main", "failed_settings", "failed_samples", "code"),
+    [(True, 0, 0, 0), (True, 0, 1, 3), (True, 1, 0, 1), (True, 1, 1, 1), (False, 1, 0, 0)],
+)
+def test_the_exit_code_says_what_failed(is_main: bool, failed_settings: int, failed_samples: int, code: int) -> None:
+    results = ({"failed_samples": []}, {"failed_samples": [{"sample_id": 1}] * failed_samples})
+    failed = {KEY: SettingFailure("OutOfMemory", "no room", 3)} if failed_settings else {}
+    assert RunReport("0001", is_main, results, failed, (), Path(), None).exit_code == code
 
 
 # --- the program itself -------------------------------------------------------------------------------------------

@@ -68,6 +68,15 @@ def fail_for_lack_of_memory() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total ... See docs")
 
 
+def test_the_hosts_lack_of_memory_has_the_same_name() -> None:
+    with pytest.raises(OutOfMemory, match="^DefaultCPUAllocator: can't allocate memory"), out_of_memory_named():
+        torch.empty(1 << 50, dtype=torch.uint8)
+    with pytest.raises(OutOfMemory), out_of_memory_named():
+        bytearray(1 << 60)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), out_of_memory_named():
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+
 def test_lack_of_memory_gets_its_name_and_keeps_its_cause() -> None:
     with pytest.raises(OutOfMemory) as caught:
         fail_for_lack_of_memory()

@@ -1,0 +1,85 @@
+"""In: what was asked for and where it runs; out: the digest by which results know what they belong to."""
+
+import hashlib
+from collections.abc import Sequence
+
+from accelerate import Accelerator
+
+from experiment_core_utils.a_distributed import of_all_processes, processes_on_this_machine
+from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
+from experiment_core_utils.f_experiment_info import environment_stamp
+from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.primitives.errors import WorkerLost
+from experiment_core_utils.tasks.interface import Task
+
+
+def agreed_fingerprint(
+    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
+) -> str:
+    """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
+
+    The main process's, on every process: machines may keep the same weights in different places. A change of code or
+    of a machine's load is not seen; the provenance in each file records the commit.
+
+    Raises:
+        WorkerLost: (in all of them) a process would measure something else than the main one.
+    """
+    parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
+    place = (str(source.folder.resolve()), source.weights_stamp)
+    found = of_all_processes((_digest(parts), _digest((parts, place))), accelerator)
+    others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
+    if others:
+        raise WorkerLost(
+            f"processes {', '.join(map(str, others))} would measure something else than process 0: all need the same "
+            "arguments, weights, data, versions and kind of device"
+        )
+    return found[0][1]
+
+
+def fingerprint_parts(
+    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
+) -> tuple[object, ...]:
+    """What must be the same in all processes; of the weights the names and sizes."""
+    return (
+        source.revision,
+        config.random_weights,
+        config.dataset_name,
+        config.split,
+        config.dataset_revision,
+        config.prompt_template,
+        task.metric,
+        sorted(task.source.items()),
+        fingerprint_of_ids(sample_ids),
+        max_new_tokens_of(config, task),
+        config.num_runs_per_sample,
+        config.num_warmup_runs,
+        config.device,
+        config.num_threads,
+        config.precision,
+        config.experts_implementation,
+        config.attn_implementation,
+        sorted((config.importance_scores or {}).items()),
+        [(name, size) for name, size, _ in source.weights_stamp],
+        str(config.data_dir),
+        most_processes_per_device(accelerator),
+        environment_stamp(accelerator.device),
+    )
+
+
+def most_processes_per_device(accelerator: Accelerator) -> int:
+    """How many processes share the cores of the machine that has most of them; 1 on GPUs, where each has its own.
+
+    A collective call: only where a run starts.
+    """
+    on_machines = of_all_processes(processes_on_this_machine(accelerator), accelerator)
+    return max(on_machines) if accelerator.device.type == "cpu" else 1
+
+
+def max_new_tokens_of(config: ProfilingConfig, task: Task) -> int:
+    """The limit that was asked for, else the task's own."""
+    return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
+
+
+def _digest(parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

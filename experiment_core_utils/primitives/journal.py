@@ -1,0 +1,222 @@
+"""In: a process's finished samples of one setting, one by one; out: a file from which none of them is lost.
+
+One JSON object a line, of one key that says what it is: `header` (JournalHeader), `sample` (FinishedSample) or `end`
+(ShareDone). A line is on the disk before the next sample begins. A process that is killed while it writes leaves the
+beginning of a line; it is ignored when read, and cut off by the process that goes on.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.primitives.records import FinishedSample, JournalHeader, ShareDone
+
+JOURNAL_VERSION = 1
+LOCK_NAME = "lock"
+# Longer than any `end` line.
+_TAIL_BYTES = 1 << 16
+
+Line = JournalHeader | FinishedSample | ShareDone
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    "header": TypeAdapter(JournalHeader),
+    "sample": TypeAdapter(FinishedSample),
+    "end": TypeAdapter(ShareDone),
+}
+_NAMES = {JournalHeader: "header", FinishedSample: "sample", ShareDone: "end"}
+
+
+@dataclass(frozen=True)
+class JournalContent:
+    """The whole lines of a journal, in order.
+
+    Attributes:
+        num_bytes: their length; what comes after them is torn.
+    """
+
+    lines: tuple[Line, ...]
+    num_bytes: int
+
+    @property
+    def header(self) -> JournalHeader:
+        """The first line."""
+        first = self.lines[0]
+        assert isinstance(first, JournalHeader)
+        return first
+
+    @property
+    def finished(self) -> tuple[FinishedSample, ...]:
+        """The samples, in the order in which they were finished."""
+        return tuple(line for line in self.lines if isinstance(line, FinishedSample))
+
+    @property
+    def end(self) -> ShareDone | None:
+        """The last line where it is an end; None while samples may follow."""
+        last = self.lines[-1]
+        return last if isinstance(last, ShareDone) else None
+
+    @property
+    def experiment_ids(self) -> tuple[str, ...]:
+        """The runs that finished samples here, in order."""
+        found: dict[str, None] = {}
+        current = self.header.experiment_id
+        for line in self.lines:
+            if isinstance(line, JournalHeader):
+                current = line.experiment_id
+            elif isinstance(line, FinishedSample):
+                found[current] = None
+        return tuple(found)
+
+
+def journal_path(folder: Path, key: str, rank: int) -> Path:
+    """Where a process keeps its samples of a setting."""
+    return folder / f"{key}.rank{rank}.jsonl"
+
+
+def read_journal(path: Path) -> JournalContent | None:
+    """The whole lines of a journal; None where there is not even the first.
+
+    Raises:
+        ResultsError: a whole line is not what this version writes.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole:
+        return None
+    lines = tuple(_decode(line, path, number) for number, line in enumerate(whole.splitlines(), 1))
+    if not isinstance(lines[0], JournalHeader):
+        raise ResultsError(f"{path} does not begin with a header; delete it")
+    return JournalContent(lines, len(whole))
+
+
+def read_end(path: Path) -> ShareDone | None:
+    """The end of a journal that another process writes, without reading it all; None while there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+            tail = file.read()
+    except FileNotFoundError:
+        return None
+    whole = tail[: tail.rfind(b"\n") + 1].splitlines()
+    if not whole or not whole[-1].startswith(b'{"end":'):
+        return None
+    end = _decode(whole[-1], path, None)
+    return end if isinstance(end, ShareDone) else None
+
+
+class Journal:
+    """A journal that this process, and no other, appends to; torn ends are cut off when it is opened.
+
+    Args:
+        header: says who goes on; the journal's own first line must be of the same setting and fingerprint.
+
+    Raises:
+        ResultsError: another process has it open, or it belongs to another run.
+        ResultsNotSaved: (also when appending) the disk does not take it.
+    """
+
+    def __init__(self, folder: Path, header: JournalHeader) -> None:
+        self.path = journal_path(folder, header.key, header.rank)
+        with failed_writes_named(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            lock_or_refuse(self._file, self.path)
+            self.before = read_journal(self.path)
+            if self.before is not None and self.before.header.fingerprint != header.fingerprint:
+                raise ResultsError(f"{self.path} belongs to another run; delete it, or go on with that run's command")
+            with failed_writes_named(self.path):
+                os.ftruncate(self._file, self.before.num_bytes if self.before is not None else 0)
+            self.append(header)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def append(self, line: Line) -> None:
+        """Write one line and wait until it is on the disk."""
+        content = _encode(line)
+        with failed_writes_named(self.path):
+            written = 0
+            while written < len(content):
+                written += os.write(self._file, content[written:])
+            os.fsync(self._file)
+
+
+def lock_or_refuse(file: int, path: Path) -> None:
+    """Take the file's lock, which the system gives back when the process ends in whatever way.
+
+    Raises:
+        ResultsError: another process has it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ResultsError(
+            f"{path} is being written by another process; wait for that run or end it, or give another --output_dir"
+        ) from error
+    except OSError as error:
+        raise ResultsError(
+            f"{path} cannot be locked ({error.strerror}); give an --output_dir on a file system that has locks"
+        ) from error
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Inside, no other run works on the journals of this folder; the main process of each run asks for this.
+
+    Raises:
+        ResultsError: another run is at work.
+        ResultsNotSaved: the folder cannot be made or written to.
+    """
+    path = folder / LOCK_NAME
+    with failed_writes_named(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        lock_or_refuse(file, path)
+        yield
+    finally:
+        os.close(file)
+
+
+def journals_in(folder: Path) -> Iterator[Path]:
+    """All journals of a folder, in order of their names."""
+    yield from sorted(folder.glob("*.rank*.jsonl"))
+
+
+def _encode(line: Line) -> bytes:
+    kind = _NAMES[type(line)]
+    return b'{"' + kind.encode() + b'":' + _KINDS[kind].dump_json(line) + b"}\n"
+
+
+def _decode(line: bytes, path: Path, number: int | None) -> Line:
+    try:
+        ((kind, content),) = json.loads(line).items()
+        version = content["schema_version"] if kind == "header" else JOURNAL_VERSION
+        if version != JOURNAL_VERSION:
+            raise ResultsError(f"{path} is of schema {version}, this version reads {JOURNAL_VERSION}; delete it")
+        decoded: Line = _KINDS[kind].validate_python(content)
+    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        where = "its last line" if number is None else f"line {number}"
+        raise ResultsError(f"{path}: {where} is not one of this version's journal; delete it") from error
+    return decoded
