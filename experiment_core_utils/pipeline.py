@@ -158,11 +158,13 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         block_counts,
         source.num_total_blocks,
         config.importance_scores,
+        config.num_configs,
+        config.seed,
     )
 
 
 def left_out_by(config: ProfilingConfig, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
-    """What was asked for and is in no setting: `balanced` thins longer lists."""
+    """What was asked for and is in no setting: other strategies than `full` may leave values out."""
     knobs = (
         ("vision targets", [each.label for each in config.vision_targets], {each.vision.label for each in settings}),
         ("top-k", config.top_k_list or (), {each.top_k for each in settings}),
