@@ -66,7 +66,8 @@ def plan_settings(
     if strategy in ("stratified", "boundary", "lhs"):
         targets = sorted(targets, key=lambda each: (each.crops.min_crops, each.crops.max_crops, each.label))
     if strategy == "stratified":
-        targets, top_k_values, block_counts = (ends_and_middle(each) for each in (targets, top_k_values, block_counts))
+        targets, top_k_values = ends_and_middle(targets), ends_and_middle(top_k_values)
+        block_counts = ends_and_middle(block_counts)
     blocks = {count: select_active_blocks(count, total_blocks, importance) for count in block_counts}
     knobs: tuple[Sequence[Any], ...] = (targets, top_k_values, block_counts)
     sizes = [len(values) for values in knobs]
