@@ -24,11 +24,14 @@ from experiment_core_utils.pipeline import fingerprint_of, max_new_tokens_of, pl
 from experiment_core_utils.plan_estimate import (
     EarlierResults,
     PlanSize,
+    SettingEstimate,
     SettingWork,
+    due_seconds,
     estimate_setting,
     plan_table,
     plan_total,
     rates_of,
+    size_sentence,
     source_sentences,
 )
 from experiment_core_utils.primitives.config import ProfilingConfig
@@ -46,9 +49,15 @@ SAMPLES_LOOKED_AT = 8
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The text of a plan, the same on every process; one of them prints it."""
+    """A plan with its estimates, the same on every process; one of them prints it.
+
+    Attributes:
+        whole_s: estimated time of the settings that are still to be measured.
+    """
 
     is_main_process: bool
+    estimates: tuple[SettingEstimate, ...]
+    whole_s: float
     text: str
 
 
@@ -87,33 +96,27 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     earlier = earlier_results(config, source, task, device, dtype)
     limit = max_new_tokens_of(config, task)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
-    weights_bytes = parameter_count(source.config) * dtype.itemsize
     size = PlanSize(len(drawn), config.num_runs_per_sample, config.num_warmup_runs, accelerator.num_processes)
     matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
+    weights_bytes = parameter_count(source.config) * dtype.itemsize
     estimates = []
     for setting in settings:
-        largest = largest_request_elements(source, processor, setting, shapes, limit)
+        elements = largest_request_elements(source, processor, setting, shapes, limit)
         prompt_tokens, flops = mean_work(source, processor, setting, shapes, limit)
-        work = SettingWork(
-            key=setting.key,
-            prompt_tokens=prompt_tokens,
-            flops=flops,
-            memory_bytes=weights_bytes + largest * dtype.itemsize,
-            is_done=ledger.result(setting.key) is not None,
-        )
+        is_done = ledger.result(setting.key) is not None
+        memory_bytes = weights_bytes + elements * dtype.itemsize
+        work = SettingWork(setting.key, prompt_tokens, flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
-    heading = (
+    lines = [
         f"plan: {len(settings)} settings by {config.sampling_strategy}, {source.name} on {task.name} {task.split}, "
-        f"{device.type} {str(dtype).removeprefix('torch.')}"
-    )
-    each = (
-        f"each: {size.num_samples} samples x {size.num_runs_per_sample} runs, {size.num_warmup_runs} warm-up runs a "
-        f"process, {size.num_processes} {'process' if size.num_processes == 1 else 'processes'}"
-    )
-    tokens = f"tokens: prompts of the first {len(shapes)} samples that can be read"
-    lines = [heading, each, *plan_table(estimates), plan_total(estimates)]
-    lines += [*source_sentences(estimates, earlier, output_tokens), tokens]
-    return PlanReport(accelerator.is_main_process, "\n".join(lines))
+        f"{device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        size_sentence(size),
+        *plan_table(estimates),
+        plan_total(estimates),
+        *source_sentences(estimates, earlier, output_tokens, matmul_rate),
+        f"tokens: prompts of the first {len(shapes)} samples that can be read",
+    ]
+    return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
 
 
 def shapes_of(task: Task, sample_ids: Sequence[int], processor: MolmoeProcessor) -> list[PromptShape]:

@@ -2,7 +2,7 @@
 
 An estimate takes the best source that there is, and says which: the setting's own earlier measurement; the throughput
 of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or the
-throughput of a matrix product alone, which no model reaches.
+throughput of a matrix product alone, which a whole model does not reach.
 """
 
 import math
@@ -174,26 +174,42 @@ def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
     return lines
 
 
-def plan_total(estimates: Sequence[SettingEstimate]) -> str:
-    """The whole in one line: settings due, their time, the most memory."""
-    due = [each for each in estimates if not each.work.is_done]
-    seconds = sum(each.setting_s for each in due)
-    most = max(each.memory_bytes for each in estimates)
+def due_seconds(estimates: Sequence[SettingEstimate]) -> float:
+    """Time of the settings that are still to be measured."""
+    return sum(each.setting_s for each in estimates if not each.work.is_done)
+
+
+def size_sentence(size: PlanSize) -> str:
+    """What is done at each setting."""
+    processes = "1 process" if size.num_processes == 1 else f"{size.num_processes} processes"
     return (
-        f"whole: {len(due)} of {len(estimates)} settings to measure, about {duration(seconds)}, most memory "
-        f"{most / MEBIBYTE:.0f} MiB"
+        f"each: {size.num_samples} samples x {size.num_runs_per_sample} runs, {size.num_warmup_runs} warm-up runs a "
+        f"process, {processes}"
     )
 
 
-def source_sentences(estimates: Sequence[SettingEstimate], earlier: EarlierResults, output_tokens: float) -> list[str]:
+def plan_total(estimates: Sequence[SettingEstimate]) -> str:
+    """The whole in one line: settings due, their time, the most memory."""
+    due = [each for each in estimates if not each.work.is_done]
+    most = max(each.memory_bytes for each in estimates)
+    return (
+        f"whole: {len(due)} of {len(estimates)} settings to measure, about {duration(due_seconds(estimates))}, "
+        f"most memory {most / MEBIBYTE:.0f} MiB"
+    )
+
+
+def source_sentences(
+    estimates: Sequence[SettingEstimate], earlier: EarlierResults, output_tokens: float, matmul_rate: float | None
+) -> list[str]:
     """Where the figures come from, and how far they can be trusted; one line a source that was used."""
     used = {each.time_source for each in estimates if not each.work.is_done}
     sentences = {
         "measured": "time, measured: T_total and T_preprocess of the setting's earlier result in --output_dir",
         "scaled": f"time, scaled: operations of each stage over the throughput of {earlier.num_results} earlier "
         f"results in --output_dir (same model, device, precision), answers of {output_tokens:.1f} tokens",
-        "matmul": "time, matmul: ROUGH, a lower bound for the computing: operations over the speed of a matrix product "
-        f"on this device, which no model reaches; answers taken as long as allowed ({output_tokens:.0f} tokens)",
+        "matmul": f"time, matmul: ROUGH, operations over the speed of a matrix product measured now "
+        f"({(matmul_rate or math.nan) / 1e9:.0f} GFLOP/s), which a whole model does not reach, and answers as long as "
+        f"allowed ({output_tokens:.0f} tokens); the first results in --output_dir make it better",
     }
     lines = [sentence for source, sentence in sentences.items() if source in used]
     measured = sum(each.memory_is_measured for each in estimates)
@@ -204,7 +220,9 @@ def source_sentences(estimates: Sequence[SettingEstimate], earlier: EarlierResul
             "memory: by formula, bytes of all weights, cache and largest activations of the largest picture that the "
             "setting allows; without the reserve of the allocator and of the device"
         )
-    lines.append("not in the time: start, loading the model, unmeasured runs for new tilings, retries")
+    lines.append(
+        "not in the time: start, loading, the proof that knobs act, unmeasured runs for new tilings, scoring, retries"
+    )
     return lines
 
 
