@@ -88,7 +88,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     drawn = draw_samples(task, config)
     accelerator = setup_distributed(config)
     device = choose_device(config.device, accelerator.local_process_index)
-    set_cpu_threads(config.num_threads, processes_on_this_machine())
+    set_cpu_threads(config.num_threads, processes_on_this_machine(accelerator))
     dtype = choose_dtype(config.precision, device)
     processor = load_processor(source)
     shapes = shapes_of(task, drawn.sample_ids, processor)

@@ -21,13 +21,14 @@ from experiment_core_utils.c_prompt_processing import draw_samples, share_of_pro
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
-from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
+from experiment_core_utils.j_results_saving import setting_file_name, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_journals, tidy_journals
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.measurement import ShareMeasurer
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, only_run_in
 from experiment_core_utils.primitives.knobs import KnobSetting
