@@ -15,12 +15,13 @@ from experiment_core_utils.a_distributed import processes_on_this_machine, setup
 from experiment_core_utils.b_model_loader import ModelSource, choose_dtype, find_model, load_processor
 from experiment_core_utils.c_prompt_processing import draw_samples
 from experiment_core_utils.f_experiment_info import describe_hardware
+from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within
 from experiment_core_utils.models.molmoe.memory import activation_elements, cache_elements, parameter_count
-from experiment_core_utils.pipeline import fingerprint_of, max_new_tokens_of, plan_for
+from experiment_core_utils.pipeline import plan_for
 from experiment_core_utils.plan_estimate import (
     EarlierResults,
     PlanSize,
@@ -92,7 +93,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     dtype = choose_dtype(config.precision, device)
     processor = load_processor(source)
     shapes = shapes_of(task, drawn.sample_ids, processor)
-    ledger = Ledger(config.output_dir, fingerprint_of(config, source, task, drawn.sample_ids, accelerator))
+    ledger = Ledger(config.output_dir, agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator))
     earlier = earlier_results(config, source, task, device, dtype)
     limit = max_new_tokens_of(config, task)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from experiment_core_utils.primitives.records import StageFlops
+from experiment_core_utils.primitives.units import span
 
 Source = Literal["measured", "scaled", "matmul"]
 MEBIBYTE = 2**20
@@ -166,7 +167,7 @@ def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
     for number, each in enumerate(estimates, start=1):
         source = "done already" if each.work.is_done else each.time_source
         memory = f"{each.memory_bytes / MEBIBYTE:.0f} MiB"
-        time_text = "-" if each.work.is_done else duration(each.setting_s)
+        time_text = "-" if each.work.is_done else span(each.setting_s)
         lines.append(
             f"{number:>4}  {each.work.key:<{width}}  {each.work.prompt_tokens:>7.0f}  {each.request_s:>9.3g}  "
             f"{time_text:>10}  {memory:>11}  {source}"
@@ -193,7 +194,7 @@ def plan_total(estimates: Sequence[SettingEstimate]) -> str:
     due = [each for each in estimates if not each.work.is_done]
     most = max(each.memory_bytes for each in estimates)
     return (
-        f"whole: {len(due)} of {len(estimates)} settings to measure, about {duration(due_seconds(estimates))}, "
+        f"whole: {len(due)} of {len(estimates)} settings to measure, about {span(due_seconds(estimates))}, "
         f"most memory {most / MEBIBYTE:.0f} MiB"
     )
 
@@ -224,15 +225,3 @@ def source_sentences(
         "not in the time: start, loading, the proof that knobs act, unmeasured runs for new tilings, scoring, retries"
     )
     return lines
-
-
-def duration(seconds: float) -> str:
-    """Text such as `0.8 s`, `42 s`, `12 min 5 s`, `3 h 20 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

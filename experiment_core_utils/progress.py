@@ -53,6 +53,16 @@ class Ledger:
         is_own = isinstance(content, dict) and content.get("fingerprint") == self.fingerprint
         return content if is_own else None
 
+    def has_result_file(self, key: str) -> bool:
+        """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""
+        path = self._path_of(key)
+        return path is not None and path.is_file()
+
+    def failure(self, key: str) -> SettingFailure | None:
+        """Why the last attempt at a setting failed; None where it did not, or there was none."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.failure
+
     def _path_of(self, key: str) -> Path | None:
         entry = self._entries.get(key)
         return None if entry is None or entry.result_file is None else self._output_dir / entry.result_file
