@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.config import REPOSITORY
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.config import REPOSITORY, parse_config
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal, journal_path
 from experiment_core_utils.primitives.records import (
@@ -137,6 +139,21 @@ def test_journals_of_another_run_say_nothing_about_this_one(ledger: Ledger, tmp_
     status = read_status(tmp_path, 1001.0, tmp_path / "trackers")
     assert status.at_work is None
     assert (status.samples_by_run, status.samples_owed) == (0, 11)
+
+
+def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = parse_config(
+        ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path), "--num_samples", "2", "--tier_list",
+         "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1",
+         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1"]
+    )  # fmt: skip
+    report = run_profiling(config)
+    status = read_status(tmp_path, time.time())
+    assert status.plan.experiment_id == report.experiment_id
+    assert status.done == status.plan.due == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
+    assert (status.left, status.at_work, status.samples_by_run, status.samples_owed) == ((), None, 4, 0)
+    run_profiling(config)
+    assert "nothing was left to measure" in status_lines(read_status(tmp_path, time.time()), tmp_path)[0]
 
 
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,8 +32,9 @@ PUBLISHED_LIMITS: Mapping[str, int] = {
     "tally_qa": 16,
     "coco_caption": 64,
 }
+SAMPLES_FAILED = 3
 STOPPED = 130
-OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", STOPPED: "stopped"}
+OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", SAMPLES_FAILED: "samples failed", STOPPED: "stopped"}
 
 
 @dataclass(frozen=True)
@@ -214,15 +215,17 @@ def outcome_name(exit_code: int | None) -> str:
 
 
 def worst(outcomes: Sequence[Outcome]) -> int:
-    """Exit code: 0 all measured, 130 stopped, 1 any other."""
+    """Exit code: 0 all measured, 3 all measured but samples failed, 130 stopped, 1 any other."""
     codes = {each.exit_code for each in outcomes}
     if STOPPED in codes:
         return STOPPED
-    return 0 if codes == {0} else 1
+    if codes <= {0, SAMPLES_FAILED}:
+        return max(code for code in codes if code is not None)
+    return 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 all datasets measured, 1 some were not, 2 the request cannot be met, 130 stopped."""
+    """Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130 stopped."""
     try:
         arguments = sys.argv[1:] if argv is None else argv
         request = parse_request(arguments, os.environ, visible_gpus(os.environ))

@@ -114,6 +114,8 @@ def test_the_closing_table_names_every_outcome() -> None:
     ]
     assert worst(outcomes) == 1
     assert worst(outcomes[:1]) == 0
+    assert worst([outcomes[0], Outcome("st_qa", 3, 1.0)]) == 3
+    assert worst([outcomes[1], Outcome("st_qa", 3, 1.0)]) == 1
     stopped = [outcomes[0], Outcome("st_qa", 130, 1.0), Outcome("doc_qa", None, 0.0)]
     assert worst(stopped) == 130
     assert closing_lines(stopped, replace(asked(), output_dir=Path("x")))[3] == (
