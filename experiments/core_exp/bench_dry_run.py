@@ -3,7 +3,9 @@
 python -m experiments.core_exp.bench_dry_run --num_samples 4 --num_runs_per_sample 2 --num_threads 1
 
 All flags are the driver's; --output_dir must be a folder without results. Each setting is estimated twice: with nothing
-measured before, and with the results of the grid's first and last setting in the folder.
+measured before, and with the results of the grid's first and last setting in the folder. With one thread on a CPU, the
+processor time is what the whole would have taken alone on its core; where it is far below the wall time, others shared
+the core and the ratios say more about them.
 """
 
 import shutil
@@ -55,9 +57,9 @@ def main() -> int:
         if config.output_dir.is_dir() and any(config.output_dir.glob(RESULT_FILES)):
             raise ConfigurationError(f"--output_dir {config.output_dir} holds results already; give an empty folder")
         before = describe_plan(config)
-        started = time.perf_counter()
+        started, processor_started = time.perf_counter(), time.process_time()
         report = run_profiling(config)
-        wall_s = time.perf_counter() - started
+        wall_s, processor_s = time.perf_counter() - started, time.process_time() - processor_started
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -66,9 +68,7 @@ def main() -> int:
     scaled = {key: ratio for key, ratio in request_ratios(after, report.results).items() if key not in ends}
     print(line("matmul", list(request_ratios(before, report.results).values())))
     print(line("scaled", list(scaled.values())))
-    print(
-        f"wall time {wall_s:.0f} s, of which estimated {before.whole_s:.0f} s (matmul), {after.whole_s:.0f} s (scaled)"
-    )
+    print(f"whole: {wall_s:.0f} s, processor time {processor_s:.0f} s; estimated {before.whole_s:.0f} s (matmul)")
     return 0
 
 
