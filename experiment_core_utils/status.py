@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.config import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.journal import JournalContent, journals_in, read_journal
 from experiment_core_utils.primitives.records import FailedSample, JournalHeader, SettingFailure, ShareDone
-from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, RunPlan, read_plan
+from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, RunPlan, folders_with_plans, read_plan
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.progress import TRACKERS, Ledger
 
@@ -219,10 +219,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser: argparse.ArgumentParser = OneLineParser(
         prog="python -m experiment_core_utils.status", description="How far a run has come."
     )
-    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a run")
+    parser.add_argument(
+        "results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a run, or of several datasets"
+    )
     try:
-        output_dir = parser.parse_args(argv).results_dir
-        print("\n".join(status_lines(read_status(output_dir, time.time()), output_dir)))
+        results_dir = parser.parse_args(argv).results_dir
+        for output_dir in folders_with_plans(results_dir) or [results_dir]:
+            print("\n".join(status_lines(read_status(output_dir, time.time()), output_dir)))
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -163,6 +163,18 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path, capsys: p
     assert main([]) == 2
 
 
+def test_a_folder_of_several_datasets_answers_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for task in ("signs", "boards"):
+        write_plan(replace(PLAN, task=task), tmp_path / task)
+    (tmp_path / "nothing").mkdir()
+    assert main([str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "run 0002" in line]
+    assert [line.split(",")[0] for line in said] == [
+        f"{tmp_path}/boards: run 0002 on boards",
+        f"{tmp_path}/signs: run 0002 on signs",
+    ]
+
+
 def test_the_command_answers_without_torch(ledger: Ledger, tmp_path: Path) -> None:
     script = REPOSITORY / "scripts" / "check_status.sh"
     answer = subprocess.run(

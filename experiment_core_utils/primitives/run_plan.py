@@ -48,7 +48,17 @@ _PLAN = TypeAdapter(RunPlan)
 
 def write_plan(plan: RunPlan, output_dir: Path) -> None:
     """Write it whole or not at all, over that of the run before; raises ResultsNotSaved."""
-    write_text_atomically(_PLAN.dump_json(plan, indent=1).decode() + "\n", output_dir / PARTS_FOLDER / _PLAN_FILE)
+    write_text_atomically(_PLAN.dump_json(plan, indent=1).decode() + "\n", plan_path(output_dir))
+
+
+def folders_with_plans(folder: Path) -> list[Path]:
+    """The folder itself and its subfolders, those in which a run was begun: several datasets have one each."""
+    return [each for each in (folder, *sorted(folder.glob("*/"))) if plan_path(each).is_file()]
+
+
+def plan_path(output_dir: Path) -> Path:
+    """Where the plan of a results folder lies."""
+    return output_dir / PARTS_FOLDER / _PLAN_FILE
 
 
 def read_plan(output_dir: Path) -> RunPlan:
@@ -57,7 +67,7 @@ def read_plan(output_dir: Path) -> RunPlan:
     Raises:
         ResultsError: there is none, or not of this version.
     """
-    path = output_dir / PARTS_FOLDER / _PLAN_FILE
+    path = plan_path(output_dir)
     try:
         plan = _PLAN.validate_json(path.read_bytes())
     except FileNotFoundError as error:

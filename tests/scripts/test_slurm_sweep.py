@@ -1,12 +1,16 @@
 """The Slurm script under stand-ins for Slurm's commands that say what they were asked, node by node."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
 
 from experiment_core_utils.primitives.config import REPOSITORY
 
@@ -84,6 +88,45 @@ def test_each_node_starts_accelerate_with_its_rank_and_the_first_as_the_main_one
     assert {"srun --nodes=2", "srun --ntasks=2", "srun --ntasks-per-node=1"} <= set(log(slurm))
     assert "scontrol show hostnames gpu-[7,9]" in log(slurm)
     assert "turn 1 of job 41234: 2 nodes, 8 processes" in done.stdout
+
+
+def test_accelerate_understands_the_command(slurm: dict[str, str]) -> None:
+    assert sweep(slurm, "--num_samples", "8").returncode == 0
+    arguments = of_nodes(slurm)[1].split("accelerate.commands.launch ")[1].split()
+    parsed = launch_command_parser().parse_args(arguments)
+    assert (parsed.multi_gpu, parsed.num_machines, parsed.num_processes, parsed.machine_rank) == (True, 2, 8, 1)
+    assert (parsed.main_process_ip, parsed.main_process_port) == ("gpu-7", 13234)
+    assert parsed.training_script == str(DRIVER)
+    assert parsed.training_script_args == ["--num_processes", "8", "--num_samples", "8"]
+
+
+def test_a_sweep_over_two_nodes_without_gpus_measures_everything(
+    slurm: dict[str, str], tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    # Both nodes are this machine; here the stand-in starts them at the same time.
+    srun = Path(slurm["PYTHON"]).with_name("srun")
+    srun.write_text(
+        '#!/usr/bin/env bash\nset -eu\nwhile [ "$1" != bash ]; do shift; done\n'
+        'SLURM_NODEID=0 "$@" & first=$!\nSLURM_NODEID=1 "$@" & second=$!\nwait "$first"; wait "$second"\n'
+    )
+    scontrol = Path(slurm["PYTHON"]).with_name("scontrol")
+    scontrol.write_text("#!/usr/bin/env bash\nprintf 'localhost\\nlocalhost\\n'\n")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    environment = slurm | {
+        "PYTHON": sys.executable, "MASTER_PORT": port, "SLURM_GPUS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    flags = ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path / "out"), "--num_samples", "4",
+             "--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_runs_per_sample", "1",
+             "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1"]  # fmt: skip
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *flags], env=environment, capture_output=True, text=True, timeout=300
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "out").glob("reference-vqa_*.json")
+    result = json.loads(path.read_text())
+    assert (result["num_samples"], result["provenance"]["num_processes"]) == (4, 2)
 
 
 def test_one_gpu_alone_is_one_process(slurm: dict[str, str]) -> None:
