@@ -118,7 +118,7 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
         model = _load_native(source, dtype)
     _choose_implementations(model, config)
     model = model.to(device).eval()
-    return MolmoeStagedModel(source.name, model, _load_processor(source))
+    return MolmoeStagedModel(source.name, model, load_processor(source))
 
 
 def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
@@ -194,7 +194,8 @@ def _choose_implementations(model: MolmoeForConditionalGeneration, config: Profi
         raise ConfigurationError(f"the implementation asked for is not available: {error}") from error
 
 
-def _load_processor(source: ModelSource) -> MolmoeProcessor:
+def load_processor(source: ModelSource) -> MolmoeProcessor:
+    """Tokenizer and image processor of a checkpoint, no weights; raises ConfigurationError where they are not there."""
     try:
         return _read_processor(source)
     except (OSError, ValueError) as error:

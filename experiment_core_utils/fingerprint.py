@@ -45,7 +45,7 @@ def fingerprint_parts(
         source.revision,
         config.random_weights,
         config.dataset_name,
-        config.split,
+        task.split,
         config.dataset_revision,
         config.prompt_template,
         task.metric,

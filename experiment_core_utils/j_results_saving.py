@@ -1,16 +1,12 @@
 """In: one setting's samples, scores and summary; out: its JSON file in the published form, whole or not at all."""
 
-import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import vision_tokens_difference
 from experiment_core_utils.primitives.distributions import Distribution
-from experiment_core_utils.primitives.files import failed_writes_named
 from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
 from experiment_core_utils.primitives.records import (
     AccuracySummary,
@@ -38,38 +34,6 @@ TIME_NAMES = {
     "preprocess_s": "T_preprocess",
     "transfer_s": "T_transfer",
 }
-
-
-def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
-    """Write beside `path`, flush to disk, rename over it: a reader sees the old file or the new one, never a part."""
-    write_text_atomically(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
-
-
-def write_text_atomically(text: str, path: Path) -> None:
-    """The same for text; raises ResultsNotSaved where the disk does not take it."""
-    # Always the same name: what a killed process leaves behind is written over by the one that goes on.
-    temporary = path.with_name(f".{path.name}.tmp")
-    with failed_writes_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            flush_folder(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: a rename may else come after what is done because of it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:

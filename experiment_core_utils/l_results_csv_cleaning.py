@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.j_results_saving import SCHEMA_VERSION, write_text_atomically
+from experiment_core_utils.j_results_saving import SCHEMA_VERSION
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
 

@@ -1,6 +1,7 @@
 """The letters in order: from a configuration to one result file for each setting of the knobs, and a CSV of all."""
 
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,17 +22,25 @@ from experiment_core_utils.c_prompt_processing import draw_samples, share_of_pro
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
-from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
-from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_journals, tidy_journals
+from experiment_core_utils.j_results_saving import setting_file_name, setting_result
+from experiment_core_utils.k_results_aggregation import (
+    collect_parts,
+    finished_ids,
+    merge_parts,
+    remove_journals,
+    tidy_journals,
+)
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.measurement import ShareMeasurer
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, only_run_in
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, SettingFailure
+from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, write_plan
 from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
@@ -39,7 +48,6 @@ from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
 
-PARTS_FOLDER = ".parts"
 EXIT_CODE_FAILED_SAMPLES = 3
 FOLDER_SEEN_WITHIN_S = 90.0
 
@@ -100,9 +108,10 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         of_main_process(lambda: stack.enter_context(only_run_in(journals)), accelerator)
         due_keys = of_main_process(lambda: due_and_tidy(journals, settings, ledger), accelerator)
         due = [setting for setting in settings if setting.key in due_keys]
-        experiment_id, failed = None, {}
-        if due:
-            experiment_id = generate_unique_id(accelerator)
+        experiment_id, failed = generate_unique_id(accelerator) if due else None, {}
+        plan = plan_of(experiment_id, ledger, task, settings, due, len(drawn), accelerator.num_processes, journals)
+        of_main_process(lambda: write_plan(plan, config.output_dir), accelerator)
+        if experiment_id is not None:
             within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
             check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
             caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
@@ -121,6 +130,32 @@ def due_and_tidy(journals: Path, settings: Sequence[KnobSetting], ledger: Ledger
     """Keys of the settings that have no result yet, once the journals in the folder are put in order."""
     tidy_journals(journals, ledger.fingerprint, lambda key: ledger.result(key) is not None)
     return tuple(setting.key for setting in settings if ledger.result(setting.key) is None)
+
+
+def plan_of(
+    experiment_id: str | None,
+    ledger: Ledger,
+    task: Task,
+    settings: Sequence[KnobSetting],
+    due: Sequence[KnobSetting],
+    num_samples: int,
+    num_processes: int,
+    journals: Path,
+) -> RunPlan:
+    """What this run sets out to do, for those who ask how far it has come."""
+    before = [finished_ids(journals, setting.key, ledger.fingerprint) for setting in due]
+    return RunPlan(
+        schema_version=PLAN_VERSION,
+        experiment_id=experiment_id,
+        fingerprint=ledger.fingerprint,
+        task=task.name,
+        keys=tuple(setting.key for setting in settings),
+        due=tuple(setting.key for setting in due),
+        num_samples=num_samples,
+        num_processes=num_processes,
+        num_samples_before=sum(len(ids) for ids in before),
+        started_unix_s=time.time(),
+    )
 
 
 def make_output_dir(folder: Path) -> None:
@@ -158,11 +193,13 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         block_counts,
         source.num_total_blocks,
         config.importance_scores,
+        config.num_configs,
+        config.seed,
     )
 
 
 def left_out_by(config: ProfilingConfig, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
-    """What was asked for and is in no setting: `balanced` thins longer lists."""
+    """What was asked for and is in no setting: other strategies than `full` may leave values out."""
     knobs = (
         ("vision targets", [each.label for each in config.vision_targets], {each.vision.label for each in settings}),
         ("top-k", config.top_k_list or (), {each.top_k for each in settings}),

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.j_results_saving import write_json_atomically
 from experiment_core_utils.primitives.config import REPOSITORY
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.records import SettingFailure
 
 TRACKERS = REPOSITORY / "persistent_progress_trackers"
@@ -52,6 +52,16 @@ class Ledger:
             return None
         is_own = isinstance(content, dict) and content.get("fingerprint") == self.fingerprint
         return content if is_own else None
+
+    def has_result_file(self, key: str) -> bool:
+        """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""
+        path = self._path_of(key)
+        return path is not None and path.is_file()
+
+    def failure(self, key: str) -> SettingFailure | None:
+        """Why the last attempt at a setting failed; None where it did not, or there was none."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.failure
 
     def _path_of(self, key: str) -> Path | None:
         entry = self._entries.get(key)

@@ -8,6 +8,8 @@ from typing import Protocol, TextIO
 
 from tqdm import tqdm
 
+from experiment_core_utils.primitives.units import span
+
 UNWATCHED_INTERVAL_S = 60.0
 
 
@@ -137,18 +139,10 @@ class ProgressLines:
         self._written = self._clock()
         gone = self._written - self._begun
         owed = (self._num_settings - self._started + 1) * self._per_setting - self._in_setting
-        left = f", about {_span(gone / self._done_now * owed)} left" if self._done_now and owed else ""
+        left = f", about {span(gone / self._done_now * owed)} left" if self._done_now and owed else ""
         print(
             f"setting {self._started}/{self._num_settings} {self._key}: "
-            f"{self._in_setting}/{self._per_setting} samples; {_span(gone)} gone{left}",
+            f"{self._in_setting}/{self._per_setting} samples; {span(gone)} gone{left}",
             file=self._stream,
             flush=True,
         )
-
-
-def _span(seconds: float) -> str:
-    """ "42 s", "17 min", "3 h 05 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -14,7 +14,9 @@ from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import REPOSITORY, build_parser, parse_config
 from experiment_core_utils.primitives.records import FailedSample
+from experiment_core_utils.primitives.run_plan import RunPlan
 from experiment_core_utils.progress import Ledger
+from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 
 DOCS = REPOSITORY / "docs"
 SCHEMA = (DOCS / "results_schema.md").read_text(encoding="utf-8")
@@ -96,6 +98,20 @@ def test_every_key_of_the_ledger_is_documented(run: tuple[dict[str, Any], pd.Dat
     content = json.loads(run[2].path.read_text())
     (entry,) = content["settings"].values()
     assert set(content) | set(entry) == first_cells("Ledger")
+
+
+def test_every_key_of_a_plan_is_documented() -> None:
+    assert set(RunPlan.__dataclass_fields__) == first_cells("Plan of a run")
+
+
+def test_every_variable_and_dataset_of_the_runner_is_documented() -> None:
+    sweeps = (DOCS / "sweeps.md").read_text(encoding="utf-8")
+    source = (REPOSITORY / "experiments" / "core_exp" / "multi_datasets.py").read_text(encoding="utf-8")
+    read = set(re.findall(r'"([A-Z][A-Z_]+)"', source)) - {"CUDA_VISIBLE_DEVICES", "FAILED", "DATASET"}
+    assert read | {"PYTHON"} == first_cells("Several datasets", sweeps)
+    rows = dict(re.findall(r"^\| ([a-z0-9_, ]+) \| (\d+) \|$", sweeps, re.MULTILINE))
+    limits = {name: int(limit) for names, limit in rows.items() for name in names.split(", ")}
+    assert limits == PUBLISHED_LIMITS
 
 
 def test_every_flag_is_documented_with_its_default() -> None:

@@ -14,12 +14,11 @@ from typing import Literal, NoReturn, TypeVar
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.strategies import LHS_CONFIGS, STRATEGIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
 EMBEDDED_TASK = "reference_vqa"
-IMPLEMENTED_STRATEGIES = ("full", "balanced")
-PLANNED_STRATEGIES = ("stratified", "boundary", "lhs")
 
 T = TypeVar("T")
 Device = Literal["auto", "cpu", "cuda"]
@@ -34,7 +33,7 @@ class ProfilingConfig:
     model_path: str
     output_dir: Path
     dataset_name: str
-    split: str
+    split: str | None
     data_dir: Path | None
     hf_cache_dir: Path | None
     prompt_template: str | None
@@ -44,6 +43,7 @@ class ProfilingConfig:
     top_k_list: tuple[int, ...] | None
     num_active_blocks_list: tuple[int, ...] | None
     sampling_strategy: str
+    num_configs: int | None
     num_samples: int
     sample_by: SampleBy
     ids: tuple[int, ...] | None
@@ -64,6 +64,7 @@ class ProfilingConfig:
     experts_implementation: str | None
     attn_implementation: str | None
     random_weights: bool
+    dry_run: bool
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -84,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what is measured")
     what.add_argument("--model_path", default=str(EMBEDDED_MODEL), help="model folder (default: the embedded model)")
     what.add_argument("--dataset_name", default=EMBEDDED_TASK, help="task (default: %(default)s, needs no download)")
-    what.add_argument("--split", default="validation")
+    what.add_argument("--split", help="split of the task (default: the task's own, for most validation)")
     what.add_argument("--data_dir", type=Path, help="folder of a local copy of the dataset")
     what.add_argument("--hf_cache_dir", type=Path, help="cache folder for models and datasets of the hub")
     what.add_argument("--dataset_revision", help="commit, tag or branch of the dataset on the hub (default: main)")
@@ -121,7 +122,14 @@ def build_parser() -> argparse.ArgumentParser:
     knobs.add_argument(
         "--sampling_strategy",
         default="balanced",
-        help="full: every combination; balanced: at most 4 values a knob, evenly spread (default)",
+        help="full: every combination; balanced: at most 4 values a knob, evenly spread (default); stratified: "
+        "smallest, middle and largest value of each; boundary: corners and edges of the grid; lhs: a Latin hypercube",
+    )
+    knobs.add_argument(
+        "--num_configs",
+        type=int,
+        metavar="N",
+        help=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid where it is smaller)",
     )
     knobs.add_argument("--importance_scores_file", type=Path, help="JSON of block -> score that chooses the blocks")
     how = parser.add_argument_group("how it is measured")
@@ -154,6 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds without a finished sample after which another process counts as lost (%(default)s)",
     )
+    run.add_argument("--dry_run", action="store_true", help="print the plan with estimates of time and memory")
     run.add_argument("--num_processes", type=int, help="fail unless this many processes were launched")
     return parser
 
@@ -161,7 +170,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     """Parse and judge; raises ConfigurationError for what argparse cannot see by itself."""
     given = build_parser().parse_args(argv)
-    _check_strategy(given.sampling_strategy)
+    _check_strategy(given.sampling_strategy, given.num_configs)
     for name in ("num_samples", "num_runs_per_sample"):
         _at_least(name, getattr(given, name), 1)
     for name in ("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed"):
@@ -174,7 +183,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("sample_timeout", "worker_timeout"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 0.001)
-    for name in ("num_processes", "num_threads", "max_new_tokens"):
+    for name in ("num_processes", "num_threads", "max_new_tokens", "num_configs"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
     cores = os.cpu_count() or 1
@@ -199,6 +208,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         top_k_list=_unique(given.top_k_list) if given.top_k_list else None,
         num_active_blocks_list=_unique(given.num_active_blocks_list) if given.num_active_blocks_list else None,
         sampling_strategy=given.sampling_strategy,
+        num_configs=given.num_configs,
         num_samples=given.num_samples,
         sample_by=given.sample_by,
         ids=_unique(sorted(given.ids)) if given.ids is not None else None,
@@ -219,16 +229,15 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         experts_implementation=given.experts_implementation,
         attn_implementation=given.attn_implementation,
         random_weights=given.random_weights,
+        dry_run=given.dry_run,
     )
 
 
-def _check_strategy(name: str) -> None:
-    if name in PLANNED_STRATEGIES:
-        raise ConfigurationError(
-            f"sampling strategy {name!r} is not there yet; choose {' or '.join(IMPLEMENTED_STRATEGIES)}"
-        )
-    if name not in IMPLEMENTED_STRATEGIES:
-        raise ConfigurationError(f"unknown sampling strategy {name!r}; choose {' or '.join(IMPLEMENTED_STRATEGIES)}")
+def _check_strategy(name: str, num_configs: int | None) -> None:
+    if name not in STRATEGIES:
+        raise ConfigurationError(f"unknown sampling strategy {name!r}; choose among {', '.join(STRATEGIES)}")
+    if num_configs is not None and name != "lhs":
+        raise ConfigurationError(f"--num_configs {num_configs} is for --sampling_strategy lhs, not for {name}; drop it")
 
 
 def _at_least(name: str, value: float, least: float) -> None:

@@ -124,6 +124,21 @@ def release_cached_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """Throughput of the best of a few square matrix products, one multiply-add as 2: what this device can reach."""
+    side = 4096 if device.type == "cuda" else 512
+    factor = torch.ones(side, side, dtype=dtype, device=device)
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(8):
+            synchronize(device)
+            started = time.perf_counter()
+            factor @ factor
+            synchronize(device)
+            seconds.append(time.perf_counter() - started)
+    return 2 * side**3 / min(seconds)
+
+
 # Words of the errors that torch raises as plain RuntimeError where memory is missing.
 NO_MEMORY_LEFT = (
     "DefaultCPUAllocator: can't allocate memory",

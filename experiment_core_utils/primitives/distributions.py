@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -48,7 +48,7 @@ def describe(values: Sequence[float]) -> Distribution | None:
     std = ci_low = ci_high = None
     if len(numbers) > 1:
         std = float(numbers.std(ddof=1))
-        half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(numbers) - 1)) * std / math.sqrt(len(numbers))
+        half = float(stdtrit(len(numbers) - 1, 0.5 + CONFIDENCE / 2)) * std / math.sqrt(len(numbers))
         ci_low, ci_high = mean - half, mean + half
     return Distribution(
         len(numbers), mean, std, p50, p95, p99, float(numbers.min()), float(numbers.max()), ci_low, ci_high
@@ -126,7 +126,7 @@ def effective_number(sums: np.ndarray, counts: np.ndarray) -> float:
     between = clusters / (clusters - 1) * float(((sums - share * counts) ** 2).sum()) / n**2
     design_effect = max(between / (share * (1 - share) / (n - 1)), 1.0)
     quantile = 0.5 + CONFIDENCE / 2
-    small_sample = float(stats.t.ppf(quantile, n - 1) / stats.t.ppf(quantile, clusters - 1)) ** 2
+    small_sample = float(stdtrit(n - 1, quantile) / stdtrit(clusters - 1, quantile)) ** 2
     return max(n / design_effect * small_sample, 1.0)
 
 
@@ -136,7 +136,7 @@ def wilson_upper_bound_of_none(n: int) -> float:
 
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
-    z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
+    z = float(ndtri(0.5 + CONFIDENCE / 2))
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(centre - half, 0.0), min(centre + half, 1.0)

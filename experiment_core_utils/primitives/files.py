@@ -1,8 +1,11 @@
-"""What the disk does not take becomes one line."""
+"""Files that are written whole or not at all; what the disk does not take becomes one line."""
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from experiment_core_utils.primitives.errors import ResultsNotSaved, first_line
 
@@ -17,3 +20,35 @@ def failed_writes_named(path: Path) -> Iterator[None]:
             f"{path} cannot be written ({error.strerror or first_line(error)}); what was finished before is saved: "
             "make room, and the same command goes on"
         ) from error
+
+
+def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
+    """Write beside `path`, flush to disk, rename over it: a reader sees the old file or the new one, never a part."""
+    write_text_atomically(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
+
+
+def write_text_atomically(text: str, path: Path) -> None:
+    """The same for text; raises ResultsNotSaved where the disk does not take it."""
+    # Always the same name: what a killed process leaves behind is written over by the one that goes on.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with failed_writes_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            flush_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: a rename may else come after what is done because of it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

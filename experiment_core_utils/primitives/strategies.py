@@ -1,14 +1,27 @@
-"""In: the values of each knob and a strategy's name; out: the settings to measure, in order, without duplicates."""
+"""In: the values of each knob and a strategy's name; out: the settings to measure, in order, without duplicates.
+
+A strategy chooses points of the grid that the given values of the three knobs span. "Sorted" means: vision targets by
+their range of crops, then by label; top-k and block counts as numbers.
+"""
 
 import itertools
+import math
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget, select_active_blocks
 
 T = TypeVar("T")
+Places = tuple[int, ...]
+
+STRATEGIES = ("full", "balanced", "stratified", "boundary", "lhs")
 BALANCED_VALUES = 4
+LHS_CONFIGS = 27
+# Exchanges tried for each point: by then the regular design that they start from cannot be recognised.
+_LHS_EXCHANGES = 30
 
 
 def plan_settings(
@@ -18,22 +31,58 @@ def plan_settings(
     block_counts: Sequence[int],
     total_blocks: int,
     importance: Mapping[int, float] | None,
+    num_configs: int | None = None,
+    seed: int = 42,
 ) -> tuple[KnobSetting, ...]:
-    """The settings of a run.
+    """The settings of a run, each once, in the order vision, top-k, blocks, the last changing fastest.
 
-    `full` takes every combination. `balanced` first thins each knob to at most four values, evenly spread over the
-    given ones with both ends kept, so that a grid of at most four values a knob is the full grid.
+    A value that is given twice counts once.
+
+    - `full`: every combination, values in the order given.
+    - `balanced`: first at most four values of each knob, evenly spread by position with both ends kept (top-k and
+      blocks sorted, targets in the order given), then every combination.
+    - `stratified`: smallest, middle and largest value of each knob (of an even number the lower middle), then every
+      combination: at most 27.
+    - `boundary`: the edges of the grid, corners included: every setting at which at most one knob lies strictly between
+      its smallest and its largest value. A knob with one or two values is always at an end. With two knobs that vary
+      this is the outline of their plane; with three of n values each 8 + 12 (n - 2) settings.
+    - `lhs`: a Latin hypercube of `num_configs` settings, drawn by `seed`. Each value of a knob occurs equally often, or
+      as nearly as the number allows (counts differ by at most one); with fewer settings than values, those that occur
+      are evenly spread. None takes 27, or the whole grid where it is smaller.
 
     Raises:
-        ConfigurationError: another strategy, or a block count that the model does not have.
+        ConfigurationError: another strategy, a block count that the model does not have, `num_configs` with another
+            strategy than `lhs` or larger than the grid.
     """
+    if strategy not in STRATEGIES:
+        raise ConfigurationError(f"unknown sampling strategy {strategy!r}; choose among {', '.join(STRATEGIES)}")
+    if num_configs is not None and strategy != "lhs":
+        raise ConfigurationError(f"--num_configs {num_configs} is for --sampling_strategy lhs, not for {strategy}")
+    targets, top_k_values, block_counts = distinct(targets), distinct(top_k_values), distinct(block_counts)
+    if strategy != "full":
+        top_k_values, block_counts = sorted(top_k_values), sorted(block_counts)
     if strategy == "balanced":
-        targets, top_k_values, block_counts = thin(targets), thin(sorted(top_k_values)), thin(sorted(block_counts))
-    elif strategy != "full":
-        raise ConfigurationError(f"sampling strategy {strategy!r} is not there; choose full or balanced")
+        targets, top_k_values, block_counts = thin(targets), thin(top_k_values), thin(block_counts)
+    if strategy in ("stratified", "boundary", "lhs"):
+        targets = sorted(targets, key=lambda each: (each.crops.min_crops, each.crops.max_crops, each.label))
+    if strategy == "stratified":
+        targets, top_k_values = ends_and_middle(targets), ends_and_middle(top_k_values)
+        block_counts = ends_and_middle(block_counts)
     blocks = {count: select_active_blocks(count, total_blocks, importance) for count in block_counts}
-    combinations = itertools.product(targets, top_k_values, block_counts)
-    return tuple(KnobSetting(target, top_k, blocks[count]) for target, top_k, count in combinations)
+    knobs: tuple[Sequence[Any], ...] = (targets, top_k_values, block_counts)
+    sizes = [len(values) for values in knobs]
+    if strategy == "boundary":
+        chosen = edges_of_grid(sizes)
+    elif strategy == "lhs":
+        chosen = latin_hypercube(sizes, _lhs_size(num_configs, math.prod(sizes)), seed)
+    else:
+        chosen = list(itertools.product(*map(range, sizes)))
+    return tuple(KnobSetting(targets[v], top_k_values[k], blocks[block_counts[b]]) for v, k, b in chosen)
+
+
+def distinct(values: Sequence[T]) -> tuple[T, ...]:
+    """The values without repetitions, in the order of their first occurrence."""
+    return tuple(dict.fromkeys(values))
 
 
 def thin(values: Sequence[T], most: int = BALANCED_VALUES) -> tuple[T, ...]:
@@ -42,3 +91,87 @@ def thin(values: Sequence[T], most: int = BALANCED_VALUES) -> tuple[T, ...]:
         return tuple(values)
     places = [round(step * (len(values) - 1) / (most - 1)) for step in range(most)]
     return tuple(values[place] for place in places)
+
+
+def ends_and_middle(values: Sequence[T]) -> tuple[T, ...]:
+    """First, middle (of an even number the lower one) and last of the values, each once."""
+    return distinct((values[0], values[(len(values) - 1) // 2], values[-1]))
+
+
+def edges_of_grid(sizes: Sequence[int]) -> list[Places]:
+    """Places of a grid at which at most one coordinate is neither first nor last, in order."""
+    return [
+        place
+        for place in itertools.product(*map(range, sizes))
+        if sum(0 < at < size - 1 for at, size in zip(place, sizes, strict=True)) <= 1
+    ]
+
+
+def latin_hypercube(sizes: Sequence[int], count: int, seed: int) -> list[Places]:
+    """`count` different places of a grid, in order, that cover each coordinate's values as evenly as possible.
+
+    Starts from a regular design that is even and free of duplicates for every `count`, and shuffles it by exchanges
+    between two places that keep both properties (McKay, Beckman and Conover 1979 for the idea of the hypercube).
+
+    Args:
+        sizes: values of each coordinate.
+        count: from 1 to the product of `sizes`.
+    """
+    rng = random.Random(seed)
+    columns = [
+        _relabelled(column, size, rng) for column, size in zip(_regular_columns(sizes, count), sizes, strict=True)
+    ]
+    points = list(zip(*columns, strict=True))
+    taken = set(points)
+    for _ in range(_LHS_EXCHANGES * count if count > 1 else 0):
+        first, second = rng.sample(range(count), 2)
+        axis = rng.randrange(len(sizes))
+        one, other = list(points[first]), list(points[second])
+        one[axis], other[axis] = other[axis], one[axis]
+        exchanged = [tuple(one), tuple(other)]
+        if not taken.intersection(exchanged):
+            taken -= {points[first], points[second]}
+            taken.update(exchanged)
+            points[first], points[second] = exchanged
+    return sorted(points)
+
+
+def _regular_columns(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """One column a coordinate: the first `count` steps of a walk that meets every place of the grid exactly once.
+
+    Each coordinate counts round and round, and slips by one whenever the walk would come back to where it was. After
+    any number of steps the counts of a coordinate's values differ by at most one.
+    """
+    columns: list[list[int]] = []
+    walked = 1
+    for size in sizes:
+        round_length = math.lcm(walked, size)
+        period = walked * size
+        columns.append([(step % period + step % period // round_length) % size for step in range(count)])
+        walked = period
+    return columns
+
+
+def _relabelled(column: Sequence[int], size: int, rng: random.Random) -> list[int]:
+    """The same counts under other names: those that occur once more than the rest are evenly spread, others drawn."""
+    counts = Counter(column)
+    least = min(counts.get(label, 0) for label in range(size))
+    frequent = [label for label in range(size) if counts.get(label, 0) > least]
+    rare = [label for label in range(size) if counts.get(label, 0) == least]
+    offset = rng.random()
+    spread = [int((place + offset) * size / len(frequent)) for place in range(len(frequent))]
+    others = [value for value in range(size) if value not in set(spread)]
+    rng.shuffle(spread)
+    rng.shuffle(others)
+    names = dict(zip([*frequent, *rare], [*spread, *others], strict=True))
+    return [names[label] for label in column]
+
+
+def _lhs_size(num_configs: int | None, grid: int) -> int:
+    if num_configs is None:
+        return min(LHS_CONFIGS, grid)
+    if not 1 <= num_configs <= grid:
+        raise ConfigurationError(
+            f"--num_configs {num_configs} is not possible: the values given make {grid} settings; give 1 to {grid}"
+        )
+    return num_configs

@@ -4,3 +4,11 @@
 def milliseconds(seconds: float | None) -> float | None:
     """Seconds to milliseconds; an absent value stays absent."""
     return None if seconds is None else seconds * 1e3
+
+
+def span(seconds: float) -> str:
+    """For a reader: "42 s", "17 min", "3 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -44,9 +44,10 @@ class TaskSource:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """How a task is opened and which metric scores it."""
+    """How a task is opened, which metric scores it, and which split is meant where none is named."""
 
     metric: str
+    default_split: str
     open: Callable[[str, TaskSource], Task]
 
 
@@ -59,16 +60,16 @@ def _generated(task: type[GeneratedTask]) -> TaskEntry:
             )
         return task(split)
 
-    return TaskEntry(metric=task.metric, open=open_task)
+    return TaskEntry(metric=task.metric, default_split="validation", open=open_task)
 
 
-def _published(module: str, reader: str, metric: str) -> TaskEntry:
+def _published(module: str, reader: str, metric: str, default_split: str = "validation") -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
         task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
         return task(split, **vars(source))
 
-    return TaskEntry(metric=metric, open=open_task)
+    return TaskEntry(metric=metric, default_split=default_split, open=open_task)
 
 
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
@@ -80,7 +81,7 @@ _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
         "science_qa_img": _published("science_qa", "ScienceQAImages", "mc"),
         "st_qa": _published("st_qa", "SceneTextQA", "ansl_em"),
         "doc_qa": _published("doc_qa", "DocVQA", "ansl_em"),
-        "tally_qa": _published("tally_qa", "TallyQA", "em"),
+        "tally_qa": _published("tally_qa", "TallyQA", "em", default_split="test"),
         "coco_caption": _published("coco_caption", "CocoCaption", "cider_score"),
         "mmmu": _published("mmmu", "MMMU", "mmmu_score"),
     }
@@ -101,7 +102,7 @@ def list_metrics() -> list[str]:
 
 def load_task(
     name: str,
-    split: str,
+    split: str | None = None,
     *,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
@@ -112,7 +113,7 @@ def load_task(
 
     Args:
         name: one of `list_tasks()`.
-        split: one of the task's splits.
+        split: one of the task's splits; None takes the task's default.
         data_dir: folder with the task's files, for tasks that are not generated.
         cache_dir: folder for what a task downloads.
         prompt_template: the prompt of a published dataset, with {question}, {style} and {options} as its fields.
@@ -127,7 +128,13 @@ def load_task(
         prompt_template=prompt_template,
         revision=revision,
     )
-    return _entry(name).open(split, source)
+    entry = _entry(name)
+    return entry.open(entry.default_split if split is None else split, source)
+
+
+def get_default_split(name: str) -> str:
+    """The split of task `name` that is read where none is asked for; raises ConfigurationError for an unknown task."""
+    return _entry(name).default_split
 
 
 def get_metric_for_dataset(name: str) -> str:

@@ -18,6 +18,13 @@ def main() -> int:
     try:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
+        if config.dry_run:
+            from experiment_core_utils.dry_run import describe_plan
+
+            plan = describe_plan(config)
+            if plan.is_main_process:
+                print(plan.text)
+            return 0
         from experiment_core_utils.l_results_csv_cleaning import closing_table, failed_sample_lines, few_samples_warning
         from experiment_core_utils.pipeline import run_profiling
 

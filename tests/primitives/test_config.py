@@ -17,7 +17,7 @@ def test_the_published_defaults() -> None:
     assert (config.num_samples, config.num_runs_per_sample, config.seed) == (1000, 3, 42)
     assert (config.max_new_tokens, config.prompt_template, config.dataset_revision) == (None, None, None)
     assert (config.sample_by, config.ids) == ("random", None)
-    assert (config.dataset_name, config.split, config.sampling_strategy) == ("reference_vqa", "validation", "balanced")
+    assert (config.dataset_name, config.split, config.sampling_strategy) == ("reference_vqa", None, "balanced")
 
 
 def test_ids_are_kept_once_and_ascending() -> None:
@@ -33,8 +33,9 @@ def test_tokens_take_the_place_of_tiers() -> None:
     ("arguments", "message"),
     [
         (["--tier_list", "low", "giant"], "'giant'.*low, medium, high"),
-        (["--sampling_strategy", "lhs"], "'lhs' is not there yet.*full or balanced"),
-        (["--sampling_strategy", "magic"], "unknown sampling strategy 'magic'"),
+        (["--sampling_strategy", "magic"], "'magic'; choose among full, balanced, stratified, boundary, lhs"),
+        (["--num_configs", "5"], "--num_configs 5 is for --sampling_strategy lhs, not for balanced"),
+        (["--sampling_strategy", "lhs", "--num_configs", "0"], "--num_configs 0.*at least 1"),
         (["--num_samples", "0"], "--num_samples 0.*at least 1"),
         (["--max_new_tokens", "0"], "--max_new_tokens 0.*at least 1"),
         (["--sample_by", "size"], "invalid choice: 'size'"),

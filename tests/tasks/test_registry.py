@@ -5,6 +5,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import (
+    get_default_split,
     get_metric,
     get_metric_for_dataset,
     list_metrics,
@@ -23,6 +24,15 @@ def test_every_task_has_a_metric_and_opens() -> None:
 
 def test_task_and_registry_name_the_same_metric() -> None:
     assert load_task("reference_vqa", "train").metric == get_metric_for_dataset("reference_vqa")
+
+
+def test_a_split_that_is_not_named_is_the_tasks_own() -> None:
+    assert load_task("reference_counting").split == "validation"
+    with pytest.raises(ConfigurationError, match="tally_qa test cannot|tally_qa: there is no folder nowhere"):
+        load_task("tally_qa", data_dir="nowhere")
+    assert {name: get_default_split(name) for name in list_tasks() if get_default_split(name) != "validation"} == {
+        "tally_qa": "test"
+    }
 
 
 def test_metrics_are_known_by_their_names() -> None:

@@ -9,6 +9,24 @@ Muennighoff et al. 2024 (OLMoE), Dosovitskiy et al. 2020 (ViT), Deitke et al. 20
 from collections.abc import Sequence
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.records import StageFlops
+
+
+def request_flops(
+    config: MolmoeConfig, setting: KnobSetting, crops: int, prompt_tokens: int, output_tokens: int
+) -> StageFlops:
+    """Each stage of one request; `crops` counts the one of the whole picture and is 0 without a picture.
+
+    The configuration is that of the model as it was trained: block 0 keeps its experts per token.
+    """
+    own = int(config.text_config.num_experts_per_tok)
+    experts = [own if block == 0 else setting.top_k for block in setting.active_blocks]
+    return StageFlops(
+        vision_flops=vision_flops(config, crops) if crops else None,
+        prefill_flops=decoder_flops(config, prompt_tokens, prompt_tokens, experts),
+        decode_flops_per_token=mean_decode_flops(config, prompt_tokens, output_tokens, experts),
+    )
 
 
 def vision_flops(config: MolmoeConfig, crops: int) -> int:

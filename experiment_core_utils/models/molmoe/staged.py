@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from experiment_core_utils.models.molmoe.flops import decoder_flops, mean_decode_flops, vision_flops
+from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
@@ -164,15 +164,8 @@ class MolmoeStagedModel:
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
         """See `StagedModel.count_flops`; formulas in `flops.py`."""
-        config = self.model.config
-        experts = [self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks]
-        prompt = shape.prompt_tokens
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
-        return StageFlops(
-            vision_flops=vision_flops(config, crops) if crops else None,
-            prefill_flops=decoder_flops(config, prompt, prompt, experts),
-            decode_flops_per_token=mean_decode_flops(config, prompt, output_tokens, experts),
-        )
+        return request_flops(self.model.config, setting, crops, shape.prompt_tokens, output_tokens)
 
     def describe(self) -> Mapping[str, Any]:
         """See `StagedModel.describe`."""

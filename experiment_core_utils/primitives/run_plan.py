@@ -1,0 +1,82 @@
+"""What a run set out to do, in a file of its results folder: for those who watch it from outside."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import write_text_atomically
+
+# In the results folder: journals, and this file.
+PARTS_FOLDER = ".parts"
+PLAN_VERSION = 1
+_PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The last run that was begun in a results folder.
+
+    Attributes:
+        schema_version: of this file.
+        experiment_id: None where every setting was done already.
+        fingerprint: of the run; names its ledger and its journals.
+        task: name of the task.
+        keys: `KnobSetting.key` of every setting of the plan.
+        due: those that had no result when the run began, in the order in which they are measured.
+        num_samples: at each setting, over all processes.
+        num_processes: of the run.
+        num_samples_before: samples of the settings that are due that were finished by earlier runs.
+        started_unix_s: when it began, seconds since 1970.
+    """
+
+    schema_version: int
+    experiment_id: str | None
+    fingerprint: str
+    task: str
+    keys: tuple[str, ...]
+    due: tuple[str, ...]
+    num_samples: int
+    num_processes: int
+    num_samples_before: int
+    started_unix_s: float
+
+
+_PLAN = TypeAdapter(RunPlan)
+
+
+def write_plan(plan: RunPlan, output_dir: Path) -> None:
+    """Write it whole or not at all, over that of the run before; raises ResultsNotSaved."""
+    write_text_atomically(_PLAN.dump_json(plan, indent=1).decode() + "\n", plan_path(output_dir))
+
+
+def folders_with_plans(folder: Path) -> list[Path]:
+    """The folder itself and its subfolders, those in which a run was begun: several datasets have one each."""
+    return [each for each in (folder, *sorted(folder.glob("*/"))) if plan_path(each).is_file()]
+
+
+def plan_path(output_dir: Path) -> Path:
+    """Where the plan of a results folder lies."""
+    return output_dir / PARTS_FOLDER / _PLAN_FILE
+
+
+def read_plan(output_dir: Path) -> RunPlan:
+    """The plan of the last run in a results folder.
+
+    Raises:
+        ResultsError: there is none, or not of this version.
+    """
+    path = plan_path(output_dir)
+    try:
+        plan = _PLAN.validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ResultsError(
+            f"{output_dir} holds no plan of a run ({PARTS_FOLDER}/{_PLAN_FILE}); give the --output_dir of a run that "
+            "has begun"
+        ) from error
+    except (OSError, ValidationError) as error:
+        raise ResultsError(f"{path} is no plan of this version; begin the run again") from error
+    if plan.schema_version != PLAN_VERSION:
+        raise ResultsError(f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}")
+    return plan

@@ -1,0 +1,244 @@
+"""Profile one dataset after the other, each by a run of the driver of its own: what the shell scripts here share.
+
+bash experiments/core_exp/run_multi_datasets_h100.sh [DATASET ...] [-- FLAG_OF_THE_DRIVER ...]
+
+Starts the driver as a process for each dataset, so that whatever ends one leaves the others alone. Imports no torch.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.config import OneLineParser
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+
+DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")
+# The published list with its limits of tokens; a dataset that is not in it has its task's own limit.
+PUBLISHED_LIMITS: Mapping[str, int] = {
+    "coco_2014_vqa": 16,
+    "text_vqa": 64,
+    "okvqa": 16,
+    "science_qa_img": 16,
+    "st_qa": 32,
+    "doc_qa": 32,
+    "tally_qa": 16,
+    "coco_caption": 64,
+}
+SAMPLES_FAILED = 3
+STOPPED = 130
+OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", SAMPLES_FAILED: "samples failed", STOPPED: "stopped"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, judged.
+
+    Attributes:
+        model_path: None leaves it to the driver.
+        num_samples: None leaves it to the driver.
+        num_processes: GPUs, or what overrides them; 1 without a GPU.
+        data_dir: holds a folder for each dataset that has a local copy.
+        driver_flags: for every dataset, after all others, so that they win.
+    """
+
+    datasets: tuple[str, ...]
+    output_dir: Path
+    model_path: str | None
+    num_samples: int | None
+    num_processes: int
+    use_profiler: bool
+    enable_memory_optimization: bool
+    data_dir: Path | None
+    driver_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run of one dataset ended; the exit code is None where it was not begun."""
+
+    dataset: str
+    exit_code: int | None
+    seconds: float
+
+
+def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int) -> Request:
+    """Arguments before environment before defaults.
+
+    Raises:
+        ConfigurationError: an unknown flag, or a variable with a value that cannot be.
+    """
+    own, driver_flags = split_at_dashes(argv)
+    parser = OneLineParser(prog="multi_datasets.py", description="Profile datasets one after the other.")
+    parser.add_argument("datasets", nargs="*", metavar="DATASET", help="default: $DATASETS, or the published list")
+    parser.add_argument("--output_dir", required=True, help="a folder for each dataset in it; OUTPUT_DIR wins")
+    parser.add_argument("--enable_memory_optimization", action="store_true")
+    given = parser.parse_args(own)
+    datasets = given.datasets or environment.get("DATASETS", "").split() or list(PUBLISHED_LIMITS)
+    processes = positive_number(environment, "NUM_GPUS_OVERRIDE")
+    return Request(
+        datasets=tuple(dict.fromkeys(datasets)),
+        output_dir=Path(environment.get("OUTPUT_DIR") or given.output_dir),
+        model_path=environment.get("MODEL_PATH") or None,
+        num_samples=positive_number(environment, "NUM_SAMPLES"),
+        num_processes=processes if processes is not None else max(num_gpus, 1),
+        use_profiler=is_true(environment, "USE_PROFILER"),
+        enable_memory_optimization=given.enable_memory_optimization,
+        data_dir=Path(environment["DATA_DIR"]) if environment.get("DATA_DIR") else None,
+        driver_flags=tuple(driver_flags),
+    )
+
+
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first `--`, and after it."""
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def positive_number(environment: Mapping[str, str], name: str) -> int | None:
+    """A variable's number from 1; None where it is not set or empty."""
+    text = environment.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(f"{name}={text} is not possible; give a whole number from 1, or leave it out")
+    return int(text)
+
+
+def is_true(environment: Mapping[str, str], name: str) -> bool:
+    """A variable that is `true` or `false`, in any case; not set or empty is false."""
+    text = environment.get(name, "") or "false"
+    if text.lower() not in ("true", "false"):
+        raise ConfigurationError(f"{name}={text} is not possible; give true or false, or leave it out")
+    return text.lower() == "true"
+
+
+def visible_gpus(environment: Mapping[str, str]) -> int:
+    """GPUs that a process would see: those of CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return 0
+    return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+def results_folder(dataset: str, request: Request) -> Path:
+    """A folder for each dataset, for results of runs with different fingerprints are kept apart."""
+    return request.output_dir / dataset.replace("_", "-")
+
+
+def driver_command(dataset: str, request: Request) -> list[str]:
+    """The driver's command line for one dataset: torchrun where there are several processes."""
+    processes = request.num_processes
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, *(launcher if processes > 1 else []), str(DRIVER)]
+    command += ["--dataset_name", dataset, "--output_dir", str(results_folder(dataset, request))]
+    command += ["--num_processes", str(processes)]
+    if dataset in PUBLISHED_LIMITS:
+        command += ["--max_new_tokens", str(PUBLISHED_LIMITS[dataset])]
+    if request.model_path is not None:
+        command += ["--model_path", request.model_path]
+    if request.num_samples is not None:
+        command += ["--num_samples", str(request.num_samples)]
+    if request.data_dir is not None and (request.data_dir / dataset).is_dir():
+        command += ["--data_dir", str(request.data_dir / dataset)]
+    if request.use_profiler:
+        command.append("--use_profiler")
+    if request.enable_memory_optimization:
+        command.append("--enable_memory_optimization")
+    return [*command, *request.driver_flags]
+
+
+class Runner:
+    """Runs the driver dataset by dataset, until someone asks to stop."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def run_all(self, request: Request) -> list[Outcome]:
+        """Every dataset in turn, whatever became of those before it."""
+        outcomes = []
+        for number, dataset in enumerate(request.datasets, 1):
+            if self._stopped:
+                outcomes.append(Outcome(dataset, None, 0.0))
+                continue
+            print(f"== {number}/{len(request.datasets)} {dataset}", flush=True)
+            outcomes.append(self._run(dataset, driver_command(dataset, request)))
+        return outcomes
+
+    def _run(self, dataset: str, command: Sequence[str]) -> Outcome:
+        started = time.monotonic()
+        self._child = subprocess.Popen(command)
+        exit_code = self._child.wait()
+        self._stopped = self._stopped or exit_code == STOPPED
+        return Outcome(dataset, STOPPED if self._stopped else exit_code, time.monotonic() - started)
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Signal handler: the dataset at work stops cleanly, no other is begun. A terminal's Ctrl-C has reached the
+        driver already, a signal to this process alone has not."""
+        self._stopped = True
+        if number == signal.SIGTERM and self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+
+
+def closing_lines(outcomes: Sequence[Outcome], request: Request) -> list[str]:
+    """A line for each dataset, and what to do where not all is measured."""
+    width = max(len("dataset"), *(len(each.dataset) for each in outcomes))
+    lines = [f"{'dataset':<{width}}  {'outcome':<14}  {'seconds':>8}  results"]
+    for each in outcomes:
+        seconds = f"{each.seconds:.0f}" if each.exit_code is not None else "-"
+        folder = results_folder(each.dataset, request)
+        lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
+    left = [each for each in outcomes if each.exit_code != 0]
+    lines.append(f"{len(outcomes) - len(left)} of {len(outcomes)} datasets done")
+    if left:
+        lines.append("the reason stands above, at the end of each one's output; the same command goes on with the rest")
+    return lines
+
+
+def outcome_name(exit_code: int | None) -> str:
+    """A word for how a driver ended."""
+    if exit_code is None:
+        return "not begun"
+    return OUTCOMES.get(exit_code, f"FAILED ({exit_code})")
+
+
+def worst(outcomes: Sequence[Outcome]) -> int:
+    """Exit code: 0 all measured, 3 all measured but samples failed, 130 stopped, 1 any other."""
+    codes = {each.exit_code for each in outcomes}
+    if STOPPED in codes:
+        return STOPPED
+    if codes <= {0, SAMPLES_FAILED}:
+        return max(code for code in codes if code is not None)
+    return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130 stopped."""
+    try:
+        arguments = sys.argv[1:] if argv is None else argv
+        request = parse_request(arguments, os.environ, visible_gpus(os.environ))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    runner = Runner()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, runner.stop)
+    outcomes = runner.run_all(request)
+    print("\n".join(closing_lines(outcomes, request)))
+    return worst(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

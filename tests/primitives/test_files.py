@@ -1,0 +1,47 @@
+"""Files written whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.primitives.errors import ResultsNotSaved
+from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+
+
+def test_a_file_is_written_whole_in_a_folder_that_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    write_json_atomically({"a": [1, 2.5, None]}, path)
+    assert json.loads(path.read_text()) == {"a": [1, 2.5, None]}
+    assert path.read_text().endswith("}\n")
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("content", [{"bad": object()}, {"bad": float("nan")}, {"bad": float("inf")}])
+def test_what_is_no_json_leaves_neither_file_nor_temporary_one(tmp_path: Path, content: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        write_json_atomically(content, tmp_path / "result.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_leaves_neither_file_nor_temporary_one(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):  # half of a surrogate pair fails when the file is already open
+        write_text_atomically("\ud800", tmp_path / "result.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_json_atomically({"old": 1}, path)
+    with pytest.raises(TypeError):
+        write_json_atomically({"new": object()}, path)
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_is_taken_by_a_folder_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(ResultsNotSaved, match="Is a directory"):
+        write_json_atomically({}, tmp_path / "result.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

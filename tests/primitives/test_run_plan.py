@@ -1,0 +1,36 @@
+"""The plan of a run on the disk."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, read_plan, write_plan
+
+PLAN = RunPlan(PLAN_VERSION, None, "f00d", "signs", ("a", "b"), ("b",), 4, 2, 1, 1000.5)
+
+
+def test_a_plan_comes_back_as_it_was_and_the_last_one_counts(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "new")
+    assert read_plan(tmp_path / "new") == PLAN
+    later = replace(PLAN, experiment_id="0002")
+    write_plan(later, tmp_path / "new")
+    assert read_plan(tmp_path / "new") == later
+    assert [path.name for path in (tmp_path / "new" / PARTS_FOLDER).iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"keys": 3}'])
+def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / PARTS_FOLDER).mkdir()
+    (tmp_path / PARTS_FOLDER / "plan.json").write_text(content)
+    with pytest.raises(ResultsError, match="is no plan of this version; begin the run again"):
+        read_plan(tmp_path)
+
+
+def test_a_plan_of_another_schema_and_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="holds no plan of a run"):
+        read_plan(tmp_path)
+    write_plan(replace(PLAN, schema_version=7), tmp_path)
+    with pytest.raises(ResultsError, match=r"is of schema 7, this version reads 1"):
+        read_plan(tmp_path)
