@@ -67,6 +67,8 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]
         "max_new_tokens": max_new_tokens,
         "num_runs_per_sample": config.num_runs_per_sample,
         "num_warmup_runs": config.num_warmup_runs,
+        "max_warmup_runs": config.max_warmup_runs,
+        "until_precision": config.until_precision,
         "precision": config.precision,
         "num_threads": config.num_threads,
         "batch_size": 1,

@@ -49,6 +49,7 @@ STAT_COLUMNS = (
 )
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
+STEADINESS_COLUMNS = ("share_outlier_runs",)
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -190,7 +191,9 @@ def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: values[name] for name in SETTING_COLUMNS}
     stats = result["aggregate_stats"]
     row |= {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
-    return row | {name: values[name] for name in SCORING_COLUMNS}
+    row |= {name: values[name] for name in SCORING_COLUMNS}
+    # Files from before these keys were there have none.
+    return row | {name: values.get(name) for name in STEADINESS_COLUMNS}
 
 
 def _with_unit(name: str) -> str:

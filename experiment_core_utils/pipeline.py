@@ -27,14 +27,16 @@ from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, w
 from experiment_core_utils.measurement import ShareMeasurer
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, only_run_in
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, SettingFailure
+from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, MeasuringOrder, SettingFailure
+from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
+from experiment_core_utils.steadiness import steadiness_entries
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -81,6 +83,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     """Judge what was asked against model and task, load once, then measure and save setting by setting."""
     source = find_model(config.model_path, config.hf_cache_dir)
     settings = plan_for(config, source)
+    order = measuring_order([setting.key for setting in settings], config.setting_order, config.seed)
     task = load_task(
         config.dataset_name,
         config.split,
@@ -98,15 +101,17 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     journals = config.output_dir / PARTS_FOLDER
     with ExitStack() as stack:
         of_main_process(lambda: stack.enter_context(only_run_in(journals)), accelerator)
-        due_keys = of_main_process(lambda: due_and_tidy(journals, settings, ledger), accelerator)
-        due = [setting for setting in settings if setting.key in due_keys]
+        due_keys = of_main_process(lambda: due_and_tidy(journals, order, ledger), accelerator)
+        due = settings_of(due_keys, settings)
         experiment_id, failed = None, {}
         if due:
             experiment_id = generate_unique_id(accelerator)
             within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
             check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
             caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
-            run = ProfilingRun(config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats)
+            run = ProfilingRun(
+                config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats, order
+            )
             failed = run.measure_all(due)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
@@ -117,10 +122,23 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     return RunReport(experiment_id, True, results, failed, left_out_by(config, settings), config.output_dir, csv_path)
 
 
-def due_and_tidy(journals: Path, settings: Sequence[KnobSetting], ledger: Ledger) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, once the journals in the folder are put in order."""
+def due_and_tidy(journals: Path, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, in `order`, once the journals in the folder are put in order."""
     tidy_journals(journals, ledger.fingerprint, lambda key: ledger.result(key) is not None)
-    return tuple(setting.key for setting in settings if ledger.result(setting.key) is None)
+    return tuple(key for key in order.keys if ledger.result(key) is None)
+
+
+def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:
+    """The settings that the main process wants measured, in its order.
+
+    Raises:
+        WorkerLost: this process was not given one of them.
+    """
+    by_key = {setting.key: setting for setting in plan}
+    missing = [key for key in keys if key not in by_key]
+    if missing:
+        raise WorkerLost(f"this process was not given the setting {missing[0]}: all need the same arguments")
+    return [by_key[key] for key in keys]
 
 
 def make_output_dir(folder: Path) -> None:
@@ -186,8 +204,10 @@ class ProfilingRun:
         ledger: Ledger,
         experiment_id: str,
         caveats: Sequence[str] = (),
+        order: MeasuringOrder | None = None,
     ) -> None:
         self.config = config
+        self.order = order if order is not None else MeasuringOrder("planned", None, ())
         self.task = task
         self.accelerator = accelerator
         self.drawn = drawn
@@ -292,7 +312,8 @@ class ProfilingRun:
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
         provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids)}
-        return setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
+        result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
+        return result | steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:

@@ -223,6 +223,38 @@ class JournalHeader:
 
 
 @dataclass(frozen=True)
+class MeasuringOrder:
+    """In which order a run measures the settings of its plan.
+
+    Attributes:
+        how: `shuffled` or `planned`.
+        seed: of the shuffle; None where there was none.
+        keys: `KnobSetting.key` of every setting of the plan, done or due, in that order.
+    """
+
+    how: str
+    seed: int | None
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The unmeasured runs of one sample that one process made before its window of a setting.
+
+    Attributes:
+        total_s: of each run, in order.
+        is_stable: whether the last three agreed; None where warm-up is switched off.
+        spread: max / min - 1 of the last three; None for fewer runs.
+    """
+
+    experiment_id: str
+    rank: int
+    total_s: tuple[float, ...]
+    is_stable: bool | None
+    spread: float | None
+
+
+@dataclass(frozen=True)
 class FinishedSample:
     """A sample that is done with: either measured or failed.
 
@@ -250,12 +282,17 @@ class ShareDone:
         experiment_id: of the run that it belongs to.
         proof: None where the share holds no sample that can be read.
         failure: why samples of the share are missing.
+        num_given: how many samples the share had.
+        num_asked: how many of them, from the front, were asked for: fewer where sampling stopped early. Both are None
+            in the ends of shares of which every sample was asked for.
     """
 
     experiment_id: str
     proof: KnobProof | None
     memory: MemoryReading | None
     failure: SettingFailure | None
+    num_given: int | None = None
+    num_asked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,6 +305,9 @@ class MeasuredSetting:
             together.
         experiment_ids: of the runs that finished samples of it, ascending; more than one where a run was resumed.
         failure: why samples are missing.
+        asked_ids: samples that must be there; of a process that has not come to the end of its share None.
+        num_stopped_early: processes that did not come to their last sample because there were enough.
+        warmups: of every process and run.
     """
 
     key: str
@@ -280,6 +320,9 @@ class MeasuredSetting:
     proof: KnobProof | None
     memory: MemoryReading | None
     failure: SettingFailure | None
+    asked_ids: tuple[int, ...] | None = None
+    num_stopped_early: int = 0
+    warmups: tuple[WarmUp, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -317,6 +360,21 @@ class AccuracySummary:
 
 
 @dataclass(frozen=True)
+class Outliers:
+    """Runs that stand out from the other runs of their sample; they are marked, and stay in every statistic.
+
+    Attributes:
+        by_sample: for each sample the indices of its runs that do, None where it has too few to judge.
+        share: of the runs that were judged; None where none was.
+        reason: why there is no share.
+    """
+
+    by_sample: tuple[tuple[int, ...] | None, ...]
+    share: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class SettingSummary:
     """What a setting's samples come to.
 
@@ -325,12 +383,14 @@ class SettingSummary:
         distributions: over samples, by quantity: stage times in seconds, token counts as they are.
         share_truncated: share of answers that reached the limit without end-of-sequence.
         share_failed: share of the samples asked for that could not be run; None where none was asked for.
+        outliers: runs that stand out from the others of their sample; they are in all distributions.
     """
 
     accuracy: AccuracySummary
     distributions: Mapping[str, Distribution]
     share_truncated: float | None
     share_failed: float | None
+    outliers: Outliers
 
 
 class GpuMemory(TypedDict):
