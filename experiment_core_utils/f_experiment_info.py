@@ -69,6 +69,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]
         "num_warmup_runs": config.num_warmup_runs,
         "max_warmup_runs": config.max_warmup_runs,
         "until_precision": config.until_precision,
+        "drift_check_every": config.drift_check_every,
         "precision": config.precision,
         "num_threads": config.num_threads,
         "batch_size": 1,

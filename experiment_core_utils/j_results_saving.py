@@ -196,9 +196,13 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
 
 
 def sample_result(
-    sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None
+    sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """One entry of `per_sample_results`; the times are those of the run with the median total."""
+    """One entry of `per_sample_results`; the times are those of the run with the median total.
+
+    Args:
+        outlier_runs: indices of runs that stand out; None where they were not judged.
+    """
     shape, run = sample.shape, sample.run
     theoretical, actual = shape.theoretical, shape.actual
     return {

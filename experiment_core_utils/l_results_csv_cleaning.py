@@ -123,6 +123,26 @@ def failed_sample_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+# Beginnings of the caveats that belong to single settings, not to the whole run.
+UNSTEADY = ("drift: ", "throttled: ", "foreign load: ")
+
+
+def unsteady_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each kind of unsteadiness the first setting that has it, and how many have."""
+    lines = []
+    for kind in UNSTEADY:
+        found = [
+            (setting_key(result), caveat)
+            for result in results
+            for caveat in result["provenance"]["caveats"]
+            if caveat.startswith(kind)
+        ]
+        if found:
+            key, caveat = found[0]
+            lines.append(f"{caveat} ({key}; {len(found)} of {len(results)} settings)")
+    return lines
+
+
 def closing_table(results: Sequence[Mapping[str, Any]]) -> str:
     """The table that a run prints at its end."""
     rows = []

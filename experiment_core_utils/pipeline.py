@@ -18,6 +18,7 @@ from experiment_core_utils.a_distributed import (
 )
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, share_of_process
+from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
@@ -105,12 +106,13 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         due = settings_of(due_keys, settings)
         experiment_id, failed = None, {}
         if due:
+            (control,) = settings_of(order.keys[:1], settings)
             experiment_id = generate_unique_id(accelerator)
             within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
             check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
             caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
             run = ProfilingRun(
-                config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats, order
+                config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats, order, control
             )
             failed = run.measure_all(due)
         if not accelerator.is_main_process:
@@ -205,6 +207,7 @@ class ProfilingRun:
         experiment_id: str,
         caveats: Sequence[str] = (),
         order: MeasuringOrder | None = None,
+        control: KnobSetting | None = None,
     ) -> None:
         self.config = config
         self.order = order if order is not None else MeasuringOrder("planned", None, ())
@@ -229,6 +232,7 @@ class ProfilingRun:
         self.measurer = ShareMeasurer(
             config, task, self.metric, self.model, max_new_tokens, self._origin(), self.journals, self.stop
         )
+        self.drift = self._drift_check(control) if control is not None else None
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **self.model.describe()},
@@ -255,15 +259,31 @@ class ProfilingRun:
             signals_stop(self.stop),
             progress_of(len(settings), own, shown=self.accelerator.is_main_process) as progress,
         ):
+            if self.drift is not None:
+                self.drift.begin()
             for setting in settings:
                 self.stop.raise_if_asked()
                 done = self.measurer.measure_share(setting, progress)
                 failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
                 if failure is not None:
                     failed[setting.key] = failure
+                if self.drift is not None:
+                    self.drift.after(setting.key, is_last=setting == settings[-1])
                 if self.config.enable_memory_optimization:
                     release_cached_memory(self.model.device)
         return failed
+
+    def _drift_check(self, control: KnobSetting) -> DriftCheck:
+        return DriftCheck(
+            self.config.output_dir,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.experiment_id,
+            control.key,
+            self.config.drift_check_every,
+            ControlRuns(self.measurer, control),
+            self.ledger,
+        )
 
     def _origin(self) -> JournalHeader:
         rank = self.accelerator.process_index
@@ -313,7 +333,8 @@ class ProfilingRun:
         blocks = self.model.num_total_blocks
         provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids)}
         result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
-        return result | steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
+        result |= steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
+        return with_drift(result, self.drift.note(setting.key) if self.drift is not None else [])
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:

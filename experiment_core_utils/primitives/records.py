@@ -255,6 +255,34 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
+class DriftReading:
+    """The control setting, measured once more by one process.
+
+    Attributes:
+        when: `start`, `between` or `end` of the run.
+        num_settings_before: settings that the run had measured before.
+        wall_time: UTC, when it was done.
+        since_start_s: seconds since the run began to measure, by the monotonic clock.
+        control: key of the control setting.
+        total_s: of one run of each of `sample_ids`.
+        ratio: median over samples of the time as a multiple of that at the run's first reading; None without times.
+        reason: why there are no times.
+    """
+
+    experiment_id: str
+    rank: int
+    when: str
+    num_settings_before: int
+    wall_time: str
+    since_start_s: float
+    control: str
+    sample_ids: tuple[int, ...]
+    total_s: tuple[float, ...]
+    ratio: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class FinishedSample:
     """A sample that is done with: either measured or failed.
 

@@ -5,7 +5,7 @@ Nothing here knows a clock, a device or a file.
 
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ OUTLIER_Z = 3.5
 MAD_TO_STD = 1.4826
 OUTLIER_BEYOND = 0.05
 LEAST_RUNS_TO_JUDGE = 3
+# A control setting that is more than this share off its first reading tells of a machine that has changed.
+DRIFT_LIMIT = 0.05
 
 
 def shuffled(items: Sequence[T], seed: int) -> tuple[T, ...]:
@@ -66,6 +68,15 @@ def needs_another_run(totals_s: Sequence[float], least: int, most: int) -> bool:
     if least == 0 or len(totals_s) >= most:
         return False
     return len(totals_s) < least or not is_stable(totals_s)
+
+
+def drift_ratio(first_s: Mapping[int, float], now_s: Mapping[int, float]) -> float | None:
+    """Median over samples of the time now as a multiple of the first; None where no sample is in both.
+
+    The median of three lets one disturbed run pass.
+    """
+    ratios = [now_s[sample_id] / first for sample_id, first in first_s.items() if sample_id in now_s]
+    return statistics.median(ratios) if ratios else None
 
 
 @dataclass(frozen=True)
