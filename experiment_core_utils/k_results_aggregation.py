@@ -106,6 +106,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         asked_ids=content.share[: end.num_asked] if end is not None else None,
         num_stopped_early=int(end is not None and end.num_asked is not None and end.num_asked < len(content.share)),
         warmups=content.warmups,
+        conditions=content.conditions,
     )
 
 
@@ -225,6 +226,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         asked_ids=tuple(sorted(asked.union(found))),
         num_stopped_early=sum(part.num_stopped_early for part in parts),
         warmups=tuple(each for part in parts for each in part.warmups),
+        conditions=tuple(each for part in parts for each in part.conditions),
     )
 
 

@@ -10,6 +10,7 @@ from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.k_results_aggregation import finished_samples
+from experiment_core_utils.meters.conditions import ConditionsMeter, conditions_meter
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
@@ -49,6 +50,7 @@ class ShareMeasurer:
     Args:
         origin: the header of this process's journals, but for the setting's key.
         stop: looked at before every sample.
+        conditions: read around and between samples; None for the meter of the model's device.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ShareMeasurer:
         origin: JournalHeader,
         journals: Path,
         stop: StopRequest,
+        conditions: ConditionsMeter | None = None,
     ) -> None:
         self.config = config
         self.task = task
@@ -72,6 +75,7 @@ class ShareMeasurer:
         self.own_ids = origin.sample_ids
         self.journals = journals
         self.stop = stop
+        self.conditions = conditions or conditions_meter(origin.experiment_id, origin.rank, model.device)
         self._warm_tilings: set[tuple[int, int] | None] = set()
         self._goal: PrecisionGoal | None = None
         if config.until_precision is not None:
@@ -127,6 +131,7 @@ class ShareMeasurer:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.model.apply(setting)
         proof: KnobProof | None = None
+        journal.append(self.conditions.read("open"))
         with out_of_memory_named(), MemoryWindow(self.model.device) as window:
             for sample_id in share.until_enough():
                 is_finished = sample_id in share.finished
@@ -149,6 +154,10 @@ class ShareMeasurer:
                 journal.append(sample_done)
                 share.add(sample_done)
                 progress.advance()
+                reading = self.conditions.read_if_due()
+                if reading is not None:
+                    journal.append(reading)
+        journal.append(self.conditions.read("close"))
         return proof, window
 
     def _warm_up(self, setting: KnobSetting, sample: Sample, journal: Journal) -> KnobProof:

@@ -37,7 +37,7 @@ from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
-from experiment_core_utils.steadiness import steadiness_entries
+from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -331,10 +331,11 @@ class ProfilingRun:
         accuracy = summarise_accuracy(answers, scoring, self.metric)
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
-        provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids)}
+        steadiness = steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
+        caveats = [*self.provenance["caveats"], *conditions_caveats(steadiness["conditions"])]
+        provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids), "caveats": caveats}
         result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
-        result |= steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
-        return with_drift(result, self.drift.note(setting.key) if self.drift is not None else [])
+        return with_drift(result | steadiness, self.drift.note(setting.key) if self.drift is not None else [])
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:

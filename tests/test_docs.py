@@ -66,6 +66,7 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert set(result["realised"]) == first_cells("Realised")
     assert set(result["memory"]) == first_cells("Memory")
     assert set(result["warmup"][0]) == first_cells("Warm-up")
+    assert set(result["conditions"][0]) == first_cells("Conditions")
     assert set(result["drift"][0]) == first_cells("Drift")
     assert set(result["precision"]) == first_cells("Precision")
     assert dotted(result["provenance"]) == first_cells("Provenance")

@@ -103,6 +103,12 @@ def test_a_setting_ends_when_its_mean_is_precise_and_a_resumed_one_at_the_same_s
     first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("*topk*.json")))
     assert first["provenance"]["experiment_ids"] == ["0001", "0002"]
     assert [warmup["experiment_id"] for warmup in first["warmup"]] == ["0001", "0002"]
+    assert [entry["experiment_id"] for entry in first["conditions"]] == ["0001", "0002"]
+    # The first run was broken off: it has an opening, no close. The other has both.
+    assert [entry["num_readings"] for entry in first["conditions"]] == [1, 2]
+    assert first["conditions"][0]["foreign_cpu_share"] is None
+    assert 0.0 <= first["conditions"][1]["foreign_cpu_share"] <= 1.0
+    assert first["conditions"][1]["gpu_reason"] == "no GPU is used"
     order = draw_samples(ReferenceVQA("validation"), config).sample_ids
     assert len(order) == 14 and list(order) != sorted(order)
     for result in (first, second):

@@ -6,9 +6,11 @@ torch, so that stored results can be read and scored again without it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from experiment_core_utils.primitives.distributions import Distribution
+
+When = Literal["open", "between", "close"]
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,71 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
+class GpuReading:
+    """One GPU at one moment; None where it does not tell, for which `reason` says why.
+
+    Attributes:
+        throttle_reasons: names of NVML's clocks event reasons that are set.
+        power_throttled_s, thermal_throttled_s: for how long clocks were held down because of power and of heat, since
+            the driver was loaded; only differences have a meaning.
+        utilisation_percent: share of the driver's last sampling period (up to a second) in which a kernel ran,
+            this process's among them.
+        foreign_processes: other processes that compute on it.
+        foreign_memory_bytes: memory that they hold.
+    """
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    throttle_reasons: tuple[str, ...] | None
+    power_throttled_s: float | None
+    thermal_throttled_s: float | None
+    utilisation_percent: int | None
+    foreign_processes: int | None
+    foreign_memory_bytes: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class CpuReading:
+    """The host's CPUs at one moment; only differences of the times have a meaning.
+
+    Attributes:
+        busy_s: seconds that its logical CPUs were busy, summed over them.
+        total_s: seconds that they were there.
+        own_s: seconds that this process used of them.
+        frequency_mhz: mean over CPUs; None where the host does not tell.
+    """
+
+    busy_s: float
+    total_s: float
+    own_s: float
+    frequency_mhz: float | None
+
+
+@dataclass(frozen=True)
+class ConditionsReading:
+    """What went on at one moment at which no run was measured.
+
+    Attributes:
+        when: at the opening or the close of a setting's window, or between two samples.
+        wall_time: UTC.
+        monotonic_s: the same moment by the host's monotonic clock.
+        gpu: None without a GPU, or where it cannot be read, for which `gpu_reason` says why.
+    """
+
+    experiment_id: str
+    rank: int
+    when: When
+    wall_time: str
+    monotonic_s: float
+    gpu: GpuReading | None
+    gpu_reason: str | None
+    cpu: CpuReading
+
+
+@dataclass(frozen=True)
 class DriftReading:
     """The control setting, measured once more by one process.
 
@@ -336,6 +403,7 @@ class MeasuredSetting:
         asked_ids: samples that must be there; of a process that has not come to the end of its share None.
         num_stopped_early: processes that did not come to their last sample because there were enough.
         warmups: of every process and run.
+        conditions: readings of every process and run, in order of time for each of them.
     """
 
     key: str
@@ -351,6 +419,7 @@ class MeasuredSetting:
     asked_ids: tuple[int, ...] | None = None
     num_stopped_early: int = 0
     warmups: tuple[WarmUp, ...] = ()
+    conditions: tuple[ConditionsReading, ...] = ()
 
 
 @dataclass(frozen=True)
