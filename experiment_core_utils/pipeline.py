@@ -22,7 +22,12 @@ from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
-from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
+from experiment_core_utils.j_results_saving import (
+    remove_leftovers,
+    setting_file_name,
+    setting_result,
+    write_json_atomically,
+)
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_journals, tidy_journals
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.measurement import ShareMeasurer
@@ -125,7 +130,8 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
 
 
 def due_and_tidy(journals: Path, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, in `order`, once the journals in the folder are put in order."""
+    """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order."""
+    remove_leftovers(journals.parent)
     tidy_journals(journals, ledger.fingerprint, lambda key: ledger.result(key) is not None)
     return tuple(key for key in order.keys if ledger.result(key) is None)
 

@@ -8,6 +8,7 @@ import pytest
 
 from experiment_core_utils.j_results_saving import (
     aggregate_stats,
+    remove_leftovers,
     sample_metadata,
     sample_result,
     setting_file_name,
@@ -67,6 +68,13 @@ def test_a_name_that_is_taken_by_a_folder_leaves_no_temporary_file(tmp_path: Pat
     with pytest.raises(OSError, match="directory"):
         write_json_atomically({}, tmp_path / "result.json")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".drift.json.tmp", ".a_settings.csv.tmp", "drift.json", ".mine.tmp"):
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "drift.json"]
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
