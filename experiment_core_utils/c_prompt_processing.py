@@ -8,12 +8,17 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.records import PreparedRequest
+from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
 
 
 def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
-    """The samples that the flags ask for, ids ascending, so that neighbours that share a picture stay neighbours.
+    """The samples that the flags ask for, in the order in which every setting measures them.
+
+    Ids ascend, so that neighbours that share a picture stay neighbours. Where a setting may stop early
+    (`--until_precision`) they are shuffled by the seed: any beginning is then a random sample of the whole, and the
+    settings share their beginnings.
 
     Raises:
         ConfigurationError: `--ids` outside the split.
@@ -21,7 +26,9 @@ def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
     drawn = create_sampled_dataset(
         task, config.num_samples, config.seed, stratify_by_type=config.sample_by == "question_type", ids=config.ids
     )
-    return replace(drawn, sample_ids=tuple(sorted(drawn.sample_ids)))
+    ascending = tuple(sorted(drawn.sample_ids))
+    in_order = ascending if config.until_precision is None else shuffled(ascending, config.seed)
+    return replace(drawn, sample_ids=in_order)
 
 
 def share_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -> tuple[int, ...]:

@@ -54,6 +54,8 @@ def fingerprint_parts(
         max_new_tokens_of(config, task),
         config.num_runs_per_sample,
         config.num_warmup_runs,
+        config.max_warmup_runs,
+        config.until_precision,
         config.device,
         config.num_threads,
         config.precision,

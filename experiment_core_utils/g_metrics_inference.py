@@ -10,6 +10,7 @@ from experiment_core_utils.primitives.records import (
     SettingSummary,
     TypeAccuracy,
 )
+from experiment_core_utils.primitives.stability import find_outliers
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Score, Scoring
 
 QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
@@ -71,6 +72,7 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracySummary, num_
         distributions=distributions(samples),
         share_truncated=sum(truncated) / len(truncated) if truncated else None,
         share_failed=num_failed / asked if asked else None,
+        outliers=find_outliers([[run.total_s for run in sample.runs] for sample in samples]),
     )
 
 

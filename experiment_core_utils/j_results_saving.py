@@ -88,14 +88,17 @@ def setting_result(
         "num_failed_samples": len(merged.failures),
         "share_truncated": summary.share_truncated,
         "share_failed": summary.share_failed,
+        "share_outlier_runs": summary.outliers.share,
+        "share_outlier_runs_reason": summary.outliers.reason,
         "sampling": asdict(drawn.sampling),
-        "sample_ids": list(drawn.sample_ids),
+        "sample_ids": sorted(drawn.sample_ids) if merged.asked_ids is None else list(merged.asked_ids),
         **_theoretical(typical),
         "realised": realised(merged.proof),
         "memory": asdict(merged.memory) if merged.memory else None,
         "aggregate_stats": aggregate_stats(summary.distributions),
         "per_sample_results": [
-            sample_result(sample, score, setting) for sample, score in zip(samples, scores, strict=True)
+            sample_result(sample, score, setting, outliers)
+            for sample, score, outliers in zip(samples, scores, summary.outliers.by_sample, strict=True)
         ],
         "failed_samples": [asdict(failure) for failure in merged.failures],
         "provenance": dict(provenance),
@@ -156,8 +159,14 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
     return stats
 
 
-def sample_result(sample: MeasuredSample, score: Score, setting: KnobSetting) -> dict[str, Any]:
-    """One entry of `per_sample_results`; the times are those of the run with the median total."""
+def sample_result(
+    sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """One entry of `per_sample_results`; the times are those of the run with the median total.
+
+    Args:
+        outlier_runs: indices of runs that stand out; None where they were not judged.
+    """
     shape, run = sample.shape, sample.run
     theoretical, actual = shape.theoretical, shape.actual
     return {
@@ -190,6 +199,7 @@ def sample_result(sample: MeasuredSample, score: Score, setting: KnobSetting) ->
         "prefill_flops": sample.flops.prefill_flops if sample.flops else None,
         "decode_flops_per_token": sample.flops.decode_flops_per_token if sample.flops else None,
         "outputs_identical": sample.outputs_identical,
+        "outlier_runs": list(outlier_runs) if outlier_runs is not None else None,
         "runs": [
             {**run_times(each), "T_inter_token": [milliseconds(gap) for gap in each.inter_token_s]}
             for each in sample.runs

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.journal import (
     read_end,
     read_journal,
 )
-from experiment_core_utils.primitives.records import MeasuredSetting, ShareDone
+from experiment_core_utils.primitives.records import FinishedSample, MeasuredSetting, ShareDone
 
 _POLL_S = 0.05
 _IDS_NAMED = 20
@@ -75,10 +75,15 @@ def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalC
     return found
 
 
-def finished_ids(folder: Path, key: str, fingerprint: str) -> set[int]:
-    """The samples of a setting that no process has to measure any more."""
+def finished_samples(folder: Path, key: str, fingerprint: str) -> dict[int, FinishedSample]:
+    """By id, the samples of a setting that no process has to measure any more."""
     journals = own_journals(folder, key, fingerprint).values()
-    return {finished.sample_id for content in journals for finished in content.finished}
+    return {finished.sample_id: finished for content in journals for finished in content.finished}
+
+
+def finished_ids(folder: Path, key: str, fingerprint: str) -> set[int]:
+    """Their ids."""
+    return set(finished_samples(folder, key, fingerprint))
 
 
 def part_of(content: JournalContent, rank: int, num_processes: int, experiment_id: str) -> MeasuredSetting:
@@ -98,6 +103,10 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         proof=end.proof if end is not None else None,
         memory=whole_window(readings),
         failure=end.failure if end is not None else None,
+        asked_ids=content.share[: end.num_asked] if end is not None else None,
+        num_stopped_early=int(end is not None and end.num_asked is not None and end.num_asked < len(content.share)),
+        warmups=content.warmups,
+        conditions=content.conditions,
     )
 
 
@@ -113,13 +122,17 @@ def collect_parts(
     """What all journals of the setting hold, once every process has come to the end of its share.
 
     Args:
-        shares: the samples of each process, by rank.
+        shares: the samples of each process, by rank; an end that an earlier, shorter share came to is not waited for
+            any less.
 
     Raises:
         WorkerLost: a process that is not at its end has finished no sample for `timeout_s`.
         Stopped: someone asked to stop while waiting.
     """
-    waiting = {rank: _Waiting(journal_path(folder, key, rank), experiment_id, timeout_s) for rank in shares}
+    waiting = {
+        rank: _Waiting(journal_path(folder, key, rank), experiment_id, len(share), timeout_s)
+        for rank, share in shares.items()
+    }
     while waiting := {rank: each for rank, each in waiting.items() if each.look() is None}:
         lost = sorted(rank for rank, each in waiting.items() if each.is_lost)
         if lost:
@@ -138,9 +151,10 @@ def collect_parts(
 class _Waiting:
     """One process that the main one waits for, seen through the growth of its journal."""
 
-    def __init__(self, path: Path, experiment_id: str, timeout_s: float) -> None:
+    def __init__(self, path: Path, experiment_id: str, num_given: int, timeout_s: float) -> None:
         self._path = path
         self._experiment_id = experiment_id
+        self._num_given = num_given
         self._timeout_s = timeout_s
         self._size = -1
         self._grown = time.monotonic()
@@ -153,7 +167,9 @@ class _Waiting:
         self._size = size
         self._grown = time.monotonic()
         end = read_end(self._path)
-        return end if end is not None and end.experiment_id == self._experiment_id else None
+        if end is None or end.experiment_id != self._experiment_id:
+            return None
+        return end if end.num_given in (None, self._num_given) else None
 
     @property
     def is_lost(self) -> bool:
@@ -176,8 +192,14 @@ def remove_journals(folder: Path, key: str) -> None:
 def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> MeasuredSetting:
     """One whole, samples in order of their ids.
 
+    What each process asked for must be there exactly once. Samples that an earlier run, split over another number of
+    processes, finished beyond that are kept: they were drawn too.
+
+    Args:
+        sample_ids: all that were drawn; asked for, too, where no part says what it asked for.
+
     Raises:
-        ResultsError: a sample is missing or there twice, or the parts belong to different runs.
+        ResultsError: a sample is missing or there twice or was never drawn, or the parts belong to different runs.
     """
     first = parts[0]
     if {(part.key, part.fingerprint) for part in parts} != {(first.key, first.fingerprint)}:
@@ -185,10 +207,11 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
     failure = next((part.failure for part in parts if part.failure is not None), None)
     samples = sorted((sample for part in parts for sample in part.samples), key=lambda sample: sample.sample_id)
     failures = sorted((item for part in parts for item in part.failures), key=lambda item: item.sample_id)
+    found = [*(item.sample_id for item in samples), *(item.sample_id for item in failures)]
+    told = [part.asked_ids for part in parts if part.asked_ids is not None]
+    asked = {each for ids in told for each in ids} if told else set(sample_ids)
     if failure is None:
-        _check_complete(
-            [*(item.sample_id for item in samples), *(item.sample_id for item in failures)], sample_ids, first.key
-        )
+        _check_complete(found, asked, sample_ids, first.key)
     return MeasuredSetting(
         key=first.key,
         fingerprint=first.fingerprint,
@@ -200,6 +223,10 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         proof=next((part.proof for part in parts if part.proof is not None), None),
         memory=merge_memory([part.memory for part in parts if part.memory is not None]),
         failure=failure,
+        asked_ids=tuple(sorted(asked.union(found))),
+        num_stopped_early=sum(part.num_stopped_early for part in parts),
+        warmups=tuple(each for part in parts for each in part.warmups),
+        conditions=tuple(each for part in parts for each in part.conditions),
     )
 
 
@@ -223,10 +250,10 @@ def whole_window(readings: Sequence[MemoryReading]) -> MemoryReading | None:
     return None if merged is None else replace(merged, process_rss_bytes=readings[-1].process_rss_bytes)
 
 
-def _check_complete(found: Sequence[int], wanted: Sequence[int], key: str) -> None:
+def _check_complete(found: Sequence[int], asked: Collection[int], drawn: Collection[int], key: str) -> None:
     counts = Counter(found)
     twice = [sample_id for sample_id, count in counts.items() if count > 1]
-    missing = sorted(set(wanted) - set(found))
-    foreign = sorted(set(found) - set(wanted))
+    missing = sorted(set(asked) - set(found))
+    foreign = sorted(set(found) - set(drawn))
     if twice or missing or foreign:
         raise ResultsError(f"{key}: samples there twice {twice}, missing {missing}, not asked for {foreign}")

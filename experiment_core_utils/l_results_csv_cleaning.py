@@ -50,6 +50,7 @@ STAT_COLUMNS = (
 )
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
+STEADINESS_COLUMNS = ("share_outlier_runs",)
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -123,6 +124,26 @@ def failed_sample_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+# Beginnings of the caveats that belong to single settings, not to the whole run.
+UNSTEADY = ("drift: ", "throttled: ", "foreign load: ")
+
+
+def unsteady_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each kind of unsteadiness the first setting that has it, and how many have."""
+    lines = []
+    for kind in UNSTEADY:
+        found = [
+            (setting_key(result), caveat)
+            for result in results
+            for caveat in result["provenance"]["caveats"]
+            if caveat.startswith(kind)
+        ]
+        if found:
+            key, caveat = found[0]
+            lines.append(f"{caveat} ({key}; {len(found)} of {len(results)} settings)")
+    return lines
+
+
 def closing_table(results: Sequence[Mapping[str, Any]]) -> str:
     """The table that a run prints at its end."""
     rows = []
@@ -191,7 +212,9 @@ def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: values[name] for name in SETTING_COLUMNS}
     stats = result["aggregate_stats"]
     row |= {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
-    return row | {name: values[name] for name in SCORING_COLUMNS}
+    row |= {name: values[name] for name in SCORING_COLUMNS}
+    # Files from before these keys were there have none.
+    return row | {name: values.get(name) for name in STEADINESS_COLUMNS}
 
 
 def _with_unit(name: str) -> str:

@@ -1,7 +1,7 @@
 """In: one setting and this process's share of the samples; out: the share's journal, brought to its end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.g_metrics_inference import answer_to
-from experiment_core_utils.k_results_aggregation import finished_ids
+from experiment_core_utils.k_results_aggregation import finished_samples
+from experiment_core_utils.meters.conditions import ConditionsMeter, conditions_meter
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
@@ -32,16 +33,24 @@ from experiment_core_utils.primitives.records import (
     SettingFailure,
     ShareDone,
 )
+from experiment_core_utils.primitives.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.progress_bar import Progress
+from experiment_core_utils.share import Share
 from experiment_core_utils.tasks.interface import Metric, Sample, Task
 
 
 class ShareMeasurer:
     """Measures one process's share of the samples, setting by setting.
 
+    A share is a list of ids in the order in which they are measured. It may be the beginning of a longer one: what was
+    measured on the first n ids of an order is taken up when the same setting comes again with more of them, as long as
+    its journals are there. Sampling may also stop inside a share, where there are enough samples
+    (`--until_precision`); the end of the journal says how many ids it was given and how many it asked for.
+
     Args:
         origin: the header of this process's journals, but for the setting's key.
         stop: looked at before every sample.
+        conditions: read around and between samples; None for the meter of the model's device.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class ShareMeasurer:
         origin: JournalHeader,
         journals: Path,
         stop: StopRequest,
+        conditions: ConditionsMeter | None = None,
     ) -> None:
         self.config = config
         self.task = task
@@ -65,79 +75,102 @@ class ShareMeasurer:
         self.own_ids = origin.sample_ids
         self.journals = journals
         self.stop = stop
+        self.conditions = conditions or conditions_meter(origin.experiment_id, origin.rank, model.device)
         self._warm_tilings: set[tuple[int, int] | None] = set()
+        self._goal: PrecisionGoal | None = None
+        if config.until_precision is not None:
+            self._goal = PrecisionGoal(config.until_precision).of_share(origin.num_processes)
 
-    def measure_share(self, setting: KnobSetting, progress: Progress) -> ShareDone:
+    def measure_share(
+        self, setting: KnobSetting, progress: Progress, sample_ids: Sequence[int] | None = None
+    ) -> ShareDone:
         """Bring the journal of the setting to its end, from wherever an earlier run left it.
+
+        Args:
+            sample_ids: the share, in order; None for the whole of the process's own.
 
         Raises:
             Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journal.
         """
-        finished = finished_ids(self.journals, setting.key, self.origin.fingerprint).intersection(self.own_ids)
-        progress.start(setting.key, len(finished))
-        with Journal(self.journals, replace(self.origin, key=setting.key)) as journal:
+        given = self.own_ids if sample_ids is None else tuple(sample_ids)
+        share = Share(given, finished_samples(self.journals, setting.key, self.origin.fingerprint), self._goal)
+        progress.start(setting.key, share.num_finished)
+        with Journal(self.journals, replace(self.origin, key=setting.key, sample_ids=given)) as journal:
             earlier = journal.before.end if journal.before is not None else None
-            if earlier is not None and earlier.failure is None and finished.issuperset(self.own_ids):
+            if earlier is not None and earlier.failure is None and share.is_done:
                 done = replace(earlier, experiment_id=self.origin.experiment_id)
             else:
-                done = self._measure_with_retries(setting, journal, finished, progress)
+                done = self._measure_with_retries(setting, journal, share, progress)
+            done = replace(done, num_given=len(given), num_asked=share.num_asked)
             journal.append(done)
         return done
 
     def _measure_with_retries(
-        self, setting: KnobSetting, journal: Journal, finished: set[int], progress: Progress
+        self, setting: KnobSetting, journal: Journal, share: Share, progress: Progress
     ) -> ShareDone:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
         attempts = self.config.max_config_retries + 1
         for attempt in range(1, attempts + 1):
             is_last = attempt == attempts
             try:
-                proof, window = self._measure(setting, journal, finished, progress, is_last)
+                proof, window = self._measure(setting, journal, share, progress, is_last)
             except SettingError as error:
                 release_cached_memory(self.model.device)
                 if is_last or isinstance(error, KnobDidNotAct):
                     failure = SettingFailure(type(error).__name__, str(error), attempt)
                     return ShareDone(self.origin.experiment_id, None, None, failure)
             else:
-                if finished.issuperset(self.own_ids):
+                if share.is_done:
                     break
             self.stop.sleep(self.config.config_retry_delay)
         return ShareDone(self.origin.experiment_id, proof, window.reading, None)
 
     def _measure(
-        self, setting: KnobSetting, journal: Journal, finished: set[int], progress: Progress, is_last_attempt: bool
+        self, setting: KnobSetting, journal: Journal, share: Share, progress: Progress, is_last_attempt: bool
     ) -> tuple[KnobProof | None, MemoryWindow]:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.model.apply(setting)
         proof: KnobProof | None = None
+        journal.append(self.conditions.read("open"))
         with out_of_memory_named(), MemoryWindow(self.model.device) as window:
-            for sample_id in self.own_ids:
-                if sample_id in finished and proof is not None:
+            for sample_id in share.until_enough():
+                is_finished = sample_id in share.finished
+                if is_finished and proof is not None:
                     continue
                 self.stop.raise_if_asked()
                 measured, failed = None, None
                 try:
                     with time_limit(self.config.sample_timeout):
                         sample = self.task[sample_id]
-                        proof = proof or self._warm_up(setting, sample)
-                    if sample_id not in finished:
+                    proof = proof or self._warm_up(setting, sample, journal)
+                    if not is_finished:
                         with time_limit(self.config.sample_timeout):
                             measured = self._measure_sample(setting, sample)
                 except SampleError as error:
                     failed = FailedSample(sample_id, type(error).__name__, str(error))
-                if sample_id in finished or (failed is not None and not is_last_attempt):
+                if is_finished or (failed is not None and not is_last_attempt):
                     continue
-                journal.append(FinishedSample(measured, failed, window.read()))
-                finished.add(sample_id)
+                sample_done = FinishedSample(measured, failed, window.read())
+                journal.append(sample_done)
+                share.add(sample_done)
                 progress.advance()
+                reading = self.conditions.read_if_due()
+                if reading is not None:
+                    journal.append(reading)
+        journal.append(self.conditions.read("close"))
         return proof, window
 
-    def _warm_up(self, setting: KnobSetting, sample: Sample) -> KnobProof:
-        inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)
-        proof = self.model.prove(setting, inputs)
+    def _warm_up(self, setting: KnobSetting, sample: Sample, journal: Journal) -> KnobProof:
+        """Prove the knobs, then run until the times agree; each run has the time of a sample."""
+        with time_limit(self.config.sample_timeout):
+            inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)
+            proof = self.model.prove(setting, inputs)
         check_proof(proof, setting, self.model.default_top_k)
-        for _ in range(self.config.num_warmup_runs):
-            run_staged(self.model, inputs, self.max_new_tokens)
+        least, totals_s = self.config.num_warmup_runs, list[float]()
+        while needs_another_run(totals_s, least, self.config.max_warmup_runs):
+            with time_limit(self.config.sample_timeout):
+                totals_s.append(run_staged(self.model, inputs, self.max_new_tokens).total_s)
+        journal.append(warm_up_of(totals_s, least, self.origin.experiment_id, self.origin.rank))
         return proof
 
     def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from experiment_core_utils.a_distributed import (
 )
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, share_of_process
+from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
@@ -34,16 +35,18 @@ from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, w
 from experiment_core_utils.measurement import ShareMeasurer
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
+from experiment_core_utils.primitives.files import remove_leftovers, write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, only_run_in
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, SettingFailure
+from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, MeasuringOrder, SettingFailure
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, write_plan
+from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
+from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -89,6 +92,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     """Judge what was asked against model and task, load once, then measure and save setting by setting."""
     source = find_model(config.model_path, config.hf_cache_dir)
     settings = plan_for(config, source)
+    order = measuring_order([setting.key for setting in settings], config.setting_order, config.seed)
     task = load_task(
         config.dataset_name,
         config.split,
@@ -106,16 +110,19 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     journals = config.output_dir / PARTS_FOLDER
     with ExitStack() as stack:
         of_main_process(lambda: stack.enter_context(only_run_in(journals)), accelerator)
-        due_keys = of_main_process(lambda: due_and_tidy(journals, settings, ledger), accelerator)
-        due = [setting for setting in settings if setting.key in due_keys]
+        due_keys = of_main_process(lambda: due_and_tidy(journals, order, ledger), accelerator)
+        due = settings_of(due_keys, settings)
         experiment_id, failed = generate_unique_id(accelerator) if due else None, {}
         plan = plan_of(experiment_id, ledger, task, settings, due, len(drawn), accelerator.num_processes, journals)
         of_main_process(lambda: write_plan(plan, config.output_dir), accelerator)
         if experiment_id is not None:
+            (control,) = settings_of(order.keys[:1], settings)
             within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
             check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
             caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
-            run = ProfilingRun(config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats)
+            run = ProfilingRun(
+                config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats, order, control
+            )
             failed = run.measure_all(due)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
@@ -126,10 +133,24 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     return RunReport(experiment_id, True, results, failed, left_out_by(config, settings), config.output_dir, csv_path)
 
 
-def due_and_tidy(journals: Path, settings: Sequence[KnobSetting], ledger: Ledger) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, once the journals in the folder are put in order."""
+def due_and_tidy(journals: Path, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order."""
+    remove_leftovers(journals.parent)
     tidy_journals(journals, ledger.fingerprint, lambda key: ledger.result(key) is not None)
-    return tuple(setting.key for setting in settings if ledger.result(setting.key) is None)
+    return tuple(key for key in order.keys if ledger.result(key) is None)
+
+
+def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:
+    """The settings that the main process wants measured, in its order.
+
+    Raises:
+        WorkerLost: this process was not given one of them.
+    """
+    by_key = {setting.key: setting for setting in plan}
+    missing = [key for key in keys if key not in by_key]
+    if missing:
+        raise WorkerLost(f"this process was not given the setting {missing[0]}: all need the same arguments")
+    return [by_key[key] for key in keys]
 
 
 def plan_of(
@@ -223,8 +244,11 @@ class ProfilingRun:
         ledger: Ledger,
         experiment_id: str,
         caveats: Sequence[str] = (),
+        order: MeasuringOrder | None = None,
+        control: KnobSetting | None = None,
     ) -> None:
         self.config = config
+        self.order = order if order is not None else MeasuringOrder("planned", None, ())
         self.task = task
         self.accelerator = accelerator
         self.drawn = drawn
@@ -246,6 +270,7 @@ class ProfilingRun:
         self.measurer = ShareMeasurer(
             config, task, self.metric, self.model, max_new_tokens, self._origin(), self.journals, self.stop
         )
+        self.drift = self._drift_check(control) if control is not None else None
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **self.model.describe()},
@@ -272,15 +297,31 @@ class ProfilingRun:
             signals_stop(self.stop),
             progress_of(len(settings), own, shown=self.accelerator.is_main_process) as progress,
         ):
+            if self.drift is not None:
+                self.drift.begin()
             for setting in settings:
                 self.stop.raise_if_asked()
                 done = self.measurer.measure_share(setting, progress)
                 failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
                 if failure is not None:
                     failed[setting.key] = failure
+                if self.drift is not None:
+                    self.drift.after(setting.key, is_last=setting == settings[-1])
                 if self.config.enable_memory_optimization:
                     release_cached_memory(self.model.device)
         return failed
+
+    def _drift_check(self, control: KnobSetting) -> DriftCheck:
+        return DriftCheck(
+            self.config.output_dir,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.experiment_id,
+            control.key,
+            self.config.drift_check_every,
+            ControlRuns(self.measurer, control),
+            self.ledger,
+        )
 
     def _origin(self) -> JournalHeader:
         rank = self.accelerator.process_index
@@ -328,8 +369,11 @@ class ProfilingRun:
         accuracy = summarise_accuracy(answers, scoring, self.metric)
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
-        provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids)}
-        return setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
+        steadiness = steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
+        caveats = [*self.provenance["caveats"], *conditions_caveats(steadiness["conditions"])]
+        provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids), "caveats": caveats}
+        result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
+        return with_drift(result | steadiness, self.drift.note(setting.key) if self.drift is not None else [])
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:

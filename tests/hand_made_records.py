@@ -140,6 +140,7 @@ def part(
     proof: KnobProof | None = PROOF,
     memory: MemoryReading | None = None,
     failure: SettingFailure | None = None,
+    asked_ids: tuple[int, ...] | None = None,
 ) -> MeasuredSetting:
     """One process's part of `SETTING`."""
     return MeasuredSetting(
@@ -153,4 +154,5 @@ def part(
         proof=proof,
         memory=memory,
         failure=failure,
+        asked_ids=asked_ids,
     )

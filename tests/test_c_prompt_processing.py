@@ -33,6 +33,14 @@ def test_the_flags_choose_the_samples_and_their_ids_ascend() -> None:
     }
 
 
+def test_samples_that_may_end_early_are_shuffled_by_the_seed() -> None:
+    task = load_task("reference_vqa", "validation")
+    flags = ["--ids", "3", "17", "50", "99", "--until_precision", "0.02", "--seed"]
+    # numpy.random.RandomState(0).permutation(4) is [2, 3, 1, 0].
+    assert draw_samples(task, parse_config([*flags, "0"])).sample_ids == (50, 99, 17, 3)
+    assert draw_samples(task, parse_config([*flags, "1"])).sample_ids == (99, 50, 3, 17)
+
+
 def test_ids_outside_the_split_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="sample ids 2000 are outside the split; it has 0 to 1999"):
         draw_samples(load_task("reference_vqa", "validation"), parse_config(["--ids", "3", "2000"]))

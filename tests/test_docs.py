@@ -67,9 +67,18 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert set(sample["metadata"]) == first_cells("Metadata")
     assert set(result["realised"]) == first_cells("Realised")
     assert set(result["memory"]) == first_cells("Memory")
+    assert set(result["warmup"][0]) == first_cells("Warm-up")
+    assert set(result["conditions"][0]) == first_cells("Conditions")
+    assert set(result["drift"][0]) == first_cells("Drift")
+    assert set(result["precision"]) == first_cells("Precision")
     assert dotted(result["provenance"]) == first_cells("Provenance")
     assert set(FailedSample.__dataclass_fields__) == first_cells("Failed samples")
-    for key in (*result["tier_range"], *result["sampling"], *result["provenance"]["versions"]):
+    for key in (
+        *result["tier_range"],
+        *result["sampling"],
+        *result["setting_order"],
+        *result["provenance"]["versions"],
+    ):
         assert f"`{key}`" in SCHEMA
     for entry in result["accuracy_by_type"].values():
         assert all(f"`{key}`" in SCHEMA for key in entry)

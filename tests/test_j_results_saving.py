@@ -12,6 +12,7 @@ from experiment_core_utils.j_results_saving import (
     setting_file_name,
     setting_result,
 )
+from experiment_core_utils.k_results_aggregation import merge_parts
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
@@ -98,6 +99,8 @@ def test_every_key_of_a_setting() -> None:
         "share_unparsed": pytest.approx(1 / 3),
         "share_truncated": pytest.approx(1 / 3),
         "share_failed": 0.25,
+        "share_outlier_runs": None,
+        "share_outlier_runs_reason": "no sample has 3 runs",
         "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100},
         "sample_ids": [3, 5, 8, 9],
         "theoretical_num_crops": 3,  # of the most frequent geometry
@@ -121,6 +124,23 @@ def test_every_key_of_a_setting() -> None:
     }
     assert [entry["sample_id"] for entry in per_sample] == [3, 5, 8]
     assert (stats["T_total_mean"], stats["T_total_n"], stats["prefill_flops_n"]) == (1000.0, 3, 1)
+
+
+def test_runs_that_stand_out_are_marked_and_stay_in_the_statistics() -> None:
+    usual = [staged_run(), staged_run(), staged_run()]
+    odd = [staged_run(), staged_run(vision_s=1.5), staged_run()]
+    samples = (measured_sample(1, *usual), measured_sample(2, *odd))
+    result = setting_result(SETTING, 4, part(*samples), scores_of(samples), summary_of(samples), drawn(1, 2), {})
+    assert [sample["outlier_runs"] for sample in result["per_sample_results"]] == [[], [1]]
+    assert (result["share_outlier_runs"], result["share_outlier_runs_reason"]) == (1 / 6, None)
+    assert [run["T_total"] for run in result["per_sample_results"][1]["runs"]] == [1000.0, 2000.0, 1000.0]
+
+
+def test_the_ids_are_those_asked_for() -> None:
+    samples = (measured_sample(3), measured_sample(7))
+    merged = merge_parts([part(*samples, asked_ids=(7, 3))], (9, 7, 3))
+    result = setting_result(SETTING, 4, merged, scores_of(samples), summary_of(samples), drawn(9, 7, 3), {})
+    assert result["sample_ids"] == [3, 7]
 
 
 def test_every_key_of_a_sample() -> None:
@@ -170,6 +190,7 @@ def test_every_key_of_a_sample() -> None:
         "prefill_flops": 300,
         "decode_flops_per_token": 20.5,
         "outputs_identical": True,
+        "outlier_runs": None,
         "runs": [
             {**times, "T_inter_token": [125.0, 125.0]},
             {**times, "T_vision_total": 2000.0, "T_total": 2500.0, "T_inter_token": [125.0, 125.0]},
@@ -185,7 +206,7 @@ def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() ->
         "target_vision_tokens", "target_crops", "vision_tokens_diff", "pooled_image_features", "theoretical_num_crops",
         "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens", "actual_num_crops",
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
-        "prefill_flops", "decode_flops_per_token", "accuracy",
+        "prefill_flops", "decode_flops_per_token", "accuracy", "outlier_runs",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 

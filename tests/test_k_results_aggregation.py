@@ -82,6 +82,18 @@ def test_missing_and_foreign_samples_are_named(wanted: tuple[int, ...], message:
         merge_parts(two_parts(), wanted)
 
 
+def test_what_the_processes_asked_for_must_be_there_and_more_of_what_was_drawn_may() -> None:
+    first, second = two_parts()
+    first, second = replace(first, asked_ids=(5,), num_stopped_early=1), replace(second, asked_ids=(3,))
+    merged = merge_parts([first, second], (1, 3, 5, 7, 9))
+    # Sample 1 was finished beyond what is asked for now, by an earlier run that was split otherwise.
+    assert (merged.asked_ids, merged.num_stopped_early) == ((1, 3, 5), 1)
+    with pytest.raises(ResultsError, match=r"missing \[7\]"):
+        merge_parts([first, replace(second, asked_ids=(3, 7))], (1, 3, 5, 7, 9))
+    with pytest.raises(ResultsError, match=r"not asked for \[1\]"):
+        merge_parts([first, second], (3, 5, 7, 9))
+
+
 def test_doubled_samples_are_named() -> None:
     first, second = two_parts()
     doubled = replace(second, samples=(*second.samples, measured_sample(5)))
@@ -201,6 +213,31 @@ def test_samples_of_processes_that_this_run_has_no_more_count(tmp_path: Path) ->
     parts = collect(tmp_path)
     assert ids_of(parts) == [[1], [3], [5]]
     assert merge_parts(parts, (1, 3, 5)).failure is None
+
+
+def test_a_share_that_stopped_early_says_what_it_asked_for(tmp_path: Path) -> None:
+    keep(tmp_path, header(1), 3)
+    with Journal(tmp_path, header(0)) as journal:
+        journal.append(FinishedSample(measured_sample(1), None, MEMORY))
+        journal.append(ShareDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=1))
+    parts = collect(tmp_path)
+    assert [(part.asked_ids, part.num_stopped_early) for part in parts] == [((1,), 1), ((3,), 0)]
+    assert [sample.sample_id for sample in merge_parts(parts, (1, 3, 5)).samples] == [1, 3]
+
+
+def test_the_end_of_a_shorter_share_of_the_same_run_is_waited_past(tmp_path: Path) -> None:
+    """A setting that is extended: the beginning of the share was measured before."""
+    keep(tmp_path, header(1), 3)
+    with Journal(tmp_path, replace(header(0), sample_ids=(1,))) as journal:
+        journal.append(FinishedSample(measured_sample(1), None, MEMORY))
+        journal.append(ShareDone("0007", PROOF, MEMORY, None, num_given=1, num_asked=1))
+    with pytest.raises(WorkerLost, match=r"by process 0 \(owes 1 samples: 5\)"):
+        collect(tmp_path, timeout_s=0.1)
+    with Journal(tmp_path, header(0)) as journal:
+        journal.append(FinishedSample(measured_sample(5), None, MEMORY))
+        journal.append(ShareDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=2))
+    assert ids_of(collect(tmp_path)) == [[1, 5], [3]]
+    assert collect(tmp_path)[0].asked_ids == (1, 5)
 
 
 def test_who_waits_can_be_stopped(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ HEADER = (
     "T_decode_per_token_mean_ms,T_first_token_mean_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,"
     "vision_flops_mean,prefill_flops_mean,decode_flops_per_token_mean,"
     "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed"
+    ",share_outlier_runs"
 )
 
 

@@ -24,6 +24,7 @@ T = TypeVar("T")
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 SampleBy = Literal["random", "question_type"]
+SettingOrder = Literal["shuffled", "planned"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class ProfilingConfig:
     ids: tuple[int, ...] | None
     num_runs_per_sample: int
     num_warmup_runs: int
+    max_warmup_runs: int
+    setting_order: SettingOrder
+    drift_check_every: int
+    until_precision: float | None
     seed: int
     importance_scores: Mapping[int, float] | None
     importance_scores_file: Path | None
@@ -135,6 +140,31 @@ def build_parser() -> argparse.ArgumentParser:
     how = parser.add_argument_group("how it is measured")
     how.add_argument("--num_runs_per_sample", type=int, default=3)
     how.add_argument("--num_warmup_runs", type=int, default=2, help="unmeasured runs before each setting (%(default)s)")
+    how.add_argument(
+        "--max_warmup_runs",
+        type=int,
+        default=10,
+        help="a warm-up goes on until its last three runs agree within 5 %%, to this many at most (%(default)s)",
+    )
+    how.add_argument(
+        "--setting_order",
+        choices=("shuffled", "planned"),
+        default="shuffled",
+        help="shuffled: settings run in an order drawn by --seed (default); planned: in that of the plan",
+    )
+    how.add_argument(
+        "--drift_check_every",
+        type=int,
+        default=4,
+        metavar="N",
+        help="measure a control setting again after every N settings; 0: never (%(default)s)",
+    )
+    how.add_argument(
+        "--until_precision",
+        type=float,
+        metavar="P",
+        help="end a setting once the 95 %% interval of its mean T_total is within P of it, such as 0.02",
+    )
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     how.add_argument(
         "--precision",
@@ -173,7 +203,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     _check_strategy(given.sampling_strategy, given.num_configs)
     for name in ("num_samples", "num_runs_per_sample"):
         _at_least(name, getattr(given, name), 1)
-    for name in ("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed"):
+    for name in ("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed", "drift_check_every"):
         _at_least(name, getattr(given, name), 0)
     for name in ("top_k_list", "num_active_blocks_list"):
         for value in getattr(given, name) or ():
@@ -186,6 +216,16 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("num_processes", "num_threads", "max_new_tokens", "num_configs"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
+    if given.max_warmup_runs < given.num_warmup_runs:
+        raise ConfigurationError(
+            f"--max_warmup_runs {given.max_warmup_runs} is less than --num_warmup_runs {given.num_warmup_runs}; "
+            f"give at least {given.num_warmup_runs}"
+        )
+    if given.until_precision is not None and not 0 < given.until_precision < 1:
+        raise ConfigurationError(
+            f"--until_precision {given.until_precision} is not possible; give a share of the mean between 0 and 1, "
+            "such as 0.02"
+        )
     cores = os.cpu_count() or 1
     if given.num_threads is not None and given.num_threads > cores:
         raise ConfigurationError(f"--num_threads {given.num_threads} is more than the {cores} cores of this machine")
@@ -214,6 +254,10 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         ids=_unique(sorted(given.ids)) if given.ids is not None else None,
         num_runs_per_sample=given.num_runs_per_sample,
         num_warmup_runs=given.num_warmup_runs,
+        max_warmup_runs=given.max_warmup_runs,
+        setting_order=given.setting_order,
+        drift_check_every=given.drift_check_every,
+        until_precision=given.until_precision,
         seed=given.seed,
         importance_scores=read_importance(given.importance_scores_file),
         importance_scores_file=given.importance_scores_file,

@@ -94,6 +94,11 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
+def gpu_uuid(device: torch.device) -> str | None:
+    """The id that the driver gives a GPU, whatever number it has in this process; None for the CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+
+
 class MemoryWindow:
     """Peak memory between `with` and its end; the high-water mark is reset at the opening."""
 

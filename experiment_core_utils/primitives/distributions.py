@@ -97,6 +97,23 @@ def cluster_totals(
     return np.array([sum(group) for group in groups]), np.array([float(len(group)) for group in groups])
 
 
+def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> float | None:
+    """Half of the 95 % interval of the mean, as a share of the mean; None for fewer than 2 clusters or a mean of 0.
+
+    Student's t over values, or, where values share a cluster (samples that share a picture), over clusters: the
+    variance of the mean is G / (G - 1) * sum over clusters of (sum - mean * count)^2 / n^2, with G - 1 degrees of
+    freedom (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). Where each cluster holds one value this is the
+    interval of `describe`.
+    """
+    sums, counts = cluster_totals(values, clusters)
+    n, groups = float(counts.sum()), len(sums)
+    mean = float(sums.sum()) / n if n else 0.0
+    if groups < 2 or mean == 0.0:
+        return None
+    variance = groups / (groups - 1) * float(((sums - mean * counts) ** 2).sum()) / n**2
+    return float(special.stdtrit(groups - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance) / abs(mean)
+
+
 def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """95 % percentile interval of sum / count over clusters drawn with replacement, with a fixed seed."""
     clusters = len(sums)

@@ -33,6 +33,10 @@ class KnobDidNotAct(SettingError):
     """What ran is not what the setting asked for."""
 
 
+class MeterUnavailable(ProfilerError):
+    """What would measure is not there: run without it, and say so."""
+
+
 class WorkerLost(ProfilerError):
     """A process of the run is gone or the launch does not match what was asked: stop all."""
 

@@ -45,6 +45,13 @@ def write_text_atomically(text: str, path: Path) -> None:
             raise
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed left beside their files, which may never be written again."""
+    for kind in ("json", "csv"):
+        for path in folder.glob(f".*.{kind}.tmp"):
+            path.unlink(missing_ok=True)
+
+
 def flush_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk: a rename may else come after what is done because of it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

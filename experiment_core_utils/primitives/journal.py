@@ -1,8 +1,9 @@
 """In: a process's finished samples of one setting, one by one; out: a file from which none of them is lost.
 
-One JSON object a line, of one key that says what it is: `header` (JournalHeader), `sample` (FinishedSample) or `end`
-(ShareDone). A line is on the disk before the next sample begins. A process that is killed while it writes leaves the
-beginning of a line; it is ignored when read, and cut off by the process that goes on.
+One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
+(ConditionsReading), `sample` (FinishedSample) or `end` (ShareDone). A line is on the disk before the next sample
+begins. A process that is killed while it writes leaves the beginning of a line; it is ignored when read, and cut off by
+the process that goes on.
 """
 
 import fcntl
@@ -19,20 +20,34 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import failed_writes_named
-from experiment_core_utils.primitives.records import FinishedSample, JournalHeader, ShareDone
+from experiment_core_utils.primitives.records import (
+    ConditionsReading,
+    FinishedSample,
+    JournalHeader,
+    ShareDone,
+    WarmUp,
+)
 
 JOURNAL_VERSION = 1
 LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
 
-Line = JournalHeader | FinishedSample | ShareDone
+Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | ShareDone
 _KINDS: dict[str, TypeAdapter[Any]] = {
     "header": TypeAdapter(JournalHeader),
+    "warmup": TypeAdapter(WarmUp),
+    "conditions": TypeAdapter(ConditionsReading),
     "sample": TypeAdapter(FinishedSample),
     "end": TypeAdapter(ShareDone),
 }
-_NAMES = {JournalHeader: "header", FinishedSample: "sample", ShareDone: "end"}
+_NAMES = {
+    JournalHeader: "header",
+    WarmUp: "warmup",
+    ConditionsReading: "conditions",
+    FinishedSample: "sample",
+    ShareDone: "end",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,21 @@ class JournalContent:
         first = self.lines[0]
         assert isinstance(first, JournalHeader)
         return first
+
+    @property
+    def share(self) -> tuple[int, ...]:
+        """The samples of the process when it went on last."""
+        return next(line.sample_ids for line in reversed(self.lines) if isinstance(line, JournalHeader))
+
+    @property
+    def warmups(self) -> tuple[WarmUp, ...]:
+        """The warm-ups before its samples, one for each time that the process began to measure."""
+        return tuple(line for line in self.lines if isinstance(line, WarmUp))
+
+    @property
+    def conditions(self) -> tuple[ConditionsReading, ...]:
+        """What went on while its samples were measured, in order of time."""
+        return tuple(line for line in self.lines if isinstance(line, ConditionsReading))
 
     @property
     def finished(self) -> tuple[FinishedSample, ...]:

@@ -6,9 +6,11 @@ torch, so that stored results can be read and scored again without it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from experiment_core_utils.primitives.distributions import Distribution
+
+When = Literal["open", "between", "close"]
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,131 @@ class JournalHeader:
 
 
 @dataclass(frozen=True)
+class MeasuringOrder:
+    """In which order a run measures the settings of its plan.
+
+    Attributes:
+        how: `shuffled` or `planned`.
+        seed: of the shuffle; None where there was none.
+        keys: `KnobSetting.key` of every setting of the plan, done or due, in that order.
+    """
+
+    how: str
+    seed: int | None
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The unmeasured runs of one sample that one process made before its window of a setting.
+
+    Attributes:
+        total_s: of each run, in order.
+        is_stable: whether the last three agreed; None where warm-up is switched off.
+        spread: max / min - 1 of the last three; None for fewer runs.
+    """
+
+    experiment_id: str
+    rank: int
+    total_s: tuple[float, ...]
+    is_stable: bool | None
+    spread: float | None
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One GPU at one moment; None where it does not tell, for which `reason` says why.
+
+    Attributes:
+        throttle_reasons: names of NVML's clocks event reasons that are set.
+        power_throttled_s, thermal_throttled_s: for how long clocks were held down because of power and of heat, since
+            the driver was loaded; only differences have a meaning.
+        utilisation_percent: share of the driver's last sampling period (up to a second) in which a kernel ran,
+            this process's among them.
+        foreign_processes: other processes that compute on it.
+        foreign_memory_bytes: memory that they hold.
+    """
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    throttle_reasons: tuple[str, ...] | None
+    power_throttled_s: float | None
+    thermal_throttled_s: float | None
+    utilisation_percent: int | None
+    foreign_processes: int | None
+    foreign_memory_bytes: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class CpuReading:
+    """The host's CPUs at one moment; only differences of the times have a meaning.
+
+    Attributes:
+        busy_s: seconds that its logical CPUs were busy, summed over them.
+        total_s: seconds that they were there.
+        own_s: seconds that this process used of them.
+        frequency_mhz: mean over CPUs; None where the host does not tell.
+    """
+
+    busy_s: float
+    total_s: float
+    own_s: float
+    frequency_mhz: float | None
+
+
+@dataclass(frozen=True)
+class ConditionsReading:
+    """What went on at one moment at which no run was measured.
+
+    Attributes:
+        when: at the opening or the close of a setting's window, or between two samples.
+        wall_time: UTC.
+        monotonic_s: the same moment by the host's monotonic clock.
+        gpu: None without a GPU, or where it cannot be read, for which `gpu_reason` says why.
+    """
+
+    experiment_id: str
+    rank: int
+    when: When
+    wall_time: str
+    monotonic_s: float
+    gpu: GpuReading | None
+    gpu_reason: str | None
+    cpu: CpuReading
+
+
+@dataclass(frozen=True)
+class DriftReading:
+    """The control setting, measured once more by one process.
+
+    Attributes:
+        when: `start`, `between` or `end` of the run.
+        num_settings_before: settings that the run had measured before.
+        wall_time: UTC, when it was done.
+        since_start_s: seconds since the run began to measure, by the monotonic clock.
+        control: key of the control setting.
+        total_s: of one run of each of `sample_ids`.
+        ratio: median over samples of the time as a multiple of that at the run's first reading; None without times.
+        reason: why there are no times.
+    """
+
+    experiment_id: str
+    rank: int
+    when: str
+    num_settings_before: int
+    wall_time: str
+    since_start_s: float
+    control: str
+    sample_ids: tuple[int, ...]
+    total_s: tuple[float, ...]
+    ratio: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class FinishedSample:
     """A sample that is done with: either measured or failed.
 
@@ -250,12 +377,17 @@ class ShareDone:
         experiment_id: of the run that it belongs to.
         proof: None where the share holds no sample that can be read.
         failure: why samples of the share are missing.
+        num_given: how many samples the share had.
+        num_asked: how many of them, from the front, were asked for: fewer where sampling stopped early. Both are None
+            in the ends of shares of which every sample was asked for.
     """
 
     experiment_id: str
     proof: KnobProof | None
     memory: MemoryReading | None
     failure: SettingFailure | None
+    num_given: int | None = None
+    num_asked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,6 +400,10 @@ class MeasuredSetting:
             together.
         experiment_ids: of the runs that finished samples of it, ascending; more than one where a run was resumed.
         failure: why samples are missing.
+        asked_ids: samples that must be there; of a process that has not come to the end of its share None.
+        num_stopped_early: processes that did not come to their last sample because there were enough.
+        warmups: of every process and run.
+        conditions: readings of every process and run, in order of time for each of them.
     """
 
     key: str
@@ -280,6 +416,10 @@ class MeasuredSetting:
     proof: KnobProof | None
     memory: MemoryReading | None
     failure: SettingFailure | None
+    asked_ids: tuple[int, ...] | None = None
+    num_stopped_early: int = 0
+    warmups: tuple[WarmUp, ...] = ()
+    conditions: tuple[ConditionsReading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -317,6 +457,21 @@ class AccuracySummary:
 
 
 @dataclass(frozen=True)
+class Outliers:
+    """Runs that stand out from the other runs of their sample; they are marked, and stay in every statistic.
+
+    Attributes:
+        by_sample: for each sample the indices of its runs that do, None where it has too few to judge.
+        share: of the runs that were judged; None where none was.
+        reason: why there is no share.
+    """
+
+    by_sample: tuple[tuple[int, ...] | None, ...]
+    share: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class SettingSummary:
     """What a setting's samples come to.
 
@@ -325,12 +480,14 @@ class SettingSummary:
         distributions: over samples, by quantity: stage times in seconds, token counts as they are.
         share_truncated: share of answers that reached the limit without end-of-sequence.
         share_failed: share of the samples asked for that could not be run; None where none was asked for.
+        outliers: runs that stand out from the others of their sample; they are in all distributions.
     """
 
     accuracy: AccuracySummary
     distributions: Mapping[str, Distribution]
     share_truncated: float | None
     share_failed: float | None
+    outliers: Outliers
 
 
 class GpuMemory(TypedDict):

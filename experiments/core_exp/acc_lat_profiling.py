@@ -25,7 +25,12 @@ def main() -> int:
             if plan.is_main_process:
                 print(plan.text)
             return 0
-        from experiment_core_utils.l_results_csv_cleaning import closing_table, failed_sample_lines, few_samples_warning
+        from experiment_core_utils.l_results_csv_cleaning import (
+            closing_table,
+            failed_sample_lines,
+            few_samples_warning,
+            unsteady_lines,
+        )
         from experiment_core_utils.pipeline import run_profiling
 
         report = run_profiling(config)
@@ -44,7 +49,7 @@ def main() -> int:
             warning = few_samples_warning(report.results)
             if warning is not None:
                 print(f"warning: {warning} (--num_samples)")
-        for line in failed_sample_lines(report.results):
+        for line in (*unsteady_lines(report.results), *failed_sample_lines(report.results)):
             print(line)
         for key, failure in report.failed.items():
             print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")

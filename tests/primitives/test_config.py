@@ -17,6 +17,8 @@ def test_the_published_defaults() -> None:
     assert (config.num_samples, config.num_runs_per_sample, config.seed) == (1000, 3, 42)
     assert (config.max_new_tokens, config.prompt_template, config.dataset_revision) == (None, None, None)
     assert (config.sample_by, config.ids) == ("random", None)
+    assert (config.setting_order, config.num_warmup_runs, config.max_warmup_runs) == ("shuffled", 2, 10)
+    assert (config.drift_check_every, config.until_precision) == (4, None)
     assert (config.dataset_name, config.split, config.sampling_strategy) == ("reference_vqa", None, "balanced")
 
 
@@ -37,6 +39,13 @@ def test_tokens_take_the_place_of_tiers() -> None:
         (["--num_configs", "5"], "--num_configs 5 is for --sampling_strategy lhs, not for balanced"),
         (["--sampling_strategy", "lhs", "--num_configs", "0"], "--num_configs 0.*at least 1"),
         (["--num_samples", "0"], "--num_samples 0.*at least 1"),
+        (["--num_warmup_runs", "11"], "--max_warmup_runs 10 is less than --num_warmup_runs 11; give at least 11"),
+        (["--max_warmup_runs", "1"], "--max_warmup_runs 1 is less than --num_warmup_runs 2"),
+        (["--setting_order", "random"], "invalid choice: 'random'"),
+        (["--drift_check_every", "-1"], "--drift_check_every -1 is not possible; give at least 0"),
+        (["--until_precision", "2"], "--until_precision 2.0 is not possible; give a share.*such as 0.02"),
+        (["--until_precision", "0"], "--until_precision 0.0 is not possible"),
+        (["--until_precision", "nan"], "--until_precision nan is not possible"),
         (["--max_new_tokens", "0"], "--max_new_tokens 0.*at least 1"),
         (["--sample_by", "size"], "invalid choice: 'size'"),
         (["--ids", "3", "--sample_by", "question_type"], "--ids leaves nothing to draw"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsNotSaved
-from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.files import remove_leftovers, write_json_atomically, write_text_atomically
 
 
 def test_a_file_is_written_whole_in_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -45,3 +45,10 @@ def test_a_name_that_is_taken_by_a_folder_leaves_no_temporary_file(tmp_path: Pat
     with pytest.raises(ResultsNotSaved, match="Is a directory"):
         write_json_atomically({}, tmp_path / "result.json")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".drift.json.tmp", ".a_settings.csv.tmp", "drift.json", ".mine.tmp"):
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "drift.json"]

@@ -1,0 +1,246 @@
+"""In: a control setting, measured again along a run; out: by how much the machine changed, beside each result.
+
+The control setting is measured on a few fixed samples when the run begins, after every few settings and at the end. Its
+times enter no latency statistic. Each process checks its own device and has a file of its own; none waits for another.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import ResultsError, SampleError, SettingError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.records import DriftReading
+from experiment_core_utils.primitives.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
+from experiment_core_utils.progress import Ledger
+
+DRIFT_VERSION = 1
+CONTROL_SAMPLES = 3
+# Where samples cannot be read, so many are tried before the check is given up.
+_MOST_CANDIDATES = 12
+CAVEAT = "drift: "
+_READINGS = TypeAdapter(tuple[DriftReading, ...])
+
+Totals = Mapping[int, float]
+
+
+def drift_path(folder: Path, rank: int) -> Path:
+    """`drift.json` of the main process, `drift.rank<r>.json` of the others."""
+    return folder / ("drift.json" if rank == 0 else f"drift.rank{rank}.json")
+
+
+def read_drift(path: Path) -> tuple[DriftReading, ...]:
+    """All readings of one process, of every run in this folder; none where there is no file.
+
+    Raises:
+        ResultsError: the file is not of this version.
+    """
+    try:
+        content = json.loads(path.read_text())
+        if content["schema_version"] != DRIFT_VERSION:
+            raise ResultsError(f"{path} is of schema {content['schema_version']}, not {DRIFT_VERSION}; move it away")
+        return _READINGS.validate_python(content["readings"])
+    except FileNotFoundError:
+        return ()
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise ResultsError(f"{path} is no file of drift readings; move it away") from error
+
+
+class ControlRuns:
+    """Runs the control setting on this process's first samples that can be read, always the same ones."""
+
+    def __init__(self, measurer: ShareMeasurer, control: KnobSetting) -> None:
+        self._measurer = measurer
+        self._control = control
+        self._sample_ids: tuple[int, ...] | None = None
+
+    def __call__(self) -> Totals:
+        """Total seconds of one run of each sample, each after unmeasured ones.
+
+        Raises:
+            SettingError: the control setting cannot be run.
+            Stopped: someone asked to stop.
+        """
+        candidates = self._sample_ids or self._measurer.own_ids[:_MOST_CANDIDATES]
+        totals: dict[int, float] = {}
+        self._measurer.model.apply(self._control)
+        with out_of_memory_named():
+            for sample_id in candidates:
+                if len(totals) == CONTROL_SAMPLES:
+                    break
+                self._measurer.stop.raise_if_asked()
+                try:
+                    totals[sample_id] = self._total_s(sample_id, is_first=not totals)
+                except SampleError:  # not counted: the sample is measured, and so recorded, at every setting
+                    continue
+        self._sample_ids = self._sample_ids or tuple(totals)
+        return totals
+
+    def _total_s(self, sample_id: int, is_first: bool) -> float:
+        """The first sample warms up as before a setting, the others by one run for their own shape."""
+        measurer = self._measurer
+        config = measurer.config
+        least, most = (max(config.num_warmup_runs, 1), config.max_warmup_runs) if is_first else (1, 1)
+        with time_limit(config.sample_timeout):
+            request = measurer.maker.make(measurer.task[sample_id], self._control.vision.crops)
+            inputs = measurer.model.to_device(request.inputs)
+        warm: list[float] = []
+        while needs_another_run(warm, least, max(most, least)):
+            with time_limit(config.sample_timeout):
+                warm.append(run_staged(measurer.model, inputs, measurer.max_new_tokens).total_s)
+        with time_limit(config.sample_timeout):
+            return run_staged(measurer.model, inputs, measurer.max_new_tokens).total_s
+
+
+class DriftCheck:
+    """One process's readings of a run, and (main process) the note of them in the results.
+
+    Args:
+        control: key of the control setting.
+        every: settings between two readings; 0 takes none.
+        run_control: one run of each control sample, in seconds by sample id.
+        ledger: finds the results of settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        num_processes: int,
+        experiment_id: str,
+        control: str,
+        every: int,
+        run_control: Callable[[], Totals],
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._num_processes = num_processes
+        self._experiment_id = experiment_id
+        self._control = control
+        self._every = every
+        self._run_control = run_control
+        self._ledger = ledger
+        self._clock = clock
+        self._began = clock()
+        self._measured: list[str] = []
+        self._first: Totals | None = None
+        self._noted: dict[str, list[dict[str, Any]]] = {}
+
+    def begin(self) -> None:
+        """The reading that all others of the run are compared with."""
+        if self._every:
+            self._read("start")
+
+    def after(self, key: str, is_last: bool) -> None:
+        """A setting is done, or has failed; read where it is time to."""
+        self._measured.append(key)
+        if self._every and (is_last or len(self._measured) % self._every == 0):
+            self._read("end" if is_last else "between")
+        if self._every and self._rank == 0:
+            self._note_in_results()
+
+    def _read(self, when: str) -> None:
+        totals, reason = self._totals_or_reason()
+        if self._first is None and totals:
+            self._first = totals
+        ratio = drift_ratio(self._first, totals) if self._first is not None else None
+        reading = DriftReading(
+            experiment_id=self._experiment_id,
+            rank=self._rank,
+            when=when,
+            num_settings_before=len(self._measured),
+            wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            since_start_s=self._clock() - self._began,
+            control=self._control,
+            sample_ids=tuple(totals),
+            total_s=tuple(totals.values()),
+            ratio=ratio,
+            reason=reason,
+        )
+        path = drift_path(self._folder, self._rank)
+        readings = (*read_drift(path), reading)
+        content = {"schema_version": DRIFT_VERSION, "readings": [asdict(each) for each in readings]}
+        write_json_atomically(content, path)
+
+    def _totals_or_reason(self) -> tuple[Totals, str | None]:
+        """Times, or why there are none: the check may fail, the run goes on."""
+        try:
+            totals = self._run_control()
+        except SettingError as error:
+            return {}, f"{type(error).__name__}: {error}"
+        return totals, None if totals else "none of this process's first samples can be read"
+
+    def note(self, key: str) -> list[dict[str, Any]]:
+        """For the result of the setting that was measured just now: the readings before it, by process."""
+        self._noted[key] = self._entries(self._readings_of_run(), len(self._measured))
+        return self._noted[key]
+
+    def _note_in_results(self) -> None:
+        """Write what has been read since around each setting of this run into its result."""
+        by_rank = self._readings_of_run()
+        for place, key in enumerate(self._measured):
+            entries = self._entries(by_rank, place)
+            path, result = None, None
+            if key in self._noted and self._noted[key] != entries:
+                path, result = self._ledger.result_path(key), self._ledger.result(key)
+            if path is not None and result is not None:
+                write_json_atomically(with_drift(result, entries), path)
+                self._noted[key] = entries
+
+    def _entries(self, by_rank: Sequence[Sequence[DriftReading]], place: int) -> list[dict[str, Any]]:
+        if not self._every:
+            return []
+        return [drift_entry(rank, readings, place) for rank, readings in enumerate(by_rank)]
+
+    def _readings_of_run(self) -> list[list[DriftReading]]:
+        return [
+            [each for each in read_drift(drift_path(self._folder, rank)) if each.experiment_id == self._experiment_id]
+            for rank in range(self._num_processes)
+        ]
+
+
+def drift_entry(rank: int, readings: Sequence[DriftReading], place: int) -> dict[str, Any]:
+    """The ratios of the last reading before and the first after the run's setting at `place`, counted from 0."""
+    before = [each for each in readings if each.num_settings_before <= place]
+    after = [each for each in readings if each.num_settings_before > place]
+    reasons = [] if before else ["no reading before it"]
+    reasons += [] if after else ["no reading after it"]
+    around = [*before[-1:], *after[:1]]
+    reasons += [each.reason for each in around if each.ratio is None and each.reason is not None]
+    return {
+        "rank": rank,
+        "control": around[0].control if around else None,
+        "before": before[-1].ratio if before else None,
+        "after": after[0].ratio if after else None,
+        "reason": "; ".join(reasons) or None,
+    }
+
+
+def with_drift(result: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A result with these readings, and a caveat where the machine had changed."""
+    caveats = [each for each in result["provenance"]["caveats"] if not each.startswith(CAVEAT)]
+    caveat = drift_caveat(entries)
+    provenance = {**result["provenance"], "caveats": [*caveats, *([caveat] if caveat is not None else [])]}
+    return {**result, "drift": list(entries), "provenance": provenance}
+
+
+def drift_caveat(entries: Sequence[Mapping[str, Any]]) -> str | None:
+    """The sentence for the ratio that is furthest from 1; None where none is more than 5 % off."""
+    ratios = [(entry[when], when) for entry in entries for when in ("before", "after") if entry[when] is not None]
+    ratio, when = max(ratios, key=lambda each: abs(each[0] - 1), default=(1.0, ""))
+    if abs(ratio - 1) <= DRIFT_LIMIT:
+        return None
+    return f"{CAVEAT}{when} this setting the control setting took {ratio:.2f} times as long as when the run began"

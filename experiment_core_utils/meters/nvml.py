@@ -1,0 +1,119 @@
+"""In: a GPU's id; out: its clocks, temperature, power, throttling and the other processes on it, through NVML.
+
+NVML is the driver's library for monitoring (`pynvml`, in the package nvidia-ml-py). A reading takes about a millisecond
+of host time and does not wait for the GPU; still none is taken inside a measured run.
+"""
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.primitives.records import GpuReading
+
+T = TypeVar("T")
+
+# Bits of nvmlClocksEventReasons (nvml.h), by name.
+EVENT_REASONS = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+# Those that mean that the GPU ran slower than it could because of heat or power.
+THROTTLING = frozenset(
+    {"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+
+
+def event_reason_names(bits: int) -> tuple[str, ...]:
+    """The reasons that are set, in order of their bits; one without a name as its number."""
+    found = [1 << place for place in range(bits.bit_length()) if bits >> place & 1]
+    return tuple(EVENT_REASONS.get(bit, f"{bit:#x}") for bit in found)
+
+
+class NvmlGpu:
+    """One GPU, opened by the id that the driver gives it.
+
+    Args:
+        uuid: such as "GPU-8d1b…".
+        library: the module `pynvml`, or what stands in for it; None imports it.
+        pid: of this process, to tell others from it.
+
+    Raises:
+        MeterUnavailable: no such package, driver or GPU.
+    """
+
+    def __init__(self, uuid: str, library: ModuleType | Any | None = None, pid: int | None = None) -> None:
+        self._nvml = library if library is not None else _pynvml()
+        self._pid = os.getpid() if pid is None else pid
+        try:
+            self._nvml.nvmlInit()
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except self._nvml.NVMLError as error:
+            raise MeterUnavailable(f"NVML does not open {uuid}: {error}") from error
+
+    def read(self) -> GpuReading:
+        """The GPU now; what it does not tell is None, and `reason` says why."""
+        nvml, handle = self._nvml, self._handle
+        missing: dict[str, str] = {}
+
+        def ask(name: str, call: Callable[[], T]) -> T | None:
+            try:
+                return call()
+            except nvml.NVMLError as error:
+                missing[name] = str(error)
+                return None
+
+        power_mw = ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        bits = ask("throttle reasons", self._event_reasons)
+        count, memory_bytes = ask("processes", self._foreign_processes) or (None, None)
+        if count is None and "processes" not in missing:
+            missing["processes"] = "the driver does not list this process: its ids are those of another namespace"
+        return GpuReading(
+            sm_clock_mhz=ask("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            memory_clock_mhz=ask("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            temperature_c=ask("temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            power_w=power_mw / 1000 if power_mw is not None else None,
+            throttle_reasons=event_reason_names(bits) if bits is not None else None,
+            power_throttled_s=ask("power throttling", lambda: self._throttled_s(nvml.NVML_PERF_POLICY_POWER)),
+            thermal_throttled_s=ask("thermal throttling", lambda: self._throttled_s(nvml.NVML_PERF_POLICY_THERMAL)),
+            utilisation_percent=ask("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            foreign_processes=count,
+            foreign_memory_bytes=memory_bytes,
+            reason="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
+        )
+
+    def _event_reasons(self) -> int:
+        """Under the older name where the driver does not know the newer one."""
+        try:
+            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
+        except self._nvml.NVMLError_FunctionNotFound:
+            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+
+    def _throttled_s(self, policy: int) -> float:
+        """Seconds since the driver was loaded in which clocks were held down by this policy (violationTime, in ns)."""
+        return float(self._nvml.nvmlDeviceGetViolationStatus(self._handle, policy).violationTime) * 1e-9
+
+    def _foreign_processes(self) -> tuple[int, int | None] | None:
+        """How many other processes compute here and what memory they hold; None where ids cannot be compared."""
+        processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        if all(each.pid != self._pid for each in processes):
+            return None
+        others = [each.usedGpuMemory for each in processes if each.pid != self._pid]
+        return len(others), None if None in others else sum(others)
+
+
+def _pynvml() -> ModuleType:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MeterUnavailable("pynvml is not installed (pip install nvidia-ml-py)") from error
+    found: ModuleType = pynvml
+    return found

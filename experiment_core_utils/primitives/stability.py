@@ -1,0 +1,135 @@
+"""In: settings, samples and times; out: in which order to measure, when to stop, and which runs stand out.
+
+Nothing here knows a clock, a device or a file.
+"""
+
+import math
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from experiment_core_utils.primitives.distributions import relative_half_width
+from experiment_core_utils.primitives.records import MeasuringOrder, Outliers, WarmUp
+
+T = TypeVar("T")
+
+# Runs of a warm-up that must agree, and within what share of the shortest.
+STABLE_RUNS = 3
+STABLE_WITHIN = 0.05
+# Fewer samples say too little about their own spread to stop on it.
+LEAST_SAMPLES_TO_STOP = 10
+# Iglewicz and Hoaglin's limit of the modified z-score, and what makes a MAD a standard deviation of normal values.
+OUTLIER_Z = 3.5
+MAD_TO_STD = 1.4826
+OUTLIER_BEYOND = 0.05
+LEAST_RUNS_TO_JUDGE = 3
+# A control setting that is more than this share off its first reading tells of a machine that has changed.
+DRIFT_LIMIT = 0.05
+
+
+def shuffled(items: Sequence[T], seed: int) -> tuple[T, ...]:
+    """The items in a random order, the same one for the same number of items and seed.
+
+    `numpy.random.RandomState(seed).permutation(len(items))`, whose stream numpy keeps for ever.
+    """
+    return tuple(items[int(place)] for place in np.random.RandomState(seed).permutation(len(items)))
+
+
+def measuring_order(keys: Sequence[str], how: str, seed: int) -> MeasuringOrder:
+    """The order of a plan's settings; it depends on the plan, `how` and `seed` only, so that a resumed run keeps it."""
+    if how == "planned":
+        return MeasuringOrder(how, None, tuple(keys))
+    return MeasuringOrder(how, seed, shuffled(keys, seed))
+
+
+def spread_of_last(totals_s: Sequence[float]) -> float | None:
+    """max / min - 1 of the last three; None for fewer."""
+    last = totals_s[-STABLE_RUNS:]
+    return max(last) / min(last) - 1 if len(last) == STABLE_RUNS else None
+
+
+def is_stable(totals_s: Sequence[float]) -> bool:
+    """Whether the last three runs agree within 5 %."""
+    spread = spread_of_last(totals_s)
+    return spread is not None and spread <= STABLE_WITHIN
+
+
+def warm_up_of(totals_s: Sequence[float], least: int, experiment_id: str, rank: int) -> WarmUp:
+    """The record of a warm-up; one that is switched off (`least` 0) is neither stable nor unstable."""
+    stable = is_stable(totals_s) if least else None
+    return WarmUp(experiment_id, rank, tuple(totals_s), stable, spread_of_last(totals_s))
+
+
+def needs_another_run(totals_s: Sequence[float], least: int, most: int) -> bool:
+    """Whether a warm-up of these runs goes on; one that is switched off (`least` 0) does not begin."""
+    if least == 0 or len(totals_s) >= most:
+        return False
+    return len(totals_s) < least or not is_stable(totals_s)
+
+
+def drift_ratio(first_s: Mapping[int, float], now_s: Mapping[int, float]) -> float | None:
+    """Median over samples of the time now as a multiple of the first; None where no sample is in both.
+
+    The median of three lets one disturbed run pass.
+    """
+    ratios = [now_s[sample_id] / first for sample_id, first in first_s.items() if sample_id in now_s]
+    return statistics.median(ratios) if ratios else None
+
+
+@dataclass(frozen=True)
+class PrecisionGoal:
+    """When a share of a setting's samples is enough.
+
+    Attributes:
+        relative: half of the 95 % interval of the mean total time, as a share of that mean, at which to stop.
+    """
+
+    relative: float
+
+    def of_share(self, num_processes: int) -> "PrecisionGoal":
+        """The goal of one of several processes, which judges its own samples: the interval of n times as many is
+        narrower by sqrt(n)."""
+        return PrecisionGoal(self.relative * math.sqrt(num_processes))
+
+    def is_reached(self, totals_s: Sequence[float], pictures: Sequence[Hashable]) -> bool:
+        """Whether these samples are enough; never for fewer than 10."""
+        if len(totals_s) < LEAST_SAMPLES_TO_STOP:
+            return False
+        width = relative_half_width(totals_s, pictures)
+        return width is not None and width <= self.relative
+
+
+def find_outliers(totals_s: Sequence[Sequence[float]]) -> Outliers:
+    """Judge each run's total by its ratio to the median of its sample, pooled over a setting's samples.
+
+    Samples differ in length, runs of one sample do not, so ratios are comparable. Their logarithms lie around 0. An
+    outlier is further from it than 3.5 * 1.4826 * MAD (the median distance from 0) and more than 5 % off: the modified
+    z-score of B. Iglewicz and D. Hoaglin, "How to Detect and Handle Outliers", ASQC Quality Press (1993), with a limit
+    below which nothing is worth a mark.
+
+    Args:
+        totals_s: the runs of each sample; samples with fewer than 3 runs are not judged.
+    """
+    logs = [_log_ratios(runs) if len(runs) >= LEAST_RUNS_TO_JUDGE else None for runs in totals_s]
+    pooled = [abs(value) for values in logs if values is not None for value in values]
+    if not pooled:
+        return Outliers(tuple(None for _ in logs), None, f"no sample has {LEAST_RUNS_TO_JUDGE} runs")
+    limit = OUTLIER_Z * MAD_TO_STD * statistics.median(pooled)
+    found = tuple(None if values is None else _beyond(values, limit) for values in logs)
+    return Outliers(found, sum(len(each) for each in found if each is not None) / len(pooled), None)
+
+
+def _log_ratios(runs: Sequence[float]) -> list[float]:
+    middle = statistics.median(runs)
+    return [math.log(run / middle) for run in runs]
+
+
+def _beyond(log_ratios: Sequence[float], limit: float) -> tuple[int, ...]:
+    return tuple(
+        index
+        for index, value in enumerate(log_ratios)
+        if abs(value) > limit and abs(math.exp(value) - 1) > OUTLIER_BEYOND
+    )

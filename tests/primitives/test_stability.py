@@ -1,0 +1,128 @@
+"""Orders, warm-ups, when there are enough samples, and runs that stand out, by hand-worked numbers."""
+
+import math
+
+import pytest
+
+from experiment_core_utils.primitives.distributions import describe, relative_half_width
+from experiment_core_utils.primitives.stability import (
+    PrecisionGoal,
+    find_outliers,
+    is_stable,
+    measuring_order,
+    needs_another_run,
+    shuffled,
+    spread_of_last,
+    warm_up_of,
+)
+
+KEYS = ("a", "b", "c", "d", "e")
+
+
+def test_the_shuffle_is_that_of_numpys_frozen_stream() -> None:
+    # numpy.random.RandomState(42).permutation(5) is [1, 4, 2, 0, 3].
+    assert shuffled(KEYS, 42) == ("b", "e", "c", "a", "d")
+    assert shuffled((), 42) == ()
+
+
+def test_settings_run_shuffled_by_the_seed_or_as_planned() -> None:
+    assert measuring_order(KEYS, "shuffled", 42).keys == ("b", "e", "c", "a", "d")
+    assert measuring_order(KEYS, "shuffled", 42).seed == 42
+    assert measuring_order(KEYS, "shuffled", 7).keys != ("b", "e", "c", "a", "d")
+    planned = measuring_order(KEYS, "planned", 42)
+    assert (planned.keys, planned.seed, planned.how) == (KEYS, None, "planned")
+
+
+def test_three_runs_agree_within_five_percent_of_the_shortest() -> None:
+    assert spread_of_last([9.0, 1.0, 1.25]) == pytest.approx(8.0)
+    assert spread_of_last([9.0, 1.0, 1.25, 1.0]) == pytest.approx(0.25)
+    assert spread_of_last([1.0, 1.0]) is None
+    assert is_stable([5.0, 1.0, 1.04, 1.02])
+    assert not is_stable([5.0, 1.0, 1.06, 1.02])
+    assert not is_stable([1.0, 1.0])
+
+
+def runs_of_warm_up(totals: list[float], least: int, most: int) -> int:
+    done: list[float] = []
+    while needs_another_run(done, least, most):
+        done.append(totals[len(done)])
+    return len(done)
+
+
+@pytest.mark.parametrize(
+    ("totals", "least", "most", "runs"),
+    [
+        ([3.0, 2.0, 1.0, 1.0, 1.0, 1.0], 2, 10, 5),  # runs 3, 4 and 5 are the first that agree
+        ([1.0, 1.0, 1.0, 1.0], 2, 10, 3),  # two were asked for, but agreement takes three
+        ([1.0, 1.0, 1.0, 1.0, 1.0], 4, 10, 4),  # stable before, but four were asked for
+        ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], 2, 5, 5),  # never stable
+        ([1.0, 2.0, 3.0], 2, 2, 2),
+        ([], 0, 10, 0),  # switched off
+    ],
+)
+def test_a_warm_up_goes_on_until_it_is_stable(totals: list[float], least: int, most: int, runs: int) -> None:
+    assert runs_of_warm_up(totals, least, most) == runs
+
+
+def test_what_is_noted_of_a_warm_up() -> None:
+    warm = warm_up_of([3.0, 1.0, 1.0, 1.0], 2, "0007", 1)
+    assert (warm.experiment_id, warm.rank, warm.is_stable, warm.spread) == ("0007", 1, True, 0.0)
+    assert warm_up_of([3.0, 1.0, 2.0], 2, "0007", 0).is_stable is False
+    assert warm_up_of([], 0, "0007", 0).is_stable is None
+
+
+def test_the_half_width_is_that_of_students_t() -> None:
+    # n = 4, mean 10, std sqrt(8 / 3); t(0.975, 3) = 3.182446.
+    values = [8.0, 10.0, 10.0, 12.0]
+    assert relative_half_width(values) == pytest.approx(3.182446 * math.sqrt(8 / 3) / 2 / 10)
+    spread = describe(values)
+    assert spread is not None and spread.ci_high is not None
+    assert relative_half_width(values) == pytest.approx((spread.ci_high - spread.mean) / spread.mean)
+    assert relative_half_width([5.0]) is None
+    assert relative_half_width([]) is None
+
+
+def test_samples_that_share_a_picture_count_as_one() -> None:
+    # Two pictures, sums 16 and 24 of 2 each, mean 10: variance 2 / 1 * (16 + 16) / 16 = 4; t(0.975, 1) = 12.7062.
+    assert relative_half_width([8.0, 8.0, 12.0, 12.0], ["a", "a", "b", "b"]) == pytest.approx(12.7062 * 2 / 10, 1e-5)
+    assert relative_half_width([8.0, 8.0], ["a", "a"]) is None
+
+
+def test_precision_needs_ten_samples_and_a_narrow_interval() -> None:
+    goal = PrecisionGoal(0.02)
+    pictures = list("abcdefghij")
+    assert not goal.is_reached([1.0] * 9, pictures[:9])
+    assert goal.is_reached([1.0] * 10, pictures)
+    # Half at 0.97, half at 1.03: std sqrt(10 * 0.0009 / 9) = 0.031623, t(0.975, 9) = 2.262157, half width 0.022622.
+    values = [0.97, 1.03] * 5
+    assert relative_half_width(values) == pytest.approx(0.022622, 1e-4)
+    assert not goal.is_reached(values, pictures)
+    assert goal.of_share(4).relative == pytest.approx(0.04)
+    assert goal.of_share(4).is_reached(values, pictures)
+
+
+def test_outliers_are_found_over_all_samples_and_named_by_their_run() -> None:
+    # Ratios 1/1.01, 1, 1.01 in four samples and one of 1.2: the median distance is log 1.01, and the limit
+    # 3.5 * 1.4826 * log 1.01 = 0.05163, a factor of 1.053.
+    usual = [1.0 / 1.01, 1.0, 1.01]
+    found = find_outliers([usual, usual, usual, [2.0 / 1.01, 2.4, 2.0], usual])
+    assert found.by_sample == ((), (), (), (1,), ())
+    assert found.share == pytest.approx(1 / 15)
+    assert found.reason is None
+
+
+def test_a_run_within_five_percent_is_no_outlier_however_equal_the_others_are() -> None:
+    assert find_outliers([[1.0, 1.0, 1.04]] * 3).by_sample == ((), (), ())
+    assert find_outliers([[1.0, 1.0, 1.06]] * 3).by_sample == ((2,), (2,), (2,))
+    assert find_outliers([[1.0, 1.0, 0.94]] * 3).by_sample == ((2,), (2,), (2,))
+
+
+def test_a_wide_spread_has_no_outliers() -> None:
+    assert find_outliers([[0.8, 1.0, 1.25]] * 4).share == 0.0
+
+
+def test_two_runs_say_nothing() -> None:
+    assert find_outliers([[1.0, 9.0], [1.0]]).by_sample == (None, None)
+    assert find_outliers([[1.0, 9.0]]).share is None
+    assert find_outliers([]).reason == "no sample has 3 runs"
+    assert find_outliers([[1.0, 9.0], [1.0, 1.0, 2.0]]).by_sample == (None, (2,))
