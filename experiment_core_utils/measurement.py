@@ -1,12 +1,11 @@
 """In: one setting and this process's share of the samples; out: the share's journal, brought to its end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.k_results_aggregation import finished_ids
@@ -28,18 +27,21 @@ from experiment_core_utils.primitives.records import (
     JournalHeader,
     KnobProof,
     MeasuredSample,
+    PreparedRequest,
     RequestShape,
     SettingFailure,
     ShareDone,
 )
 from experiment_core_utils.progress_bar import Progress
-from experiment_core_utils.tasks.interface import Metric, Sample, Task
+from experiment_core_utils.request_source import RequestSource
+from experiment_core_utils.tasks.interface import Metric, Sample
 
 
 class ShareMeasurer:
     """Measures one process's share of the samples, setting by setting.
 
     Args:
+        requests: gives this process's samples prepared; started and ended by the caller.
         origin: the header of this process's journals, but for the setting's key.
         stop: looked at before every sample.
     """
@@ -47,34 +49,40 @@ class ShareMeasurer:
     def __init__(
         self,
         config: ProfilingConfig,
-        task: Task,
         metric: Metric,
         model: StagedModel,
+        requests: RequestSource,
         max_new_tokens: int,
         origin: JournalHeader,
         journals: Path,
         stop: StopRequest,
     ) -> None:
         self.config = config
-        self.task = task
         self.metric = metric
         self.model = model
-        self.maker = RequestMaker(model, task)
+        self.requests = requests
         self.max_new_tokens = max_new_tokens
         self.origin = origin
         self.own_ids = origin.sample_ids
         self.journals = journals
         self.stop = stop
         self._warm_tilings: set[tuple[int, int] | None] = set()
+        self._following: Sequence[KnobSetting] = ()
 
-    def measure_share(self, setting: KnobSetting, progress: Progress) -> ShareDone:
+    def measure_share(
+        self, setting: KnobSetting, progress: Progress, following: Sequence[KnobSetting] = ()
+    ) -> ShareDone:
         """Bring the journal of the setting to its end, from wherever an earlier run left it.
+
+        Args:
+            following: the settings after this one, in order, for which requests are prepared ahead.
 
         Raises:
             Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journal.
         """
         finished = finished_ids(self.journals, setting.key, self.origin.fingerprint).intersection(self.own_ids)
         progress.start(setting.key, len(finished))
+        self._following = following
         with Journal(self.journals, replace(self.origin, key=setting.key)) as journal:
             earlier = journal.before.end if journal.before is not None else None
             if earlier is not None and earlier.failure is None and finished.issuperset(self.own_ids):
@@ -109,6 +117,9 @@ class ShareMeasurer:
     ) -> tuple[KnobProof | None, MemoryWindow]:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.model.apply(setting)
+        crops = setting.vision.crops
+        todo = [each for place, each in enumerate(self.own_ids) if place == 0 or each not in finished]
+        self.requests.announce(crops, todo, [each.vision.crops for each in self._following])
         proof: KnobProof | None = None
         with out_of_memory_named(), MemoryWindow(self.model.device) as window:
             for sample_id in self.own_ids:
@@ -118,11 +129,11 @@ class ShareMeasurer:
                 measured, failed = None, None
                 try:
                     with time_limit(self.config.sample_timeout):
-                        sample = self.task[sample_id]
-                        proof = proof or self._warm_up(setting, sample)
+                        sample, request = self.requests.take(sample_id, crops)
+                        proof = proof or self._warm_up(setting, request)
                     if sample_id not in finished:
                         with time_limit(self.config.sample_timeout):
-                            measured = self._measure_sample(setting, sample)
+                            measured = self._measure_sample(setting, sample, request)
                 except SampleError as error:
                     failed = FailedSample(sample_id, type(error).__name__, str(error))
                 if sample_id in finished or (failed is not None and not is_last_attempt):
@@ -132,8 +143,8 @@ class ShareMeasurer:
                 progress.advance()
         return proof, window
 
-    def _warm_up(self, setting: KnobSetting, sample: Sample) -> KnobProof:
-        inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)
+    def _warm_up(self, setting: KnobSetting, request: PreparedRequest) -> KnobProof:
+        inputs = self.model.to_device(request.inputs)
         proof = self.model.prove(setting, inputs)
         check_proof(proof, setting, self.model.default_top_k)
         for _ in range(self.config.num_warmup_runs):
@@ -147,10 +158,9 @@ class ShareMeasurer:
             run_staged(self.model, inputs, self.max_new_tokens)
         self._warm_tilings.add(tiling)
 
-    def _measure_sample(self, setting: KnobSetting, sample: Sample) -> MeasuredSample:
+    def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
         # Scored at the merge, with all others; one that no metric could judge is not worth the time of its runs.
         self.metric.score([answer_to(sample, "")])
-        request = self.maker.make(sample, setting.vision.crops)
         started = time.perf_counter()
         inputs = self.model.to_device(request.inputs)
         synchronize(self.model.device)

@@ -17,7 +17,7 @@ from experiment_core_utils.a_distributed import (
     setup_distributed,
 )
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import draw_samples, share_of_process
+from experiment_core_utils.c_prompt_processing import RequestMaker, draw_samples, share_of_process
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
@@ -35,6 +35,7 @@ from experiment_core_utils.primitives.records import JournalHeader, MeasuredSett
 from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
+from experiment_core_utils.request_source import request_source_for
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -204,8 +205,12 @@ class ProfilingRun:
             for rank in range(accelerator.num_processes)
         }
         max_new_tokens = max_new_tokens_of(config, task)
+        origin = self._origin()
+        self.requests = request_source_for(
+            config, task, RequestMaker(self.model, task), origin.sample_ids, device, processes_here
+        )
         self.measurer = ShareMeasurer(
-            config, task, self.metric, self.model, max_new_tokens, self._origin(), self.journals, self.stop
+            config, self.metric, self.model, self.requests, max_new_tokens, origin, self.journals, self.stop
         )
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
@@ -230,12 +235,13 @@ class ProfilingRun:
         failed = {}
         own = len(self.shares[self.accelerator.process_index])
         with (
+            self.requests,
             signals_stop(self.stop),
             progress_of(len(settings), own, shown=self.accelerator.is_main_process) as progress,
         ):
-            for setting in settings:
+            for place, setting in enumerate(settings):
                 self.stop.raise_if_asked()
-                done = self.measurer.measure_share(setting, progress)
+                done = self.measurer.measure_share(setting, progress, settings[place + 1 :])
                 failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
                 if failure is not None:
                     failed[setting.key] = failure
@@ -289,7 +295,11 @@ class ProfilingRun:
         accuracy = summarise_accuracy(answers, scoring, self.metric)
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
-        provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids)}
+        provenance = {
+            **self.provenance,
+            "preparation": self.requests.describe(),
+            "experiment_ids": list(merged.experiment_ids),
+        }
         return setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
 
 

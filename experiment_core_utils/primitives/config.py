@@ -57,6 +57,7 @@ class ProfilingConfig:
     config_retry_delay: float
     sample_timeout: float | None
     worker_timeout: float
+    request_cache_gb: float | None
     num_processes: int | None
     num_threads: int | None
     device: Device
@@ -134,6 +135,12 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: bfloat16 on a GPU, float32 on the CPU",
     )
+    how.add_argument(
+        "--request_cache_gb",
+        type=float,
+        metavar="GB",
+        help="host memory for prepared requests, of each process (default: a quarter of what is free / processes here)",
+    )
     how.add_argument("--num_threads", type=int, help="CPU threads of each process (default: cores / processes here)")
     how.add_argument("--experts_implementation", help="transformers' experts implementation, e.g. grouped_mm, eager")
     how.add_argument("--attn_implementation", help="transformers' attention implementation, e.g. sdpa, eager")
@@ -174,6 +181,8 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("sample_timeout", "worker_timeout"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 0.001)
+    if given.request_cache_gb is not None:
+        _at_least("request_cache_gb", given.request_cache_gb, 0)
     for name in ("num_processes", "num_threads", "max_new_tokens"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
@@ -212,6 +221,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         config_retry_delay=given.config_retry_delay,
         sample_timeout=given.sample_timeout,
         worker_timeout=given.worker_timeout,
+        request_cache_gb=given.request_cache_gb,
         num_processes=given.num_processes,
         num_threads=given.num_threads,
         device=given.device,
