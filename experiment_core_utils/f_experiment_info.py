@@ -67,6 +67,8 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]
         "max_new_tokens": max_new_tokens,
         "num_runs_per_sample": config.num_runs_per_sample,
         "num_warmup_runs": config.num_warmup_runs,
+        "num_latency_samples": config.num_latency_samples,
+        "accuracy_batch_size": config.accuracy_batch_size,
         "precision": config.precision,
         "num_threads": config.num_threads,
         "batch_size": 1,

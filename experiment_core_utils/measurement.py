@@ -1,11 +1,12 @@
 """In: one setting and this process's share of the samples; out: the share's journal, brought to its end."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.accuracy_batches import BatchAnswerer
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.k_results_aggregation import finished_ids
@@ -34,6 +35,7 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.progress_bar import Progress
 from experiment_core_utils.request_source import RequestSource
+from experiment_core_utils.sample_record import record_of_runs
 from experiment_core_utils.tasks.interface import Metric, Sample
 
 
@@ -42,6 +44,7 @@ class ShareMeasurer:
 
     Args:
         requests: gives this process's samples prepared; started and ended by the caller.
+        latency_ids: the samples to measure; the others are answered in batches.
         origin: the header of this process's journals, but for the setting's key.
         stop: looked at before every sample.
     """
@@ -53,6 +56,7 @@ class ShareMeasurer:
         model: StagedModel,
         requests: RequestSource,
         max_new_tokens: int,
+        latency_ids: Set[int],
         origin: JournalHeader,
         journals: Path,
         stop: StopRequest,
@@ -64,6 +68,10 @@ class ShareMeasurer:
         self.max_new_tokens = max_new_tokens
         self.origin = origin
         self.own_ids = origin.sample_ids
+        self.measured_ids, self.answered_ids = split_by(latency_ids, self.own_ids)
+        self.answerer = BatchAnswerer(
+            model, metric, requests, max_new_tokens, config.accuracy_batch_size, config.sample_timeout
+        )
         self.journals = journals
         self.stop = stop
         self._warm_tilings: set[tuple[int, int] | None] = set()
@@ -118,15 +126,25 @@ class ShareMeasurer:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.model.apply(setting)
         crops = setting.vision.crops
-        todo = [each for place, each in enumerate(self.own_ids) if place == 0 or each not in finished]
+        order = (*self.measured_ids, *self.answered_ids)
+        todo = [each for place, each in enumerate(order) if place == 0 or each not in finished]
         self.requests.announce(crops, todo, [each.vision.crops for each in self._following])
         proof: KnobProof | None = None
         with out_of_memory_named(), MemoryWindow(self.model.device) as window:
-            for sample_id in self.own_ids:
+
+            def note(outcome: MeasuredSample | FailedSample) -> None:
+                failed = outcome if isinstance(outcome, FailedSample) else None
+                done = outcome if isinstance(outcome, MeasuredSample) else None
+                if outcome.sample_id in finished or (failed is not None and not is_last_attempt):
+                    return
+                journal.append(FinishedSample(done, failed, window.read()))
+                finished.add(outcome.sample_id)
+                progress.advance()
+
+            for sample_id in self.measured_ids:
                 if sample_id in finished and proof is not None:
                     continue
                 self.stop.raise_if_asked()
-                measured, failed = None, None
                 try:
                     with time_limit(self.config.sample_timeout):
                         sample, request = self.requests.take(sample_id, crops)
@@ -134,14 +152,26 @@ class ShareMeasurer:
                     if sample_id not in finished:
                         with time_limit(self.config.sample_timeout):
                             measured = self._measure_sample(setting, sample, request)
+                        note(measured)
                 except SampleError as error:
-                    failed = FailedSample(sample_id, type(error).__name__, str(error))
-                if sample_id in finished or (failed is not None and not is_last_attempt):
-                    continue
-                journal.append(FinishedSample(measured, failed, window.read()))
-                finished.add(sample_id)
-                progress.advance()
+                    note(FailedSample(sample_id, type(error).__name__, str(error)))
+            proof = proof or self._proof_of_answered(setting)
+            left = [each for each in self.answered_ids if each not in finished]
+            for outcomes in self.answerer.outcomes(setting, left):
+                for outcome in outcomes:
+                    note(outcome)
+                self.stop.raise_if_asked("between two batches")
         return proof, window
+
+    def _proof_of_answered(self, setting: KnobSetting) -> KnobProof | None:
+        """On the first sample that can be read, where none is measured here."""
+        for sample_id in self.answered_ids:
+            try:
+                with time_limit(self.config.sample_timeout):
+                    return self._warm_up(setting, self.requests.take(sample_id, setting.vision.crops)[1])
+            except SampleError:
+                continue
+        return None
 
     def _warm_up(self, setting: KnobSetting, request: PreparedRequest) -> KnobProof:
         inputs = self.model.to_device(request.inputs)
@@ -169,21 +199,14 @@ class ShareMeasurer:
         runs = tuple(
             run_staged(self.model, inputs, self.max_new_tokens) for _ in range(self.config.num_runs_per_sample)
         )
-        return MeasuredSample(
-            sample_id=sample.sample_id,
-            shape=request.shape,
-            runs=runs,
-            outputs_identical=len({run.token_ids for run in runs}) == 1,
-            transfer_s=transfer_s,
-            prediction=self.model.decode_text(runs[0].token_ids),
-            flops=self.model.count_flops(setting, request.shape, len(runs[0].token_ids)),
-            question_type=sample.question_type,
-            image_id=sample.image_id,
-            references=sample.answers,
-            options=sample.options,
-            answer_index=sample.answer_index,
-            metadata={**sample.metadata, "question": sample.question},
-        )
+        return record_of_runs(self.model, setting, sample, request, runs, transfer_s)
+
+
+def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those that are chosen and those that are not, each in their order."""
+    return tuple(each for each in sample_ids if each in chosen), tuple(
+        each for each in sample_ids if each not in chosen
+    )
 
 
 def check_proof(proof: KnobProof, setting: KnobSetting, default_top_k: int) -> None:

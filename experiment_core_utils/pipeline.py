@@ -16,15 +16,21 @@ from experiment_core_utils.a_distributed import (
     processes_on_this_machine,
     setup_distributed,
 )
+from experiment_core_utils.accuracy_batches import batching_caveats
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import RequestMaker, draw_samples, share_of_process
+from experiment_core_utils.c_prompt_processing import (
+    RequestMaker,
+    choose_latency_ids,
+    draw_samples,
+    share_of_process,
+)
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result, write_json_atomically
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_journals, tidy_journals
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
-from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.measurement import ShareMeasurer, split_by
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -206,15 +212,24 @@ class ProfilingRun:
         }
         max_new_tokens = max_new_tokens_of(config, task)
         origin = self._origin()
-        self.requests = request_source_for(
-            config, task, RequestMaker(self.model, task), origin.sample_ids, device, processes_here
-        )
+        latency_ids = choose_latency_ids(drawn.sample_ids, config.num_latency_samples, config.seed)
+        order = [each for part in split_by(latency_ids, origin.sample_ids) for each in part]
+        self.requests = request_source_for(config, task, RequestMaker(self.model, task), order, device, processes_here)
         self.measurer = ShareMeasurer(
-            config, self.metric, self.model, self.requests, max_new_tokens, origin, self.journals, self.stop
+            config,
+            self.metric,
+            self.model,
+            self.requests,
+            max_new_tokens,
+            latency_ids,
+            origin,
+            self.journals,
+            self.stop,
         )
+        model = {"name": source.name, "revision": source.revision, **self.model.describe()}
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
-            "model": {"name": source.name, "revision": source.revision, **self.model.describe()},
+            "model": model,
             "task": {
                 "name": task.name,
                 "split": task.split,
@@ -223,7 +238,11 @@ class ProfilingRun:
                 "source": dict(task.source),
             },
             "experimental_variables": variables_of(config, max_new_tokens),
-            "caveats": [*caveats_of(config, device, processes_here), *caveats],
+            "caveats": [
+                *caveats_of(config, device, processes_here),
+                *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),
+                *caveats,
+            ],
         }
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:

@@ -20,7 +20,17 @@ from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops, VisionGeometry
 from experiment_core_utils.tasks.interface import Score
-from tests.hand_made_records import SETTING, drawn, measured_sample, part, scores_of, staged_run, summary_of
+from tests.hand_made_records import (
+    SETTING,
+    answered_sample,
+    drawn,
+    measured_sample,
+    part,
+    scores_of,
+    staged_run,
+    stored_result,
+    summary_of,
+)
 
 FLOPS = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
 THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
@@ -278,3 +288,18 @@ def test_the_spread_of_one_value_is_null() -> None:
     assert spread is not None
     stats = aggregate_stats({"e2e_s": spread})
     assert (stats["T_total_std"], stats["T_total_ci95_low"], stats["T_total_mean"]) == (None, None, 2000.0)
+
+
+def test_a_sample_answered_in_a_batch_has_no_times_in_its_file() -> None:
+    result = stored_result(part(measured_sample(3), answered_sample(7)))
+    measured, answered = result["per_sample_results"]
+    assert (result["num_samples"], result["num_latency_samples"]) == (2, 1)
+    times = [name for name in measured if name.startswith("T_")]
+    assert [name for name in times if answered[name] is not None] == ["T_preprocess"]
+    assert (answered["runs"], answered["outputs_identical"]) == ([], None)
+    assert (answered["accuracy_batch_size"], answered["accuracy_batch_limit"]) == (3, 8)
+    assert (measured["accuracy_batch_size"], measured["accuracy_batch_limit"]) == (None, None)
+    assert (answered["output_tokens"], answered["output_ended"], answered["accuracy"]) == (4, True, 1.0)
+    assert set(answered) == set(measured)
+    assert result["aggregate_stats"]["T_total_n"] == 1
+    json.dumps(result, allow_nan=False)

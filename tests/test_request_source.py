@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ class NotedTask:
     """Samples whose pictures are 10 x 10 RGB (300 bytes); every making is a line in a file that processes share."""
 
     name, split, metric, max_new_tokens = "noted", "all", "exact", 4
-    source = {"read_from": "test"}
+    source: ClassVar = {"read_from": "test"}
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes

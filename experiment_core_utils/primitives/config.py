@@ -50,6 +50,8 @@ class ProfilingConfig:
     num_runs_per_sample: int
     num_warmup_runs: int
     seed: int
+    num_latency_samples: int | None
+    accuracy_batch_size: int
     importance_scores: Mapping[int, float] | None
     importance_scores_file: Path | None
     enable_memory_optimization: bool
@@ -127,6 +129,18 @@ def build_parser() -> argparse.ArgumentParser:
     knobs.add_argument("--importance_scores_file", type=Path, help="JSON of block -> score that chooses the blocks")
     how = parser.add_argument_group("how it is measured")
     how.add_argument("--num_runs_per_sample", type=int, default=3)
+    how.add_argument(
+        "--num_latency_samples",
+        type=int,
+        metavar="M",
+        help="samples that are measured, a random part of those drawn; the others are only answered (default: all)",
+    )
+    how.add_argument(
+        "--accuracy_batch_size",
+        type=int,
+        default=8,
+        help="most samples answered together, of those that are not measured (%(default)s)",
+    )
     how.add_argument("--num_warmup_runs", type=int, default=2, help="unmeasured runs before each setting (%(default)s)")
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     how.add_argument(
@@ -169,7 +183,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     """Parse and judge; raises ConfigurationError for what argparse cannot see by itself."""
     given = build_parser().parse_args(argv)
     _check_strategy(given.sampling_strategy)
-    for name in ("num_samples", "num_runs_per_sample"):
+    for name in ("num_samples", "num_runs_per_sample", "accuracy_batch_size"):
         _at_least(name, getattr(given, name), 1)
     for name in ("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed"):
         _at_least(name, getattr(given, name), 0)
@@ -181,8 +195,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("sample_timeout", "worker_timeout"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 0.001)
-    if given.request_cache_gb is not None:
-        _at_least("request_cache_gb", given.request_cache_gb, 0)
+    for name in ("request_cache_gb", "num_latency_samples"):
+        if getattr(given, name) is not None:
+            _at_least(name, getattr(given, name), 0)
     for name in ("num_processes", "num_threads", "max_new_tokens"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
@@ -214,6 +229,8 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         num_runs_per_sample=given.num_runs_per_sample,
         num_warmup_runs=given.num_warmup_runs,
         seed=given.seed,
+        num_latency_samples=given.num_latency_samples,
+        accuracy_batch_size=given.accuracy_batch_size,
         importance_scores=read_importance(given.importance_scores_file),
         importance_scores_file=given.importance_scores_file,
         enable_memory_optimization=given.enable_memory_optimization,

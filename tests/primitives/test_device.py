@@ -2,10 +2,13 @@
 
 import os
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from experiment_core_utils.primitives import device
 from experiment_core_utils.primitives.device import (
     HostMarks,
     MemoryWindow,
