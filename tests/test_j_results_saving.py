@@ -148,6 +148,7 @@ def test_every_key_of_a_setting() -> None:
         },
         "num_samples": 3,
         "num_failed_samples": 1,
+        "num_latency_samples": 3,
         "num_unparsed": 1,
         "share_unparsed": pytest.approx(1 / 3),
         "share_truncated": pytest.approx(1 / 3),
@@ -224,6 +225,8 @@ def test_every_key_of_a_sample() -> None:
         "prefill_flops": 300,
         "decode_flops_per_token": 20.5,
         "outputs_identical": True,
+        "accuracy_batch_size": None,
+        "accuracy_batch_limit": None,
         "runs": [
             {**times, "T_inter_token": [125.0, 125.0]},
             {**times, "T_vision_total": 2000.0, "T_total": 2500.0, "T_inter_token": [125.0, 125.0]},
@@ -239,7 +242,7 @@ def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() ->
         "target_vision_tokens", "target_crops", "vision_tokens_diff", "pooled_image_features", "theoretical_num_crops",
         "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens", "actual_num_crops",
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
-        "prefill_flops", "decode_flops_per_token", "accuracy",
+        "prefill_flops", "decode_flops_per_token", "accuracy", "accuracy_batch_size", "accuracy_batch_limit",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 

@@ -30,7 +30,8 @@ HEADER = (
     "T_LLM_decode_mean_ms,T_total_mean_ms,T_total_std_ms,T_total_p50_ms,T_total_p95_ms,T_total_p99_ms,"
     "T_decode_per_token_mean_ms,T_first_token_mean_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,"
     "vision_flops_mean,prefill_flops_mean,decode_flops_per_token_mean,"
-    "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed"
+    "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed,"
+    "num_latency_samples"
 )
 
 
