@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.knobs import CropRange
@@ -34,6 +36,17 @@ def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
 def share_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -> tuple[int, ...]:
     """Every `num_processes`-th id from `rank` on: the shares are disjoint and together complete."""
     return tuple(sample_ids[rank::num_processes])
+
+
+def choose_latency_ids(sample_ids: Sequence[int], num_latency_samples: int | None, seed: int) -> frozenset[int]:
+    """The samples that are measured: the first so many in a random order of all, which depends on ids and seed only.
+
+    More of them include fewer of them; None, or as many as there are, takes all.
+    """
+    if num_latency_samples is None or num_latency_samples >= len(sample_ids):
+        return frozenset(sample_ids)
+    order = np.random.default_rng(seed).permutation(sorted(sample_ids))
+    return frozenset(map(int, order[:num_latency_samples]))
 
 
 def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:

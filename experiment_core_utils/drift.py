@@ -93,7 +93,7 @@ class ControlRuns:
         config = measurer.config
         least, most = (max(config.num_warmup_runs, 1), config.max_warmup_runs) if is_first else (1, 1)
         with time_limit(config.sample_timeout):
-            request = measurer.maker.make(measurer.task[sample_id], self._control.vision.crops)
+            _, request = measurer.requests.take(sample_id, self._control.vision.crops)
             inputs = measurer.model.to_device(request.inputs)
         warm: list[float] = []
         while needs_another_run(warm, least, max(most, least)):

@@ -56,6 +56,7 @@ def fingerprint_parts(
         config.num_warmup_runs,
         config.max_warmup_runs,
         config.until_precision,
+        answered_in_batches(config, len(sample_ids)),
         config.device,
         config.num_threads,
         config.precision,
@@ -76,6 +77,13 @@ def most_processes_per_device(accelerator: Accelerator) -> int:
     """
     on_machines = of_all_processes(processes_on_this_machine(accelerator), accelerator)
     return max(on_machines) if accelerator.device.type == "cpu" else 1
+
+
+def answered_in_batches(config: ProfilingConfig, num_samples: int) -> tuple[int, int] | None:
+    """How many samples are measured and how many of the others are answered together; None where all are measured."""
+    if config.num_latency_samples is None or config.num_latency_samples >= num_samples:
+        return None
+    return config.num_latency_samples, config.accuracy_batch_size
 
 
 def max_new_tokens_of(config: ProfilingConfig, task: Task) -> int:

@@ -8,25 +8,32 @@ from experiment_core_utils.primitives.records import (
     AccuracySummary,
     MeasuredSample,
     SettingSummary,
+    StagedRun,
     TypeAccuracy,
 )
 from experiment_core_utils.primitives.stability import find_outliers
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Score, Scoring
 
+
+def _of_run(quantity: Callable[[StagedRun], float | None]) -> Callable[[MeasuredSample], float | None]:
+    """A time of a sample's published run; None for a sample that was answered without measuring."""
+    return lambda sample: None if sample.run is None else quantity(sample.run)
+
+
 QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
-    "vision_s": lambda sample: sample.run.vision_s,
-    "prefill_s": lambda sample: sample.run.prefill_s,
-    "decode_s": lambda sample: sample.run.decode_s,
-    "e2e_s": lambda sample: sample.run.total_s,
-    "tpot_s": lambda sample: sample.run.tpot_s,
-    "ttft_s": lambda sample: sample.run.ttft_s,
+    "vision_s": _of_run(lambda run: run.vision_s),
+    "prefill_s": _of_run(lambda run: run.prefill_s),
+    "decode_s": _of_run(lambda run: run.decode_s),
+    "e2e_s": _of_run(lambda run: run.total_s),
+    "tpot_s": _of_run(lambda run: run.tpot_s),
+    "ttft_s": _of_run(lambda run: run.ttft_s),
     "preprocess_s": lambda sample: sample.shape.preprocess_s,
     "transfer_s": lambda sample: sample.transfer_s,
     "vision_tokens": lambda sample: sample.shape.vision_tokens,
     "vision_tokens_diff": lambda sample: vision_tokens_difference(sample),
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
     "prompt_tokens": lambda sample: sample.shape.prompt_tokens,
-    "output_tokens": lambda sample: len(sample.run.token_ids),
+    "output_tokens": lambda sample: sample.output_tokens,
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
@@ -65,7 +72,7 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracySummary, num_
     Args:
         num_failed: samples that could not be run.
     """
-    truncated = [not sample.runs[0].ended for sample in samples]
+    truncated = [not sample.ended for sample in samples]
     asked = len(samples) + num_failed
     return SettingSummary(
         accuracy=accuracy,

@@ -86,6 +86,7 @@ def setting_result(
         **accuracy_entries(summary.accuracy),
         "num_samples": len(samples),
         "num_failed_samples": len(merged.failures),
+        "num_latency_samples": sum(bool(sample.runs) for sample in samples),
         "share_truncated": summary.share_truncated,
         "share_failed": summary.share_failed,
         "share_outlier_runs": summary.outliers.share,
@@ -162,12 +163,12 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
 def sample_result(
     sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """One entry of `per_sample_results`; the times are those of the run with the median total.
+    """One entry of `per_sample_results`; the times are those of the run with the median total, None without runs.
 
     Args:
         outlier_runs: indices of runs that stand out; None where they were not judged.
     """
-    shape, run = sample.shape, sample.run
+    shape, run, answer = sample.shape, sample.run, sample.answer
     theoretical, actual = shape.theoretical, shape.actual
     return {
         "sample_id": sample.sample_id,
@@ -181,8 +182,8 @@ def sample_result(
         "input_text_tokens": shape.text_tokens,
         "image_marker_tokens": shape.image_marker_tokens,
         "prompt_tokens": shape.prompt_tokens,
-        "output_tokens": len(run.token_ids),
-        "output_ended": sample.runs[0].ended,
+        "output_tokens": sample.output_tokens,
+        "output_ended": sample.ended,
         **_theoretical(theoretical),
         "actual_num_crops": actual.num_crops if actual else None,
         "actual_tiling": list(actual.tiling) if actual else None,
@@ -192,7 +193,7 @@ def sample_result(
         "question_type": sample.question_type,
         "metadata": sample_metadata(sample),
         **run_times(run),
-        "T_first_token": milliseconds(run.ttft_s),
+        "T_first_token": milliseconds(run.ttft_s) if run else None,
         "T_preprocess": milliseconds(shape.preprocess_s),
         "T_transfer": milliseconds(sample.transfer_s),
         "vision_flops": sample.flops.vision_flops if sample.flops else None,
@@ -200,6 +201,8 @@ def sample_result(
         "decode_flops_per_token": sample.flops.decode_flops_per_token if sample.flops else None,
         "outputs_identical": sample.outputs_identical,
         "outlier_runs": list(outlier_runs) if outlier_runs is not None else None,
+        "accuracy_batch_size": answer.batch_size if answer else None,
+        "accuracy_batch_limit": answer.batch_limit if answer else None,
         "runs": [
             {**run_times(each), "T_inter_token": [milliseconds(gap) for gap in each.inter_token_s]}
             for each in sample.runs
@@ -218,14 +221,14 @@ def sample_metadata(sample: MeasuredSample) -> dict[str, Any]:
     return judged | sample.metadata | judged
 
 
-def run_times(run: StagedRun) -> dict[str, float | None]:
-    """The published stage times of one run, in milliseconds."""
+def run_times(run: StagedRun | None) -> dict[str, float | None]:
+    """The published stage times of one run, in milliseconds; all None without a run."""
     return {
-        "T_vision_total": milliseconds(run.vision_s),
-        "T_LLM_prefill": milliseconds(run.prefill_s),
-        "T_LLM_decode": milliseconds(run.decode_s),
-        "T_total": milliseconds(run.total_s),
-        "T_decode_per_token": milliseconds(run.tpot_s),
+        "T_vision_total": milliseconds(run.vision_s) if run else None,
+        "T_LLM_prefill": milliseconds(run.prefill_s) if run else None,
+        "T_LLM_decode": milliseconds(run.decode_s) if run else None,
+        "T_total": milliseconds(run.total_s) if run else None,
+        "T_decode_per_token": milliseconds(run.tpot_s) if run else None,
     }
 
 

@@ -51,6 +51,7 @@ STAT_COLUMNS = (
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
 STEADINESS_COLUMNS = ("share_outlier_runs",)
+LATENCY_COLUMNS = ("num_latency_samples",)
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -208,11 +209,13 @@ def rescoring_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping
 
 def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
     interval = result["accuracy_ci95"] or (None, None)
-    values = {**result, "accuracy_ci95_low": interval[0], "accuracy_ci95_high": interval[1]}
+    # In files from before the key was there every sample was measured.
+    measured = {"num_latency_samples": result["num_samples"]}
+    values = {**measured, **result, "accuracy_ci95_low": interval[0], "accuracy_ci95_high": interval[1]}
     row = {name: values[name] for name in SETTING_COLUMNS}
     stats = result["aggregate_stats"]
     row |= {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
-    row |= {name: values[name] for name in SCORING_COLUMNS}
+    row |= {name: values[name] for name in (*SCORING_COLUMNS, *LATENCY_COLUMNS)}
     # Files from before these keys were there have none.
     return row | {name: values.get(name) for name in STEADINESS_COLUMNS}
 

@@ -1,12 +1,12 @@
 """In: one setting and this process's share of the samples; out: the share's journal, brought to its end."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.c_prompt_processing import RequestMaker
+from experiment_core_utils.accuracy_batches import BatchAnswerer
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.k_results_aggregation import finished_samples
@@ -29,14 +29,17 @@ from experiment_core_utils.primitives.records import (
     JournalHeader,
     KnobProof,
     MeasuredSample,
+    PreparedRequest,
     RequestShape,
     SettingFailure,
     ShareDone,
 )
 from experiment_core_utils.primitives.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.progress_bar import Progress
+from experiment_core_utils.request_source import RequestSource
+from experiment_core_utils.sample_record import record_of_runs
 from experiment_core_utils.share import Share
-from experiment_core_utils.tasks.interface import Metric, Sample, Task
+from experiment_core_utils.tasks.interface import Metric, Sample
 
 
 class ShareMeasurer:
@@ -48,6 +51,8 @@ class ShareMeasurer:
     (`--until_precision`); the end of the journal says how many ids it was given and how many it asked for.
 
     Args:
+        requests: gives this process's samples prepared; started and ended by the caller.
+        latency_ids: the samples to measure; the others are answered in batches.
         origin: the header of this process's journals, but for the setting's key.
         stop: looked at before every sample.
         conditions: read around and between samples; None for the meter of the model's device.
@@ -56,37 +61,47 @@ class ShareMeasurer:
     def __init__(
         self,
         config: ProfilingConfig,
-        task: Task,
         metric: Metric,
         model: StagedModel,
+        requests: RequestSource,
         max_new_tokens: int,
+        latency_ids: Set[int],
         origin: JournalHeader,
         journals: Path,
         stop: StopRequest,
         conditions: ConditionsMeter | None = None,
     ) -> None:
         self.config = config
-        self.task = task
         self.metric = metric
         self.model = model
-        self.maker = RequestMaker(model, task)
+        self.requests = requests
         self.max_new_tokens = max_new_tokens
         self.origin = origin
         self.own_ids = origin.sample_ids
+        self.latency_ids = latency_ids
+        self.answerer = BatchAnswerer(
+            model, metric, requests, max_new_tokens, config.accuracy_batch_size, config.sample_timeout
+        )
         self.journals = journals
         self.stop = stop
         self.conditions = conditions or conditions_meter(origin.experiment_id, origin.rank, model.device)
         self._warm_tilings: set[tuple[int, int] | None] = set()
+        self._following: Sequence[KnobSetting] = ()
         self._goal: PrecisionGoal | None = None
         if config.until_precision is not None:
             self._goal = PrecisionGoal(config.until_precision).of_share(origin.num_processes)
 
     def measure_share(
-        self, setting: KnobSetting, progress: Progress, sample_ids: Sequence[int] | None = None
+        self,
+        setting: KnobSetting,
+        progress: Progress,
+        following: Sequence[KnobSetting] = (),
+        sample_ids: Sequence[int] | None = None,
     ) -> ShareDone:
         """Bring the journal of the setting to its end, from wherever an earlier run left it.
 
         Args:
+            following: the settings after this one, in order, for which requests are prepared ahead.
             sample_ids: the share, in order; None for the whole of the process's own.
 
         Raises:
@@ -95,6 +110,7 @@ class ShareMeasurer:
         given = self.own_ids if sample_ids is None else tuple(sample_ids)
         share = Share(given, finished_samples(self.journals, setting.key, self.origin.fingerprint), self._goal)
         progress.start(setting.key, share.num_finished)
+        self._following = following
         with Journal(self.journals, replace(self.origin, key=setting.key, sample_ids=given)) as journal:
             earlier = journal.before.end if journal.before is not None else None
             if earlier is not None and earlier.failure is None and share.is_done:
@@ -130,40 +146,88 @@ class ShareMeasurer:
     ) -> tuple[KnobProof | None, MemoryWindow]:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.model.apply(setting)
+        self._announce(setting, share)
         proof: KnobProof | None = None
         journal.append(self.conditions.read("open"))
         with out_of_memory_named(), MemoryWindow(self.model.device) as window:
+
+            def note(outcome: MeasuredSample | FailedSample) -> None:
+                self._note(outcome, share, journal, window, progress, is_last_attempt)
+
             for sample_id in share.until_enough():
                 is_finished = sample_id in share.finished
-                if is_finished and proof is not None:
+                if sample_id not in self.latency_ids or (is_finished and proof is not None):
                     continue
                 self.stop.raise_if_asked()
-                measured, failed = None, None
                 try:
                     with time_limit(self.config.sample_timeout):
-                        sample = self.task[sample_id]
-                    proof = proof or self._warm_up(setting, sample, journal)
+                        sample, request = self.requests.take(sample_id, setting.vision.crops)
+                    proof = proof or self._warm_up(setting, request, journal)
                     if not is_finished:
                         with time_limit(self.config.sample_timeout):
-                            measured = self._measure_sample(setting, sample)
+                            measured = self._measure_sample(setting, sample, request)
+                        note(measured)
                 except SampleError as error:
-                    failed = FailedSample(sample_id, type(error).__name__, str(error))
-                if is_finished or (failed is not None and not is_last_attempt):
-                    continue
-                sample_done = FinishedSample(measured, failed, window.read())
-                journal.append(sample_done)
-                share.add(sample_done)
-                progress.advance()
-                reading = self.conditions.read_if_due()
-                if reading is not None:
-                    journal.append(reading)
+                    note(FailedSample(sample_id, type(error).__name__, str(error)))
+            proof = proof or self._proof_of_answered(setting, share, journal)
+            self._answer_the_rest(setting, share, note)
         journal.append(self.conditions.read("close"))
         return proof, window
 
-    def _warm_up(self, setting: KnobSetting, sample: Sample, journal: Journal) -> KnobProof:
+    def _announce(self, setting: KnobSetting, share: Share) -> None:
+        """Say which requests will be taken: the first for the warm-up, then those of samples not yet finished."""
+        measured, answered = split_by(self.latency_ids, share.sample_ids)
+        order = (*measured, *answered)
+        todo = [each for place, each in enumerate(order) if place == 0 or each not in share.finished]
+        self.requests.announce(setting.vision.crops, todo, [each.vision.crops for each in self._following])
+
+    def _note(
+        self,
+        outcome: MeasuredSample | FailedSample,
+        share: Share,
+        journal: Journal,
+        window: MemoryWindow,
+        progress: Progress,
+        is_last_attempt: bool,
+    ) -> None:
+        """Write down what became of a sample; one that failed is left for the next attempt where there is one."""
+        failed = outcome if isinstance(outcome, FailedSample) else None
+        done = outcome if isinstance(outcome, MeasuredSample) else None
+        if outcome.sample_id in share.finished or (failed is not None and not is_last_attempt):
+            return
+        finished = FinishedSample(done, failed, window.read())
+        journal.append(finished)
+        share.add(finished)
+        progress.advance()
+        reading = self.conditions.read_if_due()
+        if reading is not None:
+            journal.append(reading)
+
+    def _answer_the_rest(
+        self, setting: KnobSetting, share: Share, note: Callable[[MeasuredSample | FailedSample], None]
+    ) -> None:
+        """The samples that are not measured, in batches."""
+        _, answered = split_by(self.latency_ids, share.sample_ids)
+        for outcomes in self.answerer.outcomes(setting, [each for each in answered if each not in share.finished]):
+            for outcome in outcomes:
+                note(outcome)
+            self.stop.raise_if_asked("between two batches")
+
+    def _proof_of_answered(self, setting: KnobSetting, share: Share, journal: Journal) -> KnobProof | None:
+        """On the first sample that can be read, where none is measured here."""
+        for sample_id in split_by(self.latency_ids, share.sample_ids)[1]:
+            try:
+                with time_limit(self.config.sample_timeout):
+                    request = self.requests.take(sample_id, setting.vision.crops)[1]
+                return self._warm_up(setting, request, journal)
+            except SampleError:
+                continue
+        return None
+
+    def _warm_up(self, setting: KnobSetting, request: PreparedRequest, journal: Journal) -> KnobProof:
         """Prove the knobs, then run until the times agree; each run has the time of a sample."""
         with time_limit(self.config.sample_timeout):
-            inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)
+            inputs = self.model.to_device(request.inputs)
             proof = self.model.prove(setting, inputs)
         check_proof(proof, setting, self.model.default_top_k)
         least, totals_s = self.config.num_warmup_runs, list[float]()
@@ -180,10 +244,9 @@ class ShareMeasurer:
             run_staged(self.model, inputs, self.max_new_tokens)
         self._warm_tilings.add(tiling)
 
-    def _measure_sample(self, setting: KnobSetting, sample: Sample) -> MeasuredSample:
+    def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
         # Scored at the merge, with all others; one that no metric could judge is not worth the time of its runs.
         self.metric.score([answer_to(sample, "")])
-        request = self.maker.make(sample, setting.vision.crops)
         started = time.perf_counter()
         inputs = self.model.to_device(request.inputs)
         synchronize(self.model.device)
@@ -192,21 +255,14 @@ class ShareMeasurer:
         runs = tuple(
             run_staged(self.model, inputs, self.max_new_tokens) for _ in range(self.config.num_runs_per_sample)
         )
-        return MeasuredSample(
-            sample_id=sample.sample_id,
-            shape=request.shape,
-            runs=runs,
-            outputs_identical=len({run.token_ids for run in runs}) == 1,
-            transfer_s=transfer_s,
-            prediction=self.model.decode_text(runs[0].token_ids),
-            flops=self.model.count_flops(setting, request.shape, len(runs[0].token_ids)),
-            question_type=sample.question_type,
-            image_id=sample.image_id,
-            references=sample.answers,
-            options=sample.options,
-            answer_index=sample.answer_index,
-            metadata={**sample.metadata, "question": sample.question},
-        )
+        return record_of_runs(self.model, setting, sample, request, runs, transfer_s)
+
+
+def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those that are chosen and those that are not, each in their order."""
+    return tuple(each for each in sample_ids if each in chosen), tuple(
+        each for each in sample_ids if each not in chosen
+    )
 
 
 def check_proof(proof: KnobProof, setting: KnobSetting, default_top_k: int) -> None:

@@ -17,8 +17,14 @@ from experiment_core_utils.a_distributed import (
     processes_on_this_machine,
     setup_distributed,
 )
+from experiment_core_utils.accuracy_batches import batching_caveats
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import draw_samples, share_of_process
+from experiment_core_utils.c_prompt_processing import (
+    RequestMaker,
+    choose_latency_ids,
+    draw_samples,
+    share_of_process,
+)
 from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
@@ -32,7 +38,7 @@ from experiment_core_utils.k_results_aggregation import (
     tidy_journals,
 )
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
-from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.measurement import ShareMeasurer, split_by
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
@@ -46,6 +52,7 @@ from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
+from experiment_core_utils.request_source import request_source_for
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
@@ -267,13 +274,26 @@ class ProfilingRun:
             for rank in range(accelerator.num_processes)
         }
         max_new_tokens = max_new_tokens_of(config, task)
+        origin = self._origin()
+        latency_ids = choose_latency_ids(drawn.sample_ids, config.num_latency_samples, config.seed)
+        taken = [each for part in split_by(latency_ids, origin.sample_ids) for each in part]
+        self.requests = request_source_for(config, task, RequestMaker(self.model, task), taken, device, processes_here)
         self.measurer = ShareMeasurer(
-            config, task, self.metric, self.model, max_new_tokens, self._origin(), self.journals, self.stop
+            config,
+            self.metric,
+            self.model,
+            self.requests,
+            max_new_tokens,
+            latency_ids,
+            origin,
+            self.journals,
+            self.stop,
         )
         self.drift = self._drift_check(control) if control is not None else None
+        model = {"name": source.name, "revision": source.revision, **self.model.describe()}
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
-            "model": {"name": source.name, "revision": source.revision, **self.model.describe()},
+            "model": model,
             "task": {
                 "name": task.name,
                 "split": task.split,
@@ -282,7 +302,11 @@ class ProfilingRun:
                 "source": dict(task.source),
             },
             "experimental_variables": variables_of(config, max_new_tokens),
-            "caveats": [*caveats_of(config, device, processes_here), *caveats],
+            "caveats": [
+                *caveats_of(config, device, processes_here),
+                *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),
+                *caveats,
+            ],
         }
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
@@ -294,14 +318,15 @@ class ProfilingRun:
         failed = {}
         own = len(self.shares[self.accelerator.process_index])
         with (
+            self.requests,
             signals_stop(self.stop),
             progress_of(len(settings), own, shown=self.accelerator.is_main_process) as progress,
         ):
             if self.drift is not None:
                 self.drift.begin()
-            for setting in settings:
+            for place, setting in enumerate(settings):
                 self.stop.raise_if_asked()
-                done = self.measurer.measure_share(setting, progress)
+                done = self.measurer.measure_share(setting, progress, settings[place + 1 :])
                 failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
                 if failure is not None:
                     failed[setting.key] = failure
@@ -370,8 +395,12 @@ class ProfilingRun:
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
         steadiness = steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
-        caveats = [*self.provenance["caveats"], *conditions_caveats(steadiness["conditions"])]
-        provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids), "caveats": caveats}
+        provenance = {
+            **self.provenance,
+            "preparation": self.requests.describe(),
+            "experiment_ids": list(merged.experiment_ids),
+            "caveats": [*self.provenance["caveats"], *conditions_caveats(steadiness["conditions"])],
+        }
         result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
         return with_drift(result | steadiness, self.drift.note(setting.key) if self.drift is not None else [])
 

@@ -37,7 +37,7 @@ class Share:
                 return
             yield sample_id
             done = self.finished.get(sample_id)
-            if done is not None and done.measured is not None:
+            if done is not None and done.measured is not None and done.measured.run is not None:
                 totals_s.append(done.measured.run.total_s)
                 pictures.append(done.measured.image_id)
 

@@ -48,10 +48,10 @@ def warmup_entry(warmup: WarmUp) -> dict[str, Any]:
 
 def precision_entry(until_precision: float | None, merged: MeasuredSetting) -> dict[str, Any]:
     """How well the mean total time is known, and why no more samples were asked for."""
-    totals_s = [sample.run.total_s for sample in merged.samples]
+    timed = [(sample.run.total_s, sample.image_id) for sample in merged.samples if sample.run is not None]
     return {
         "asked": until_precision,
-        "reached": relative_half_width(totals_s, [sample.image_id for sample in merged.samples]),
+        "reached": relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
         "stopped_by": "precision" if merged.num_stopped_early else "num_samples",
         "num_processes_stopped": merged.num_stopped_early,
     }

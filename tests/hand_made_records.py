@@ -1,7 +1,7 @@
 """Records with round numbers, for tests of what is computed from them and of how they are stored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
@@ -9,6 +9,7 @@ from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import (
+    BatchedAnswer,
     FailedSample,
     KnobProof,
     MeasuredSample,
@@ -81,6 +82,17 @@ def measured_sample(
         options=(),
         answer_index=None,
         metadata={"question": "what?", "family": "signs"},
+    )
+
+
+def answered_sample(sample_id: int, tokens: int = 4, ended: bool = True, prediction: str = "1.0") -> MeasuredSample:
+    """As `measured_sample`, but answered in a batch of 3 where 8 are allowed, so without runs."""
+    return replace(
+        measured_sample(sample_id, prediction=prediction),
+        runs=(),
+        outputs_identical=None,
+        transfer_s=None,
+        answer=BatchedAnswer(tuple(range(tokens)), ended, 3, 8),
     )
 
 

@@ -1,7 +1,7 @@
 """A staged model that says what its script says, sleeps as long as it is told, and remembers what was asked of it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,15 @@ class ScriptedModel:
     Attributes:
         calls: what was called, in order; marks may be written into it too.
         vision_s, prefill_s, decode_s: how long each stage takes at least.
+        largest_batch, batch_s: requests that memory is there for together, and how long each takes in a batch.
     """
 
     script: tuple[int, ...] = (1, 2, EOS)
     vision_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    largest_batch: int = 1000
+    batch_s: float = 0.0
     calls: list[str] = field(default_factory=list)
     name: str = "scripted"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -67,6 +70,13 @@ class ScriptedModel:
         time.sleep(self.decode_s)
         state.append(self.script[len(state)])
         return self._logits(state[-1])
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        self.calls.append(f"answer_batch of {len(inputs_list)}")
+        if len(inputs_list) > self.largest_batch:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        time.sleep(self.batch_s * len(inputs_list))
+        return [self.script[:max_new_tokens] for _ in inputs_list]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         return " ".join(str(token) for token in token_ids if token != EOS)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
+    choose_latency_ids,
     draw_samples,
     fingerprint_of_ids,
     share_of_process,
@@ -75,3 +76,14 @@ def test_a_request_has_the_tasks_prompt_and_the_crops_asked_for() -> None:
 def test_an_index_outside_the_split_is_no_sample() -> None:
     with pytest.raises(IndexError):
         load_task("reference_vqa", "validation")[2000]
+
+
+def test_the_measured_samples_are_a_random_part_that_grows() -> None:
+    sample_ids = tuple(range(0, 200, 2))
+    few, more = (choose_latency_ids(sample_ids, number, 42) for number in (5, 20))
+    assert (len(few), len(more)) == (5, 20)
+    assert few < more < set(sample_ids)
+    assert few == choose_latency_ids(sample_ids[::-1], 5, 42) != choose_latency_ids(sample_ids, 5, 43)
+    assert max(more) > 100 > min(more)  # not simply the first ones
+    assert choose_latency_ids(sample_ids, None, 1) == choose_latency_ids(sample_ids, 100, 1) == set(sample_ids)
+    assert choose_latency_ids(sample_ids, 0, 1) == set()

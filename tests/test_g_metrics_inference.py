@@ -13,7 +13,7 @@ from experiment_core_utils.g_metrics_inference import (
 )
 from experiment_core_utils.primitives.records import StageFlops, TypeAccuracy
 from experiment_core_utils.tasks.interface import Answer, Sample
-from tests.hand_made_records import ReadOff, measured_sample, scores_of, staged_run, summary_of
+from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
 
 
 def test_spread_of_the_stage_times() -> None:
@@ -155,3 +155,21 @@ def test_an_answer_stands_beside_all_that_it_is_judged_against() -> None:
     assert answer_of(measured_sample(3, prediction="0.3", question_type="count")) == Answer(
         "0.3", ("stop",), (), None, "count", "picture-3"
     )
+
+
+def test_samples_answered_in_batches_enter_accuracy_and_tokens_but_no_time() -> None:
+    """Two measured (0.5 s and 1.0 s in all, 3 tokens each) and two answered (4 and 8 tokens, one cut)."""
+    quick = measured_sample(0, staged_run(vision_s=0.125, prefill_s=0.125), prediction="1.0")
+    slow = measured_sample(1, staged_run(vision_s=0.5, prefill_s=0.25), prediction="0.0")
+    answered = [answered_sample(2, tokens=4, prediction="0.0"), answered_sample(3, 8, ended=False, prediction="0.0")]
+    summary = summary_of([quick, slow, *answered])
+    assert summary.accuracy.accuracy == 0.25
+    assert summary.share_truncated == 0.25
+    for name in ("vision_s", "prefill_s", "decode_s", "e2e_s", "tpot_s", "ttft_s", "transfer_s"):
+        assert summary.distributions[name].n == 2
+    assert summary.distributions["e2e_s"].mean == 0.75
+    assert summary.distributions["e2e_s"].min == 0.5
+    assert summary.distributions["output_tokens"].n == 4
+    assert summary.distributions["output_tokens"].mean == (3 + 3 + 4 + 8) / 4
+    assert summary.distributions["preprocess_s"].n == 4
+    assert "e2e_s" not in summary_of(answered).distributions

@@ -18,7 +18,17 @@ from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops, VisionGeometry
 from experiment_core_utils.tasks.interface import Score
-from tests.hand_made_records import SETTING, drawn, measured_sample, part, scores_of, staged_run, summary_of
+from tests.hand_made_records import (
+    SETTING,
+    answered_sample,
+    drawn,
+    measured_sample,
+    part,
+    scores_of,
+    staged_run,
+    stored_result,
+    summary_of,
+)
 
 FLOPS = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
 THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
@@ -95,6 +105,7 @@ def test_every_key_of_a_setting() -> None:
         },
         "num_samples": 3,
         "num_failed_samples": 1,
+        "num_latency_samples": 3,
         "num_unparsed": 1,
         "share_unparsed": pytest.approx(1 / 3),
         "share_truncated": pytest.approx(1 / 3),
@@ -191,6 +202,8 @@ def test_every_key_of_a_sample() -> None:
         "decode_flops_per_token": 20.5,
         "outputs_identical": True,
         "outlier_runs": None,
+        "accuracy_batch_size": None,
+        "accuracy_batch_limit": None,
         "runs": [
             {**times, "T_inter_token": [125.0, 125.0]},
             {**times, "T_vision_total": 2000.0, "T_total": 2500.0, "T_inter_token": [125.0, 125.0]},
@@ -206,7 +219,8 @@ def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() ->
         "target_vision_tokens", "target_crops", "vision_tokens_diff", "pooled_image_features", "theoretical_num_crops",
         "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens", "actual_num_crops",
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
-        "prefill_flops", "decode_flops_per_token", "accuracy", "outlier_runs",
+        "prefill_flops", "decode_flops_per_token", "accuracy", "outlier_runs", "accuracy_batch_size",
+        "accuracy_batch_limit",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 
@@ -255,3 +269,18 @@ def test_the_spread_of_one_value_is_null() -> None:
     assert spread is not None
     stats = aggregate_stats({"e2e_s": spread})
     assert (stats["T_total_std"], stats["T_total_ci95_low"], stats["T_total_mean"]) == (None, None, 2000.0)
+
+
+def test_a_sample_answered_in_a_batch_has_no_times_in_its_file() -> None:
+    result = stored_result(part(measured_sample(3), answered_sample(7)))
+    measured, answered = result["per_sample_results"]
+    assert (result["num_samples"], result["num_latency_samples"]) == (2, 1)
+    times = [name for name in measured if name.startswith("T_")]
+    assert [name for name in times if answered[name] is not None] == ["T_preprocess"]
+    assert (answered["runs"], answered["outputs_identical"]) == ([], None)
+    assert (answered["accuracy_batch_size"], answered["accuracy_batch_limit"]) == (3, 8)
+    assert (measured["accuracy_batch_size"], measured["accuracy_batch_limit"]) == (None, None)
+    assert (answered["output_tokens"], answered["output_ended"], answered["accuracy"]) == (4, True, 1.0)
+    assert set(answered) == set(measured)
+    assert result["aggregate_stats"]["T_total_n"] == 1
+    json.dumps(result, allow_nan=False)

@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops
 from experiment_core_utils.tasks.comparison import PairedComparison
-from tests.hand_made_records import SETTING, measured_sample, part, staged_run, stored_result
+from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, staged_run, stored_result
 
 HEADER = (
     "tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,accuracy_ci95_low,"
@@ -30,8 +30,8 @@ HEADER = (
     "T_LLM_decode_mean_ms,T_total_mean_ms,T_total_std_ms,T_total_p50_ms,T_total_p95_ms,T_total_p99_ms,"
     "T_decode_per_token_mean_ms,T_first_token_mean_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,"
     "vision_flops_mean,prefill_flops_mean,decode_flops_per_token_mean,"
-    "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed"
-    ",share_outlier_runs"
+    "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed,"
+    "num_latency_samples,share_outlier_runs"
 )
 
 
@@ -162,3 +162,14 @@ def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str | Non
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="is not a folder"):
         read_results(tmp_path / "nowhere")
+
+
+def test_the_table_says_how_many_samples_were_measured() -> None:
+    some = stored_result(part(measured_sample(3), answered_sample(7)))
+    none = stored_result(part(answered_sample(7)))
+    before_the_key = {key: value for key, value in some.items() if key != "num_latency_samples"}
+    frame = settings_frame([some, none, before_the_key])
+    assert frame["num_latency_samples"].tolist() == [1, 0, 2]
+    assert frame.columns[-1] == "num_latency_samples"
+    assert frame["T_total_mean_ms"].isna().tolist() == [False, True, False]
+    assert "tier" not in closing_table([some, none])

@@ -356,3 +356,30 @@ def test_weights_that_do_not_fit_are_refused(tiny_checkpoint: Path, tmp_path: Pa
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConfigurationError, match="cannot be read"):
         run_profiling(tiny_config(tmp_path, tmp_path / "results", "--num_active_blocks_list", "5"))
+
+
+def test_samples_that_need_no_latency_get_the_same_answers_in_batches(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    flags = ("--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "4", "--num_samples", "7")
+    alone, some, none = (
+        run_profiling(tiny_config(tiny_checkpoint, tmp_path / name, *flags, *more)).results[0]
+        for name, *more in (
+            ("alone",),
+            ("some", "--num_latency_samples", "2", "--accuracy_batch_size", "3"),
+            ("none", "--num_latency_samples", "0"),
+        )
+    )
+    assert [result["num_latency_samples"] for result in (alone, some, none)] == [7, 2, 0]
+    assert len({result["fingerprint"] for result in (alone, some, none)}) == 3
+    untimed = ("pred", "accuracy", "output_tokens", "output_ended", "prefill_flops", "decode_flops_per_token")
+    for batched, sizes in ((some, [2, 2, 3, 3, 3]), (none, [7] * 7)):
+        assert batched["realised"] == alone["realised"]
+        assert (batched["accuracy"], batched["share_truncated"]) == (alone["accuracy"], alone["share_truncated"])
+        for one, other in zip(alone["per_sample_results"], batched["per_sample_results"], strict=True):
+            assert {key: one[key] for key in ("sample_id", *untimed)} == {
+                key: other[key] for key in ("sample_id", *untimed)
+            }
+            assert (other["T_total"] is None) == (other["runs"] == []) == (other["accuracy_batch_size"] is not None)
+        found = [each["accuracy_batch_size"] for each in batched["per_sample_results"] if not each["runs"]]
+        assert sorted(found) == sizes
+    assert some["aggregate_stats"]["T_total_n"] == 2
+    assert not [name for name in none["aggregate_stats"] if name.startswith("T_") and "T_preprocess" not in name]

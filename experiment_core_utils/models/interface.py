@@ -1,6 +1,6 @@
 """What the pipeline asks of a model: prepare a request, run its three stages under a setting, prove the knobs acted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,13 @@ class StagedModel(Protocol):
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
         """Decode stage: token [1, 1] -> logits [1, V]."""
+        ...
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        """Greedy answers to several requests together, under the setting in force; never timed.
+
+        In float32 the tokens are those of `encode_image`, `prefill` and `decode_step` one request at a time.
+        """
         ...
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:

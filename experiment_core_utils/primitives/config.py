@@ -55,6 +55,8 @@ class ProfilingConfig:
     drift_check_every: int
     until_precision: float | None
     seed: int
+    num_latency_samples: int | None
+    accuracy_batch_size: int
     importance_scores: Mapping[int, float] | None
     importance_scores_file: Path | None
     enable_memory_optimization: bool
@@ -62,6 +64,7 @@ class ProfilingConfig:
     config_retry_delay: float
     sample_timeout: float | None
     worker_timeout: float
+    request_cache_gb: float | None
     num_processes: int | None
     num_threads: int | None
     device: Device
@@ -139,6 +142,18 @@ def build_parser() -> argparse.ArgumentParser:
     knobs.add_argument("--importance_scores_file", type=Path, help="JSON of block -> score that chooses the blocks")
     how = parser.add_argument_group("how it is measured")
     how.add_argument("--num_runs_per_sample", type=int, default=3)
+    how.add_argument(
+        "--num_latency_samples",
+        type=int,
+        metavar="M",
+        help="samples that are measured, a random part of those drawn; the others are only answered (default: all)",
+    )
+    how.add_argument(
+        "--accuracy_batch_size",
+        type=int,
+        default=8,
+        help="most samples answered together, of those that are not measured (%(default)s)",
+    )
     how.add_argument("--num_warmup_runs", type=int, default=2, help="unmeasured runs before each setting (%(default)s)")
     how.add_argument(
         "--max_warmup_runs",
@@ -172,6 +187,12 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: bfloat16 on a GPU, float32 on the CPU",
     )
+    how.add_argument(
+        "--request_cache_gb",
+        type=float,
+        metavar="GB",
+        help="host memory for prepared requests, of each process (default: a quarter of what is free / processes here)",
+    )
     how.add_argument("--num_threads", type=int, help="CPU threads of each process (default: cores / processes here)")
     how.add_argument("--experts_implementation", help="transformers' experts implementation, e.g. grouped_mm, eager")
     how.add_argument("--attn_implementation", help="transformers' attention implementation, e.g. sdpa, eager")
@@ -201,7 +222,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     """Parse and judge; raises ConfigurationError for what argparse cannot see by itself."""
     given = build_parser().parse_args(argv)
     _check_strategy(given.sampling_strategy, given.num_configs)
-    for name in ("num_samples", "num_runs_per_sample"):
+    for name in ("num_samples", "num_runs_per_sample", "accuracy_batch_size"):
         _at_least(name, getattr(given, name), 1)
     for name in ("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed", "drift_check_every"):
         _at_least(name, getattr(given, name), 0)
@@ -213,6 +234,13 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("sample_timeout", "worker_timeout"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 0.001)
+    for name in ("request_cache_gb", "num_latency_samples"):
+        if getattr(given, name) is not None:
+            _at_least(name, getattr(given, name), 0)
+    if given.until_precision is not None and given.num_latency_samples is not None:
+        raise ConfigurationError(
+            "--until_precision decides how many samples are measured, and so does --num_latency_samples; drop one"
+        )
     for name in ("num_processes", "num_threads", "max_new_tokens", "num_configs"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
@@ -259,6 +287,8 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         drift_check_every=given.drift_check_every,
         until_precision=given.until_precision,
         seed=given.seed,
+        num_latency_samples=given.num_latency_samples,
+        accuracy_batch_size=given.accuracy_batch_size,
         importance_scores=read_importance(given.importance_scores_file),
         importance_scores_file=given.importance_scores_file,
         enable_memory_optimization=given.enable_memory_optimization,
@@ -266,6 +296,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         config_retry_delay=given.config_retry_delay,
         sample_timeout=given.sample_timeout,
         worker_timeout=given.worker_timeout,
+        request_cache_gb=given.request_cache_gb,
         num_processes=given.num_processes,
         num_threads=given.num_threads,
         device=given.device,

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -11,6 +12,8 @@ import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.records import MemoryReading
+
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class Marks(Protocol):
@@ -83,6 +86,19 @@ def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
     """
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(wanted if wanted is not None else max(cores // processes_here, 1))
+
+
+def available_memory_bytes() -> int:
+    """Memory of the host that is free for new work, within the limit of the control group where there is one."""
+    available = int(psutil.virtual_memory().available)
+    limit, used = (_number_in(CGROUP / name) for name in ("memory.max", "memory.current"))
+    return available if limit is None or used is None else max(min(available, limit - used), 0)
+
+
+def _number_in(file: Path) -> int | None:
+    """None for a file that is not there, or that says "max"."""
+    text = file.read_text().strip() if file.is_file() else ""
+    return int(text) if text.isdecimal() else None
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

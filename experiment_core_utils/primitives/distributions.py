@@ -111,7 +111,7 @@ def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | 
     if groups < 2 or mean == 0.0:
         return None
     variance = groups / (groups - 1) * float(((sums - mean * counts) ** 2).sum()) / n**2
-    return float(special.stdtrit(groups - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance) / abs(mean)
+    return float(stdtrit(groups - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance) / abs(mean)
 
 
 def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> tuple[float, float]:

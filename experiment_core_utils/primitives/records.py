@@ -146,6 +146,23 @@ class MemoryReading:
 
 
 @dataclass(frozen=True)
+class BatchedAnswer:
+    """What a sample was answered in a batch with others of the same setting, without measuring.
+
+    Attributes:
+        token_ids: generated ids, end-of-sequence included where it came.
+        ended: whether it came before the limit.
+        batch_size: requests that were answered together.
+        batch_limit: most that were allowed together; less than what was asked for where memory had run out.
+    """
+
+    token_ids: tuple[int, ...]
+    ended: bool
+    batch_size: int
+    batch_limit: int
+
+
+@dataclass(frozen=True)
 class MeasuredSample:
     """One sample at one setting: every run, and the answer beside what it is judged against.
 
@@ -153,21 +170,22 @@ class MeasuredSample:
 
     Attributes:
         shape: sizes of its request.
-        runs: every measured run, in order.
-        outputs_identical: whether every run gave the same tokens.
-        transfer_s: host to device, outside the total.
-        prediction: decoded text of the first run.
+        runs: every measured run, in order; none where the sample was answered in a batch.
+        outputs_identical: whether every run gave the same tokens; None without runs.
+        transfer_s: host to device, outside the total; None without runs.
+        prediction: decoded text of the first run, or of the answer.
         flops: None for an unknown architecture.
         references, options, answer_index, question_type, image_id: what the prediction is judged against, as in the
             task's sample.
         metadata: the question and what else the task says (JSON values only).
+        answer: of a sample without runs; None with them.
     """
 
     sample_id: int
     shape: RequestShape
     runs: tuple[StagedRun, ...]
-    outputs_identical: bool
-    transfer_s: float
+    outputs_identical: bool | None
+    transfer_s: float | None
     prediction: str
     flops: StageFlops | None
     question_type: str
@@ -176,12 +194,29 @@ class MeasuredSample:
     options: tuple[str, ...]
     answer_index: int | None
     metadata: dict[str, Any]
+    answer: BatchedAnswer | None = None
 
     @property
-    def run(self) -> StagedRun:
+    def run(self) -> StagedRun | None:
         """The run with the median total time (the lower one of two in the middle); its times are the sample's
-        published ones, so that they add up."""
+        published ones, so that they add up. None without runs."""
+        if not self.runs:
+            return None
         return sorted(self.runs, key=lambda run: run.total_s)[(len(self.runs) - 1) // 2]
+
+    @property
+    def output_tokens(self) -> int:
+        """Of `run`, or of the answer in a batch."""
+        said = self.run or self.answer
+        assert said is not None
+        return len(said.token_ids)
+
+    @property
+    def ended(self) -> bool:
+        """Whether end-of-sequence came before the limit, in the first run or in the answer in a batch."""
+        said = self.runs[0] if self.runs else self.answer
+        assert said is not None
+        return said.ended
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 import os
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from experiment_core_utils.primitives import device
 from experiment_core_utils.primitives.device import (
     HostMarks,
     MemoryWindow,
@@ -120,3 +123,16 @@ def test_cores_are_shared_among_processes() -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_free_memory_is_within_the_limit_of_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    free = psutil.virtual_memory().available
+    assert device.available_memory_bytes() == pytest.approx(free, rel=0.5)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert device.available_memory_bytes() == pytest.approx(free, rel=0.5)
+    (tmp_path / "memory.max").write_text("1700\n")
+    assert device.available_memory_bytes() == 1700 - 1000
+    (tmp_path / "memory.max").write_text("900\n")
+    assert device.available_memory_bytes() == 0

@@ -1,7 +1,7 @@
 """In: a MolmoE model with its processor; out: the `StagedModel` that the pipeline profiles."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from experiment_core_utils.models.molmoe.batched_answers import answer_together
 from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -126,6 +127,10 @@ class MolmoeStagedModel:
     def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self.model.decode_step(token, state)
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""

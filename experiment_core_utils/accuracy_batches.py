@@ -1,0 +1,127 @@
+"""In: samples whose latency nobody asked for; out: their answers at one setting, computed in batches."""
+
+from collections.abc import Iterator, Sequence
+
+from experiment_core_utils.g_metrics_inference import answer_to
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
+from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SampleTimedOut
+from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.records import (
+    BatchedAnswer,
+    FailedSample,
+    MeasuredSample,
+    PreparedRequest,
+)
+from experiment_core_utils.request_source import RequestSource
+from experiment_core_utils.sample_record import record_of_answer
+from experiment_core_utils.tasks.interface import Metric, Sample
+
+Prepared = tuple[Sample, PreparedRequest]
+
+
+def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str) -> list[str]:
+    """What a reader must know where samples are answered in batches in another precision than float32."""
+    if num_latency_samples is None or num_latency_samples >= num_samples or dtype == "float32":
+        return []
+    answered = num_samples - num_latency_samples
+    return [f"{answered} of {num_samples} samples are answered in batches: in {dtype} some answers may differ for it"]
+
+
+class BatchAnswerer:
+    """Answers samples in batches, smaller ones where memory runs out.
+
+    Args:
+        batch_size: most requests in a batch.
+        sample_timeout_s: limit for the preparation of each sample, and for a batch times the samples in it.
+    """
+
+    def __init__(
+        self,
+        model: StagedModel,
+        metric: Metric,
+        requests: RequestSource,
+        max_new_tokens: int,
+        batch_size: int,
+        sample_timeout_s: float | None,
+    ) -> None:
+        self._model = model
+        self._metric = metric
+        self._requests = requests
+        self._max_new_tokens = max_new_tokens
+        self._batch_size = batch_size
+        self._limit = batch_size
+        self._timeout_s = sample_timeout_s
+
+    def outcomes(
+        self, setting: KnobSetting, sample_ids: Sequence[int]
+    ) -> Iterator[list[MeasuredSample | FailedSample]]:
+        """What became of the samples, batch by batch, in their order but for those that failed, which come first.
+
+        The knobs must be in force already.
+
+        Raises:
+            OutOfMemory: for a single request; what was yielded before stands.
+        """
+        self._limit = self._batch_size
+        left = list(sample_ids)
+        while left:
+            batch, left = left[: self._limit], left[self._limit :]
+            prepared, failed = self._prepare(batch, setting)
+            yield [*failed, *self._answer(setting, prepared)]
+
+    def _prepare(self, sample_ids: Sequence[int], setting: KnobSetting) -> tuple[list[Prepared], list[FailedSample]]:
+        prepared: list[Prepared] = []
+        failed: list[FailedSample] = []
+        for sample_id in sample_ids:
+            try:
+                with time_limit(self._timeout_s):
+                    sample, request = self._requests.take(sample_id, setting.vision.crops)
+                # As for measured samples: one that no metric could judge is not worth the time.
+                self._metric.score([answer_to(sample, "")])
+            except SampleError as error:
+                failed.append(_failure(sample_id, error))
+            else:
+                prepared.append((sample, request))
+        return prepared, failed
+
+    def _answer(self, setting: KnobSetting, prepared: Sequence[Prepared]) -> list[MeasuredSample | FailedSample]:
+        """A batch that is out of time is answered one by one, so that only the samples that take long fail."""
+        done: list[MeasuredSample | FailedSample] = []
+        size = self._limit
+        while len(done) < len(prepared):
+            part = prepared[len(done) : len(done) + min(size, self._limit)]
+            try:
+                answers = self._together([request for _, request in part])
+            except SampleTimedOut as error:
+                if len(part) == 1:
+                    done.append(_failure(part[0][0].sample_id, error))
+                size = 1
+                continue
+            if answers is None:
+                self._limit = len(part) // 2
+                release_cached_memory(self._model.device)
+                continue
+            done += [
+                record_of_answer(self._model, setting, sample, request, answer)
+                for (sample, request), answer in zip(part, answers, strict=True)
+            ]
+        return done
+
+    def _together(self, requests: Sequence[PreparedRequest]) -> list[BatchedAnswer] | None:
+        """None where memory ran out for more than one."""
+        try:
+            with out_of_memory_named(), time_limit(self._timeout_s and self._timeout_s * len(requests)):
+                inputs = [self._model.to_device(request.inputs) for request in requests]
+                answers = self._model.answer_batch(inputs, self._max_new_tokens)
+        except OutOfMemory:
+            if len(requests) == 1:
+                raise
+            return None
+        ends = self._model.eos_token_ids
+        return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), self._limit) for tokens in answers]
+
+
+def _failure(sample_id: int, error: SampleError) -> FailedSample:
+    return FailedSample(sample_id, type(error).__name__, str(error))

@@ -1,0 +1,81 @@
+"""What answering in batches gains over one by one, and how many answers differ, tier by tier on the embedded model.
+
+python -m experiments.core_exp.bench_accuracy_batches --num_samples 32 --batch_sizes 2 4 8
+
+Both ways answer the same prepared requests, on the device already; the time of one by one is that of the stages without
+marks. Best of the rounds, in turn. Flags that are not this script's own go to the pipeline's configuration.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tqdm import tqdm
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import RequestMaker, draw_samples
+from experiment_core_utils.e_inference import generate_greedily
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.tasks.registry import load_task
+
+Answers = list[tuple[int, ...]]
+
+
+def one_by_one(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_tokens: int) -> Answers:
+    """The answers that the stages give each request alone."""
+    return [tuple(generate_greedily(model, each, max_new_tokens, NoMarks())[0]) for each in inputs]
+
+
+def in_batches(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_tokens: int, size: int) -> Answers:
+    """The answers in batches of `size`, in the order of the requests."""
+    starts = range(0, len(inputs), size)
+    return [answer for at in starts for answer in model.answer_batch(inputs[at : at + size], max_new_tokens)]
+
+
+def timed(model: StagedModel, answer: Callable[[], Answers]) -> tuple[float, Answers]:
+    """Seconds by the host's clock, the device idle at both ends."""
+    synchronize(model.device)
+    started = time.perf_counter()
+    answers = answer()
+    synchronize(model.device)
+    return time.perf_counter() - started, answers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num_samples", type=int, default=32)
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--rounds", type=int, default=3)
+    own, flags = parser.parse_known_args()
+    config = parse_config(["--num_samples", str(own.num_samples), *flags])
+    set_cpu_threads(config.num_threads, 1)
+    model = load_staged_model(config, find_model(config.model_path), choose_device(config.device))
+    task = load_task(config.dataset_name, config.split)
+    steps = task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
+    samples = [task[sample_id] for sample_id in draw_samples(task, config).sample_ids]
+    for target in config.vision_targets:
+        requests = [RequestMaker(model, task).make(sample, target.crops) for sample in samples]
+        inputs = [model.to_device(request.inputs) for request in requests]
+        ways: dict[int, Callable[[], Answers]] = {1: partial(one_by_one, model, inputs, steps)}
+        for size in own.batch_sizes:
+            ways[size] = partial(in_batches, model, inputs, steps, size)
+        best: dict[int, tuple[float, Answers]] = {}
+        for _ in tqdm(range(own.rounds), desc=target.label, leave=False):
+            for size, way in ways.items():
+                best[size] = min(best.get(size, (float("inf"), [])), timed(model, way), key=lambda found: found[0])
+        alone_s, alone = best.pop(1)
+        for size, (seconds, answers) in best.items():
+            differing = sum(one != other for one, other in zip(alone, answers, strict=True))
+            print(
+                f"{target.label}, batches of {size}: one by one / in batches = {alone_s / seconds:.2f}; "
+                f"{differing} of {len(alone)} answers differ",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
