@@ -66,7 +66,7 @@ def results(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert len(report.results) == 8
     assert report.csv_path == folder / "reference-vqa_settings.csv"
     assert [path.name for path in (folder / ".parts").iterdir()] == ["lock"]
-    return {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    return {path.name: json.loads(path.read_text()) for path in folder.glob("*_imgsize*.json")}
 
 
 def test_each_setting_has_its_file_with_the_published_name(results: dict[str, dict]) -> None:
