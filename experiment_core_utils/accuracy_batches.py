@@ -20,6 +20,9 @@ from experiment_core_utils.tasks.interface import Metric, Sample
 
 Prepared = tuple[Sample, PreparedRequest]
 
+# Batches whose samples are put in order of length together; more would pad less and take more memory of the host.
+_BATCHES_PREPARED = 4
+
 
 def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str) -> list[str]:
     """What a reader must know where samples are answered in batches in another precision than float32."""
@@ -57,19 +60,25 @@ class BatchAnswerer:
     def outcomes(
         self, setting: KnobSetting, sample_ids: Sequence[int]
     ) -> Iterator[list[MeasuredSample | FailedSample]]:
-        """What became of the samples, batch by batch, in their order but for those that failed, which come first.
+        """What became of the samples, batch by batch; those that cannot be read first.
 
-        The knobs must be in force already.
+        A few batches are prepared at a time and put in order of prompt length, so that little is padded. The knobs must
+        be in force already.
 
         Raises:
             OutOfMemory: for a single request; what was yielded before stands.
         """
         self._limit = self._batch_size
         left = list(sample_ids)
+        at_once = self._batch_size * _BATCHES_PREPARED
         while left:
-            batch, left = left[: self._limit], left[self._limit :]
-            prepared, failed = self._prepare(batch, setting)
-            yield [*failed, *self._answer(setting, prepared)]
+            chosen, left = left[:at_once], left[at_once:]
+            prepared, failed = self._prepare(chosen, setting)
+            yield list(failed)
+            prepared.sort(key=lambda pair: pair[1].shape.prompt_tokens)
+            while prepared:
+                batch, prepared = prepared[: self._limit], prepared[self._limit :]
+                yield self._answer(setting, batch)
 
     def _prepare(self, sample_ids: Sequence[int], setting: KnobSetting) -> tuple[list[Prepared], list[FailedSample]]:
         prepared: list[Prepared] = []

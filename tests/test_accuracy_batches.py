@@ -54,7 +54,7 @@ def outcomes(
     task = Numbers()
     requests = RequestSource(task, RequestMaker(model, task), ids, 0, 0, limit_s, keep_pictures=False)
     answerer = BatchAnswerer(model, Lenient(), requests, 4, size, limit_s)
-    return list(answerer.outcomes(SETTING, ids))
+    return [batch for batch in answerer.outcomes(SETTING, ids) if batch]
 
 
 def batches_of(model: ScriptedModel) -> list[int]:
@@ -73,6 +73,12 @@ def test_a_record_of_an_answer_has_no_times() -> None:
     assert sample.metadata == {"question": "1"}
     assert isinstance(second[0], MeasuredSample)
     assert second[0].answer == BatchedAnswer((1, 2, EOS), True, 1, 2)
+
+
+def test_prompts_of_like_length_are_answered_together() -> None:
+    """Prompts of 1 and 2 characters; 4 batches of 2 are put in order at a time, the ninth sample stays last."""
+    done = outcomes(ScriptedModel(), (1, 10, 11, 2, 12, 3, 13, 4, 7), 2)
+    assert [[each.sample_id for each in batch] for batch in done] == [[1, 2], [3, 4], [10, 11], [12, 13], [7]]
 
 
 def test_an_answer_without_end_of_sequence_is_cut() -> None:
@@ -99,13 +105,13 @@ def test_a_single_request_without_memory_fails_the_setting() -> None:
 
 
 def test_a_sample_that_cannot_be_read_fails_alone() -> None:
-    ((failed, *done),) = outcomes(ScriptedModel(), (4, 5, 7), 8)
+    (failed,), done = outcomes(ScriptedModel(), (4, 5, 7), 8)
     assert failed == FailedSample(5, "SampleError", "sample 5: no picture")
     assert [each.sample_id for each in done] == [4, 7]
 
 
 def test_a_slow_preparation_fails_alone_and_a_slow_batch_is_answered_one_by_one() -> None:
-    ((failed, *done),) = outcomes(ScriptedModel(), (4, 6, 7), 8, limit_s=0.1)
+    (failed,), done = outcomes(ScriptedModel(), (4, 6, 7), 8, limit_s=0.1)
     assert (failed.sample_id, failed.error) == (6, "SampleTimedOut")  # type: ignore[union-attr]
     assert [each.sample_id for each in done] == [4, 7]
     slow = ScriptedModel(batch_s=0.3)

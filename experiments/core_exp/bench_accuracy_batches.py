@@ -31,9 +31,13 @@ def one_by_one(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_
 
 
 def in_batches(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_tokens: int, size: int) -> Answers:
-    """The answers in batches of `size`, in the order of the requests."""
-    starts = range(0, len(inputs), size)
-    return [answer for at in starts for answer in model.answer_batch(inputs[at : at + size], max_new_tokens)]
+    """The answers in batches of `size` of like length, as the pipeline makes them, in the order of the requests."""
+    order = sorted(range(len(inputs)), key=lambda place: inputs[place]["input_ids"].shape[1])
+    answers: dict[int, tuple[int, ...]] = {}
+    for at in range(0, len(order), size):
+        places = order[at : at + size]
+        answers.update(zip(places, model.answer_batch([inputs[each] for each in places], max_new_tokens), strict=True))
+    return [answers[place] for place in range(len(inputs))]
 
 
 def timed(model: StagedModel, answer: Callable[[], Answers]) -> tuple[float, Answers]:
