@@ -36,8 +36,8 @@ Totals = Mapping[int, float]
 
 
 def drift_path(folder: Path, rank: int) -> Path:
-    """`drift.json` of the main process, `drift.rank<r>.json` of the others."""
-    return folder / ("drift.json" if rank == 0 else f"drift.rank{rank}.json")
+    """In a folder of its own: every JSON file beside it is the result of a setting."""
+    return folder / "drift" / f"rank{rank}.json"
 
 
 def read_drift(path: Path) -> tuple[DriftReading, ...]:

@@ -72,7 +72,7 @@ def test_each_setting_gets_the_readings_around_it(tmp_path: Path, ledger: Ledger
         "random weights",
         "drift: after this setting the control setting took 1.25 times as long as when the run began",
     ]
-    readings = read_drift(tmp_path / "drift.json")
+    readings = read_drift(drift_path(tmp_path, 0))
     assert [(each.when, each.num_settings_before, each.since_start_s) for each in readings] == [
         ("start", 0, 1.0), ("between", 2, 2.0), ("end", 3, 3.0),
     ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_has_its_own_start(tmp_path: Path, ledger: Ledger) ->
     second.begin()
     save(second, ledger, tmp_path, "a")
     second.after("a", is_last=True)
-    readings = read_drift(tmp_path / "drift.json")
+    readings = read_drift(drift_path(tmp_path, 0))
     assert [(each.experiment_id, each.ratio) for each in readings] == [("0007", 1.0), ("0008", 1.0), ("0008", 1.0)]
     assert saved(tmp_path, "a")["drift"] == [
         {"rank": 0, "control": "control", "before": 1.0, "after": 1.0, "reason": None}
@@ -100,7 +100,7 @@ def test_a_control_that_cannot_run_is_a_reading_with_a_reason(tmp_path: Path, le
     drift.after("a", is_last=False)
     save(drift, ledger, tmp_path, "b")
     drift.after("b", is_last=True)
-    assert [(each.ratio, each.reason) for each in read_drift(tmp_path / "drift.json")] == [
+    assert [(each.ratio, each.reason) for each in read_drift(drift_path(tmp_path, 0))] == [
         (None, "OutOfMemory: no room"),
         (None, "none of this process's first samples can be read"),
         (1.0, None),
@@ -113,8 +113,8 @@ def test_other_processes_keep_files_of_their_own_and_touch_no_result(tmp_path: P
     drift = check(ledger, tmp_path, Script(times(1.0), times(1.5)), rank=3)
     drift.begin()
     drift.after("a", is_last=True)
-    assert drift_path(tmp_path, 3).name == "drift.rank3.json"
-    assert [path.name for path in tmp_path.iterdir()] == ["drift.rank3.json"]
+    assert drift_path(tmp_path, 3) == tmp_path / "drift" / "rank3.json"
+    assert [path.name for path in (tmp_path / "drift").iterdir()] == ["rank3.json"]
 
 
 def test_switched_off_it_reads_and_writes_nothing(tmp_path: Path, ledger: Ledger) -> None:
@@ -122,7 +122,7 @@ def test_switched_off_it_reads_and_writes_nothing(tmp_path: Path, ledger: Ledger
     drift.begin()
     assert drift.note("a") == []
     drift.after("a", is_last=True)
-    assert not (tmp_path / "drift.json").exists()
+    assert not drift_path(tmp_path, 0).exists()
 
 
 def test_without_readings_there_are_reasons() -> None:
@@ -140,6 +140,7 @@ def test_more_than_five_percent_is_a_caveat(after: float | None, says: str | Non
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 9, "readings": []}', '{"schema_version": 1}'])
 def test_a_file_that_is_something_else_is_not_written_over(tmp_path: Path, content: str) -> None:
-    (tmp_path / "drift.json").write_text(content)
-    with pytest.raises(ResultsError, match="drift.json"):
-        read_drift(tmp_path / "drift.json")
+    drift_path(tmp_path, 0).parent.mkdir()
+    drift_path(tmp_path, 0).write_text(content)
+    with pytest.raises(ResultsError, match="rank0.json"):
+        read_drift(drift_path(tmp_path, 0))

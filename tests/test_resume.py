@@ -104,8 +104,7 @@ def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
     """Every result of a folder that nobody works in any more, by name; nothing else may lie there."""
     left = {path.name for path in (folder / ".parts").iterdir()}
     assert {"lock", "plan.json"} <= left <= {"lock", "plan.json", "seen_by_all"}
-    drift = ("drift.json", "drift.rank1.json")
-    names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", *drift))
+    names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", "drift"))
     results: Contents = {name: without(json.loads((folder / name).read_text()), left_out) for name in names[:-1]}
     assert names[-1] == CSV_NAME
     table = pd.read_csv(folder / CSV_NAME)

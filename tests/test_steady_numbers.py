@@ -10,7 +10,7 @@ import pytest
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import draw_samples
-from experiment_core_utils.drift import read_drift
+from experiment_core_utils.drift import drift_path, read_drift
 from experiment_core_utils.pipeline import ProfilingRun, plan_for, run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.stability import shuffled
@@ -51,14 +51,14 @@ def test_settings_are_measured_shuffled_and_listed_as_planned(tiny_checkpoint: P
         assert drift["control"] == "tier-low_topk1_blocks4"
         assert drift["before"] == 1.0 or position > 0
         assert drift["after"] > 0 and drift["reason"] is None
-    readings = read_drift(tmp_path / "drift.json")
+    readings = read_drift(drift_path(tmp_path, 0))
     assert [(each.when, each.num_settings_before) for each in readings] == [("start", 0), ("between", 2), ("end", 3)]
     assert len({each.sample_ids for each in readings}) == 1 and len(readings[0].total_s) == 2
     # One that is lost is measured again in its place.
     by_time[1].unlink()
     run_profiling(config)
     assert json.loads(by_time[1].read_text())["setting_order"]["position"] == 1
-    again = read_drift(tmp_path / "drift.json")
+    again = read_drift(drift_path(tmp_path, 0))
     assert again[:3] == readings
     assert (again[3].when, again[3].ratio) == ("start", 1.0)
     assert [each.when for each in again[3:]] == ["start", "end"]
