@@ -28,7 +28,7 @@ NOT_COMPARED = {
     *("warmup", "conditions", "drift", "precision"),
 }
 # What says by how many processes a result was measured.
-OF_THE_LAUNCH = {"num_processes", "caveats", "fingerprint", "command"}
+OF_THE_LAUNCH = {"num_processes", "caveats", "fingerprint", "command", "drift_check_every"}
 TWO_PROCESSES = {
     "WORLD_SIZE": "2",
     "LOCAL_WORLD_SIZE": "1",
@@ -183,7 +183,7 @@ def test_on_a_full_disk_it_stops_with_a_line_and_goes_on_when_there_is_room(swee
         assert message.startswith("error: ") and "same command goes on" in message
         assert "Traceback" not in message
     assert any(".rank0.jsonl cannot be written (File too large)" in message for message in messages)
-    assert any("_blocks3.json cannot be written (File too large)" in message for message in messages)
+    assert any("_blocks4.json cannot be written (File too large)" in message for message in messages)
     assert contents(sweep.output_dir) == sweep.undisturbed
 
 
