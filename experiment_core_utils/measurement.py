@@ -34,6 +34,7 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.progress_bar import Progress
 from experiment_core_utils.tasks.interface import Metric, Sample, Task
+from experiment_core_utils.torch_profiles import TorchProfiles
 
 
 class ShareMeasurer:
@@ -42,6 +43,7 @@ class ShareMeasurer:
     Args:
         origin: the header of this process's journals, but for the setting's key.
         stop: looked at before every sample.
+        profiles: decides which samples are run once more under a profiler.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ShareMeasurer:
         origin: JournalHeader,
         journals: Path,
         stop: StopRequest,
+        profiles: TorchProfiles,
     ) -> None:
         self.config = config
         self.task = task
@@ -65,6 +68,7 @@ class ShareMeasurer:
         self.own_ids = origin.sample_ids
         self.journals = journals
         self.stop = stop
+        self.profiles = profiles
         self._warm_tilings: set[tuple[int, int] | None] = set()
 
     def measure_share(self, setting: KnobSetting, progress: Progress) -> ShareDone:
@@ -130,7 +134,14 @@ class ShareMeasurer:
                 journal.append(FinishedSample(measured, failed, window.read()))
                 finished.add(sample_id)
                 progress.advance()
+                if measured is not None and self.profiles.wants(setting.key):
+                    self._profile(setting, sample)
         return proof, window
+
+    def _profile(self, setting: KnobSetting, sample: Sample) -> None:
+        """One more run of a sample that is on the disk already, outside its time limit."""
+        inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)
+        self.profiles.take(self.model, setting.key, sample.sample_id, inputs, self.max_new_tokens)
 
     def _warm_up(self, setting: KnobSetting, sample: Sample) -> KnobProof:
         inputs = self.model.to_device(self.maker.make(sample, setting.vision.crops).inputs)

@@ -38,6 +38,7 @@ from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
+from experiment_core_utils.torch_profiles import TorchProfiles
 
 PARTS_FOLDER = ".parts"
 EXIT_CODE_FAILED_SAMPLES = 3
@@ -204,8 +205,16 @@ class ProfilingRun:
             for rank in range(accelerator.num_processes)
         }
         max_new_tokens = max_new_tokens_of(config, task)
+        profiles = TorchProfiles(
+            config.output_dir,
+            config.profiler,
+            config.use_profiler_on_all_samples,
+            accelerator.is_main_process,
+            [setting.key for setting in plan_for(config, source)],
+            drawn.sample_ids,
+        )
         self.measurer = ShareMeasurer(
-            config, task, self.metric, self.model, max_new_tokens, self._origin(), self.journals, self.stop
+            config, task, self.metric, self.model, max_new_tokens, self._origin(), self.journals, self.stop, profiles
         )
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),

@@ -25,6 +25,7 @@ T = TypeVar("T")
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 SampleBy = Literal["random", "question_type"]
+ProfilerMode = Literal["minimal", "full"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ class ProfilingConfig:
     experts_implementation: str | None
     attn_implementation: str | None
     random_weights: bool
+    use_profiler: bool
+    use_profiler_on_all_samples: bool
+    profiler_mode: ProfilerMode
+
+    @property
+    def profiler(self) -> ProfilerMode | None:
+        """How samples are profiled; None where none is."""
+        return self.profiler_mode if self.use_profiler or self.use_profiler_on_all_samples else None
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -142,6 +151,17 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="release cached GPU memory after each setting",
     )
+    profiler = parser.add_argument_group("PyTorch's profiler, on runs of their own that no statistic counts")
+    profiler.add_argument("--use_profiler", action="store_true", help="profile the first sample of each setting")
+    profiler.add_argument(
+        "--use_profiler_on_all_samples", action="store_true", help="profile every sample of each setting"
+    )
+    profiler.add_argument(
+        "--profiler_mode",
+        choices=("minimal", "full"),
+        default="minimal",
+        help="minimal: operators, kernels and stages (default); full: also shapes, stacks, memory and FLOPs",
+    )
     run = parser.add_argument_group("the run")
     run.add_argument("--output_dir", type=Path, default=Path("./results/core_exp"))
     run.add_argument("--max_config_retries", type=int, default=2, help="times a failed setting is tried again")
@@ -174,6 +194,8 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("sample_timeout", "worker_timeout"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 0.001)
+    if given.profiler_mode == "full" and not (given.use_profiler or given.use_profiler_on_all_samples):
+        raise ConfigurationError("--profiler_mode full has nothing to act on; give --use_profiler too, or drop it")
     for name in ("num_processes", "num_threads", "max_new_tokens"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
@@ -219,6 +241,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         experts_implementation=given.experts_implementation,
         attn_implementation=given.attn_implementation,
         random_weights=given.random_weights,
+        use_profiler=given.use_profiler,
+        use_profiler_on_all_samples=given.use_profiler_on_all_samples,
+        profiler_mode=given.profiler_mode,
     )
 
 
