@@ -1,19 +1,25 @@
 """In: scores and times of settings on samples, round by round; out: who is measured next, and the front. Pure.
 
-A race for the accuracy-latency front. All settings start on the same few samples; after each round, a setting that
-another one beats beyond doubt leaves, and only those whose place is still open are measured on more samples.
+A race for the accuracy-latency front on the same samples. All settings start on the first few; after each round some
+leave and the others go on to more, until the time is used up or every place is known. Two ways to leave:
 
-When a setting leaves. Setting t **dominates** s when, on the samples that both have, t is confidently faster and
-confidently not less accurate by more than `margin`. Both are one-sided bounds on the mean of paired differences, with
-the spread taken between pictures. A setting leaves only for one that stays: where the witness of an earlier leave
-would leave itself, it does so only if another setting that stays dominates the earlier one too. So every setting that
-left names one in the front that is faster, and less accurate by at most `margin`, and margins never add up.
+**Eliminated.** Setting t *dominates* s when, on the samples that both have, t is confidently faster and confidently
+not less accurate by more than `margin`: one-sided bounds on the mean of paired differences, the spread taken between
+pictures. A setting is eliminated only for one that stays: where the witness of an earlier elimination would go itself,
+it goes only if another setting that stays dominates the earlier one too. So every eliminated setting names a witness
+that was not eliminated, is faster, and is less accurate by at most `margin`, and margins do not add up.
 
-How many looks. Each ordered pair of settings is looked at once a round, and there are as many rounds as the schedule
-says before the first one. Each bound is at level `alpha` / (S (S - 1) rounds), Bonferroni's inequality (O. Dunn, JASA
-56 (1961)), so that with probability 1 - `alpha` no setting leaves wrongly in the whole search, whenever it stops. That
-a pair takes two bounds costs nothing: a wrong leave needs the wrong one of them to fail (an intersection-union test;
-R. Berger, Technometrics 24 (1982)). The levels hold as far as means of that many pictures follow Student's t.
+**Set aside.** A setting that another one most likely dominates outright (faster as above, and not less accurate at the
+one-sided level `doubt`) gets no more samples, so that the time goes where the front is decided. Nothing is proven of
+it, and the result says so.
+
+How sure. An ordered pair of settings is looked at once a round, and there are at most `most_rounds` of them, a number
+fixed before the first. Each look is at level `alpha` / `most_rounds`, so that a given setting eliminates another one
+wrongly with probability at most `alpha`, whenever the search stops (O. Dunn, JASA 56 (1961)). That a pair takes two
+bounds costs nothing: a wrong leave needs the wrong one of them to fail (an intersection-union test; R. Berger,
+Technometrics 24 (1982)). This holds for a pair, not for all of them together: for S settings, `alpha` / (S (S - 1))
+holds for the whole search, and eliminates hardly any at the numbers of samples that a search can pay. The levels hold
+as far as means over that many pictures follow Student's t.
 
 Sources: racing on the same samples, O. Maron and A. Moore, "Hoeffding races", NIPS 6 (1993); elimination with bounds
 that hold at every look, E. Even-Dar, S. Mannor and Y. Mansour, JMLR 7 (2006); fronts of several objectives, P. Auer,
@@ -30,6 +36,8 @@ import numpy as np
 from scipy import stats
 
 StopReason = Literal["settled", "budget", "samples"]
+# Standard errors that the full grid's time is taken lower than its estimate, so that the search keeps to its share.
+BUDGET_CAUTION = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,30 +65,32 @@ class SearchRules:
 
     Attributes:
         margin: accuracy that a faster setting may be worse by and still dominate, as a share of `best`.
-        alpha: probability of any wrong leave in the whole search.
+        alpha: probability that a given setting eliminates another one wrongly, over all rounds.
+        doubt: one-sided level at which a setting that looks dominated is set aside.
         first_samples: samples of the first round.
-        growth: samples of a round over those of the round before, all so far counted.
+        growth: samples of a setting after a round over those before it.
         share: most model time to use, of what the full grid would take.
         best: the metric's highest score; the lowest is 0.
     """
 
     margin: float = 0.01
     alpha: float = 0.05
+    doubt: float = 0.10
     first_samples: int = 50
-    growth: float = 1.6
+    growth: float = 1.5
     share: float = 1 / 3
     best: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.margin < 1 and 0 < self.alpha < 1 and 0 < self.share <= 1):
-            raise ValueError("margin, alpha and share lie between 0 and 1")
+        if not (0 <= self.margin < 1 and 0 < self.alpha < 1 and 0 < self.doubt < 0.5 and 0 < self.share <= 1):
+            raise ValueError("margin, alpha and share lie between 0 and 1, doubt below a half")
         if self.first_samples < 2 or self.growth <= 1 or self.best <= 0:
             raise ValueError("at least 2 samples at first, each round more than the one before, a best score above 0")
 
 
 @dataclass(frozen=True)
 class MeanBound:
-    """Mean of paired differences with its one-sided bounds, each at the level of a single look.
+    """Mean of paired differences with its one-sided bounds.
 
     Attributes:
         se: standard error of the mean.
@@ -108,26 +118,27 @@ class PairVerdict:
     """A challenger against a setting.
 
     Attributes:
-        gain: accuracy of the challenger minus the setting's.
-        saving_s: time of the setting minus the challenger's.
         dominates: the challenger is confidently faster and not less accurate by more than the margin.
+        likely: it is confidently faster and, at the level `doubt`, not less accurate at all.
         cleared: it is confidently slower, or less accurate by more than the margin: it can no longer dominate.
-        worth_more: at the full number of samples one of the two could be known, as far as the present means tell.
     """
 
-    gain: MeanBound
-    saving_s: MeanBound
     dominates: bool
+    likely: bool
     cleared: bool
-    worth_more: bool
+
+
+SLOWER = PairVerdict(dominates=False, likely=False, cleared=True)
 
 
 @dataclass(frozen=True)
-class KeptSetting:
-    """A setting of the front.
+class Standing:
+    """A setting that stayed to the end.
 
     Attributes:
-        open_against: settings of the front that it could not be told from: each may in truth dominate it.
+        accuracy: mean score; None where no sample has one.
+        seconds: mean latency.
+        open_against: settings that stayed too and that it could not be told from: each may in truth dominate it.
     """
 
     key: str
@@ -138,13 +149,14 @@ class KeptSetting:
 
 
 @dataclass(frozen=True)
-class Elimination:
-    """A setting that left, and the setting of the front that dominates it.
+class Departure:
+    """A setting that left, and the setting for which it did.
 
     Attributes:
         round: the round after which it left, from 1.
-        gain, saving_s: of `by` against it, when `by` was found; the bounds hold together with all others of the search
-            with probability `confidence`.
+        gain: accuracy of `by` minus its own, on the samples that both have.
+        saving_s: its time minus that of `by`.
+        level: each of the four bounds in `gain` and `saving_s` fails with this probability.
     """
 
     key: str
@@ -152,7 +164,7 @@ class Elimination:
     round: int
     gain: MeanBound
     saving_s: MeanBound
-    confidence: float
+    level: float
 
 
 @dataclass(frozen=True)
@@ -160,16 +172,22 @@ class SearchResult:
     """What the search found, and what it took.
 
     Attributes:
-        failed: settings that no sample could be run at.
+        front: of those that stayed, the ones that no other one is better than in both means, fastest first.
+        undecided: the others that stayed: a front setting looks better, but not enough to let them go.
+        set_aside: left because another one most likely dominates them; not proven.
+        eliminated: left because another one confidently dominates them.
+        failed: settings that could not be run.
         cost_s: model time used.
         full_cost_s: model time of all settings on all samples, from the mean cost of each setting's samples here.
         rounds: what each round asked for, as setting -> number of new samples.
-        stopped: every place is known as far as samples can tell (`settled`), the time is used up (`budget`), or every
-            setting of the front has all samples (`samples`).
+        stopped: no setting that stayed can dominate another (`settled`), the time is used up (`budget`), or every one
+            of them has all samples (`samples`).
     """
 
-    front: tuple[KeptSetting, ...]
-    eliminated: tuple[Elimination, ...]
+    front: tuple[Standing, ...]
+    undecided: tuple[Standing, ...]
+    set_aside: tuple[Departure, ...]
+    eliminated: tuple[Departure, ...]
     failed: tuple[str, ...]
     cost_s: float
     full_cost_s: float
@@ -177,9 +195,9 @@ class SearchResult:
     stopped: StopReason
 
     @property
-    def share(self) -> float:
-        """Model time used, of the full grid's."""
-        return self.cost_s / self.full_cost_s if self.full_cost_s else 0.0
+    def share(self) -> float | None:
+        """Model time used, of the full grid's; None where no sample ran."""
+        return self.cost_s / self.full_cost_s if self.full_cost_s else None
 
 
 class ParetoSearch:
@@ -212,20 +230,22 @@ class ParetoSearch:
         numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
         self._clusters = np.array([numbers[cluster] for cluster in clusters], dtype=np.int64)
         self._looks = planned_looks(len(sample_ids), rules)
-        self._level = rules.alpha / max(len(settings) * (len(settings) - 1) * len(self._looks), 1)
+        # One more than planned: the round that the time cuts short.
+        self.most_rounds = len(self._looks) + 1
+        self.level = rules.alpha / self.most_rounds
+        self._order = {key: place for place, key in enumerate(settings)}
         self._scores = {key: np.full(len(sample_ids), np.nan) for key in settings}
         self._seconds = {key: np.full(len(sample_ids), np.nan) for key in settings}
+        self._costs = {key: np.full(len(sample_ids), np.nan) for key in settings}
         self._asked = dict.fromkeys(settings, 0)
-        self._costs: dict[str, list[float]] = {key: [] for key in settings}
         self._active = list(settings)
-        self._eliminated: dict[str, Elimination] = {}
+        self._eliminated: dict[str, Departure] = {}
+        self._set_aside: dict[str, Departure] = {}
         self._failed: list[str] = []
         self._verdicts: dict[tuple[str, str], PairVerdict] = {}
-        self._pending: Round = {}
         self._rounds: list[dict[str, int]] = []
         self._stopped: StopReason | None = None
-        first = max(min(self._looks[0], int(rules.share * len(sample_ids))), 1)
-        self._ask(dict.fromkeys(settings, first))
+        self._pending: Round = self._up_to(self._looks[0])
 
     def next_round(self) -> Round:
         """Samples that each setting is to be measured on next; none where the search is over."""
@@ -242,34 +262,36 @@ class ParetoSearch:
                 place = self._place[sample_id]
                 self._scores[key][place] = np.nan if one.score is None else one.score
                 self._seconds[key][place] = one.seconds
-                self._costs[key].append(one.cost_s)
+                self._costs[key][place] = one.cost_s
             self._asked[key] += len(self._pending[key])
-            if not self._costs[key]:
-                self._active.remove(key)
-                self._failed.append(key)
         self._rounds.append({key: len(ids) for key, ids in self._pending.items()})
-        self._pending = {}
+        self._drop([key for key, seen in observations.items() if not seen])
         self._look()
         self._eliminate()
+        self._lay_aside()
         self._plan()
 
     def result(self) -> SearchResult:
         """What is known; before the end of the search raises ValueError."""
         if self._stopped is None:
             raise ValueError("the search goes on: ask next_round")
+        standings = [self._standing(key) for key in self._active]
+        on_front = {each.key for each in front_of(standings)}
         return SearchResult(
-            front=tuple(self._kept(key) for key in self._active),
+            front=tuple(sorted((each for each in standings if each.key in on_front), key=lambda each: each.seconds)),
+            undecided=tuple(each for each in standings if each.key not in on_front),
+            set_aside=tuple(self._set_aside.values()),
             eliminated=tuple(self._eliminated.values()),
             failed=tuple(self._failed),
-            cost_s=sum(sum(costs) for costs in self._costs.values()),
+            cost_s=self._used(),
             full_cost_s=self._full_cost(),
             rounds=tuple(self._rounds),
             stopped=self._stopped,
         )
 
-    def _kept(self, key: str) -> KeptSetting:
+    def _standing(self, key: str) -> Standing:
         scores, seconds = self._scores[key], self._seconds[key]
-        return KeptSetting(
+        return Standing(
             key=key,
             num_samples=int(np.isfinite(seconds).sum()),
             accuracy=float(np.nanmean(scores)) if np.isfinite(scores).any() else None,
@@ -279,46 +301,49 @@ class ParetoSearch:
             ),
         )
 
-    def _full_cost(self) -> float:
-        return sum(len(self._ids) * sum(costs) / len(costs) for costs in self._costs.values() if costs)
+    def _drop(self, failed: Sequence[str]) -> None:
+        """Settings that failed are out of the race, and those that left for one of them are back in it."""
+        self._failed.extend(failed)
+        self._active = [key for key in self._active if key not in failed]
+        for departures in (self._eliminated, self._set_aside):
+            back = [key for key, departure in departures.items() if departure.by in failed]
+            self._active.extend(back)
+            for key in back:
+                del departures[key]
+        self._active.sort(key=self._order.__getitem__)
 
     def _look(self) -> None:
-        """Judge every pair of active settings of which one has new samples."""
-        fresh = self._rounds[-1].keys()
-        for first in self._active:
-            for second in self._active:
-                if first != second and (first in fresh or second in fresh):
-                    self._verdicts[first, second] = self._judge(first, second)
+        """Judge every pair of settings in the race."""
+        self._verdicts = {
+            (first, second): self._judge(first, second)
+            for first in self._active
+            for second in self._active
+            if first != second
+        }
 
     def _judge(self, challenger: str, setting: str) -> PairVerdict:
-        """On the samples that both were asked for and neither failed at."""
-        n = min(self._asked[challenger], self._asked[setting])
-        gains = self._scores[challenger][:n] - self._scores[setting][:n]
-        savings = self._seconds[setting][:n] - self._seconds[challenger][:n]
-        clusters = self._clusters[:n]
-        best = self.rules.best
-        gain = mean_bound(gains, clusters, self._level, best)
-        saving = mean_bound(savings, clusters, self._level)
-        margin = self.rules.margin * best
-        total = len(self._ids)
+        saving = self._saving(challenger, setting)
+        if saving.high < 0:
+            return SLOWER
+        margin = self.rules.margin * self.rules.best
+        gain = self._gain(challenger, setting, self.level)
         return PairVerdict(
-            gain=gain,
-            saving_s=saving,
-            dominates=gain.low >= -margin and saving.low > 0,
-            cleared=gain.high < -margin or saving.high < 0,
-            worth_more=(
-                (could_exceed(gain, -margin, total) and could_exceed(saving, 0.0, total))
-                or could_fall_below(gain, -margin, total)
-                or could_fall_below(saving, 0.0, total)
-            ),
+            dominates=saving.low > 0 and gain.low >= -margin,
+            likely=saving.low > 0 and self._gain(challenger, setting, self.rules.doubt).low >= 0,
+            cleared=gain.high < -margin,
         )
+
+    def _gain(self, challenger: str, setting: str, level: float) -> MeanBound:
+        """Accuracy of the challenger minus the setting's, on the samples that both have."""
+        differences = self._scores[challenger] - self._scores[setting]
+        return mean_bound(differences, self._clusters, level, self.rules.best)
+
+    def _saving(self, challenger: str, setting: str) -> MeanBound:
+        return mean_bound(self._seconds[setting] - self._seconds[challenger], self._clusters, self.level)
 
     def _eliminate(self) -> None:
         """Dominated settings leave, each for the undominated one that is most surely as accurate."""
-        dominators = {
-            key: [other for other in self._active if other != key and self._verdicts[other, key].dominates]
-            for key in self._active
-        }
+        dominators = self._found(lambda verdict: verdict.dominates)
         stay = [key for key in self._active if not dominators[key]]
         leaving = {key for key in self._active if any(other in stay for other in dominators[key])}
         for gone in list(self._eliminated.values()):
@@ -326,53 +351,96 @@ class ParetoSearch:
                 continue
             heirs = [key for key in self._active if key not in leaving and self._judge(key, gone.key).dominates]
             if heirs:
-                self._eliminated[gone.key] = self._elimination(gone.key, heirs, gone.round)
+                self._eliminated[gone.key] = self._departure(gone.key, heirs, self.level, gone.round)
             else:
                 leaving.discard(gone.by)
-        for key in sorted(leaving, key=self._active.index):
-            self._eliminated[key] = self._elimination(key, [each for each in dominators[key] if each in stay], None)
+        for key in [key for key in self._active if key in leaving]:
+            witnesses = [each for each in dominators[key] if each in stay]
+            self._eliminated[key] = self._departure(key, witnesses, self.level, len(self._rounds))
         self._active = [key for key in self._active if key not in leaving]
 
-    def _elimination(self, key: str, witnesses: Sequence[str], since: int | None) -> Elimination:
-        verdicts = {witness: self._judge(witness, key) for witness in witnesses}
-        by = max(verdicts, key=lambda witness: verdicts[witness].gain.low)
-        verdict = verdicts[by]
-        number = len(self._rounds) if since is None else since
-        return Elimination(key, by, number, verdict.gain, verdict.saving_s, 1 - self.rules.alpha)
+    def _lay_aside(self) -> None:
+        """Settings that one that goes on most likely dominates get no more samples, but for witnesses."""
+        likely = self._found(lambda verdict: verdict.likely)
+        witnesses = {departure.by for departure in self._eliminated.values()}
+        go_on = [key for key in self._active if not likely[key] or key in witnesses]
+        for key in [key for key in self._active if key not in go_on]:
+            by = [other for other in likely[key] if other in go_on]
+            if by:
+                self._set_aside[key] = self._departure(key, by, self.rules.doubt, len(self._rounds))
+        self._active = [key for key in self._active if key not in self._set_aside]
+
+    def _found(self, what: Callable[[PairVerdict], bool]) -> dict[str, list[str]]:
+        """For each setting in the race, the others of which the verdict against it holds."""
+        return {
+            key: [other for other in self._active if other != key and what(self._verdicts[other, key])]
+            for key in self._active
+        }
+
+    def _departure(self, key: str, witnesses: Sequence[str], level: float, number: int) -> Departure:
+        gains = {witness: self._gain(witness, key, level) for witness in witnesses}
+        by = max(gains, key=lambda witness: gains[witness].low)
+        return Departure(key, by, number, gains[by], self._saving(by, key), level)
 
     def _plan(self) -> None:
-        """The next round: settings of pairs that are open and worth more samples, as far as the time goes."""
-        open_pairs = [
-            (other, key)
-            for key in self._active
-            for other in self._active
-            if other != key and not self._verdicts[other, key].cleared and self._verdicts[other, key].worth_more
-        ]
-        members = [key for key in self._active if any(key in pair for pair in open_pairs)]
-        if not members:
+        """The next round: every setting in the race to the same number of samples, as far as the time goes."""
+        self._pending = {}
+        total = len(self._ids)
+        if all(verdict.cleared for pair, verdict in self._verdicts.items() if set(pair) <= set(self._active)):
             self._stopped = "settled"
-            return
-        reached = min(self._asked[key] for key in members)
-        target = next((look for look in self._looks if look > reached), None)
-        if target is None:
+        elif all(self._asked[key] == total for key in self._active):
             self._stopped = "samples"
-            return
-        wanted = {key: target - self._asked[key] for key in members if self._asked[key] < target}
-        means = {key: sum(self._costs[key]) / len(self._costs[key]) for key in wanted}
-        left = self.rules.share * self._full_cost() - sum(sum(costs) for costs in self._costs.values())
-        cost = sum(means[key] * more for key, more in wanted.items())
-        if cost > left:
-            part = max(left, 0.0) / cost
-            wanted = {key: int(more * part) for key, more in wanted.items() if int(more * part) > 0}
-        if not wanted or len(self._rounds) >= len(self._looks):
-            self._stopped = "budget"
-            return
-        self._ask(wanted)
+        else:
+            reached = max(self._asked[key] for key in self._active)
+            self._pending = self._up_to(self._affordable(next((n for n in self._looks if n > reached), total)))
+            if not self._pending or len(self._rounds) == self.most_rounds:
+                self._pending, self._stopped = {}, "budget"
 
-    def _ask(self, wanted: Mapping[str, int]) -> None:
-        for key, more in wanted.items():
-            begin = self._asked[key]
-            self._pending[key] = self._ids[begin : begin + more]
+    def _up_to(self, target: int) -> Round:
+        """What takes every setting in the race to that many samples."""
+        return {key: self._ids[self._asked[key] : target] for key in self._active if self._asked[key] < target}
+
+    def _affordable(self, target: int) -> int:
+        """The most samples up to the target to which the time left takes every setting in the race."""
+        left = self.rules.share * self._full_cost() * (1 - self._cost_doubt()) - self._used()
+        means = {key: float(np.nanmean(self._costs[key])) for key in self._active}
+        while target > 0 and sum(means[key] * max(target - self._asked[key], 0) for key in self._active) > left:
+            target -= 1
+        return target
+
+    def _used(self) -> float:
+        return float(sum(np.nansum(costs) for costs in self._costs.values()))
+
+    def _full_cost(self) -> float:
+        ran = [costs for costs in self._costs.values() if np.isfinite(costs).any()]
+        return float(sum(len(self._ids) * np.nanmean(costs) for costs in ran))
+
+    def _cost_doubt(self) -> float:
+        """How far the full grid's time may lie below its estimate, as a share of it.
+
+        Settings cost much or little on the same samples, so it is the doubt about the samples still to come (of a
+        finite number: the factor is that of sampling without replacement) that is common to all.
+        """
+        together = np.array([self._costs[key] for key in self._active]).sum(axis=0)
+        bound = mean_bound(together, self._clusters, self.level)
+        if bound.n < 2 or math.isinf(bound.se):
+            return 0.0
+        return BUDGET_CAUTION * bound.se / bound.mean * math.sqrt(1 - bound.n / len(self._ids))
+
+
+def front_of(standings: Sequence[Standing]) -> list[Standing]:
+    """Those that no other one is at least as good as in both means and better in one; none without an accuracy."""
+    scored = [(each, each.accuracy) for each in standings if each.accuracy is not None]
+    return [
+        each
+        for each, accuracy in scored
+        if not any(
+            other_accuracy >= accuracy
+            and other.seconds <= each.seconds
+            and (other_accuracy > accuracy or other.seconds < each.seconds)
+            for other, other_accuracy in scored
+        )
+    ]
 
 
 def run_search(search: ParetoSearch, measure: Measure) -> SearchResult:
@@ -389,8 +457,11 @@ def random_order(sample_ids: Sequence[int], seed: int) -> tuple[int, ...]:
 
 
 def planned_looks(num_samples: int, rules: SearchRules) -> tuple[int, ...]:
-    """Samples that a setting of each round has, growing by the rules' factor up to all of them."""
-    looks = [min(rules.first_samples, num_samples)]
+    """Samples that a setting has after each round: from the first round's number by the rules' factor up to all.
+
+    The first round takes at most half of the time that there is, but 2 samples (a spread needs them).
+    """
+    looks = [min(max(min(rules.first_samples, int(rules.share * num_samples / 2)), 2), num_samples)]
     while looks[-1] < num_samples:
         looks.append(min(math.ceil(looks[-1] * rules.growth), num_samples))
     return tuple(looks)
@@ -425,20 +496,6 @@ def mean_bound(values: np.ndarray, clusters: np.ndarray, level: float, best: flo
         squares += outcomes * ((best - mean) ** 2 + (best + mean) ** 2 + 2 * mean**2)
     se = math.sqrt(squares * groups / (groups - 1)) / n
     return MeanBound(len(values), mean, se, t_quantile(level, len(counts) - 1) * se)
-
-
-def could_exceed(bound: MeanBound, threshold: float, total: int) -> bool:
-    """Whether the lower bound could lie above the threshold at `total` samples, the mean being up to 1 SE higher."""
-    if math.isinf(bound.half):
-        return True
-    return bound.mean + bound.se - bound.half * math.sqrt(bound.n / total) > threshold
-
-
-def could_fall_below(bound: MeanBound, threshold: float, total: int) -> bool:
-    """Whether the upper bound could lie below the threshold at `total` samples, the mean being up to 1 SE lower."""
-    if math.isinf(bound.half):
-        return True
-    return bound.mean - bound.se + bound.half * math.sqrt(bound.n / total) < threshold
 
 
 @cache
