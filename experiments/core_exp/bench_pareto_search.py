@@ -1,33 +1,57 @@
-"""How well the search finds a full grid's front, and in what share of its time: replayed over a table of a full run.
+"""How well the search finds a full grid's front, and in what share of its model time.
 
-python -m experiments.core_exp.bench_pareto_search --seeds 10                   # made-up tables, 60 settings
-python -m experiments.core_exp.bench_pareto_search --results_dir results/full   # a recorded run, seeds order its samples
+The full grid is measured once and kept as a small table (settings x samples: score and milliseconds). The search is
+then replayed over the table: it asks, the table answers; each seed puts the samples in another order.
+
+    # 1. The full grid of the embedded model by the ordinary pipeline; started again, it goes on where it stopped.
+    torchrun --nproc-per-node=8 -m experiments.core_exp.bench_pareto_search --collect table.json \\
+        --results_dir results/pareto_grid --device cpu --num_threads 2 --num_samples 250
+    # 2. The replay.
+    python -m experiments.core_exp.bench_pareto_search --table table.json --seeds 10
+    python -m experiments.core_exp.bench_pareto_search --seeds 10        # over made-up tables, one for each seed
+
+Flags that are not in --help go to the pipeline of the first step. Its settings are those of `GRID`, one measured run of
+each sample. Latencies of several processes on one machine are not those of one alone; the table keeps what the run says
+of that under `caveats`.
 """
 
 import argparse
+import json
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
-from experiment_core_utils.l_results_csv_cleaning import read_results, setting_key
+from experiment_core_utils.j_results_saving import write_text_atomically
+from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pareto_search import (
+    MeanBound,
     Observation,
     ParetoSearch,
     SearchResult,
     SearchRules,
+    Standing,
+    front_of,
     mean_bound,
     random_order,
     run_search,
 )
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.distributions import bounded_mean_interval
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.tasks.comparison import difference_interval
 
+# 3 tiers x 4 numbers of experts x 5 numbers of blocks.
+GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_list 12 13 14 15 16 "
+        "--sampling_strategy full --num_runs_per_sample 1 --num_warmup_runs 1").split()  # fmt: skip
 # Each side of a 95 % interval.
 TAIL = 0.025
 
@@ -40,14 +64,22 @@ TOP_K = {8: (1.0, 1.0), 4: (0.9985, 1.0), 2: (0.9985, 0.989), 1: (0.977, 0.966)}
 QUESTIONS_OF_A_PICTURE = 4
 # How a question's hardness is made up: of the picture, of the question, and of what each knob does to it by chance.
 PICTURE, TIER_CHANCE, BLOCK_CHANCE, TOP_K_CHANCE = 0.15, 0.03, 0.01, 0.005
-# Times in ms, by the shares that operators have in profiles on the CPU: a crop, a token in a block, a token of the answer.
+# Times in ms, by the operators' shares in profiles on the CPU: a crop, a token in a block, a token of the answer.
 MS_A_CROP, MS_A_TOKEN, MS_A_TOKEN_AND_EXPERT, MS_A_STEP, MS_A_STEP_AND_EXPERT = 180.0, 0.094, 0.0042, 7.0, 0.1
 TIME_NOISE, OUTLIERS, OUTLIER_FACTOR = 0.05, 0.01, 2.0
 
 
 @dataclass(frozen=True)
 class Table:
-    """A full run: scores and seconds [settings, samples], nan where a sample failed, and the picture of each sample."""
+    """A full run.
+
+    Attributes:
+        pictures: of each sample.
+        scores, seconds, costs: [settings, samples]; seconds and costs are nan where a sample failed, scores also where
+            the metric has none. `costs` is the time of all measured runs together.
+        best: the metric's highest score.
+        origin: where it was measured and what its times are not.
+    """
 
     settings: tuple[str, ...]
     sample_ids: tuple[int, ...]
@@ -56,28 +88,131 @@ class Table:
     seconds: np.ndarray
     costs: np.ndarray
     best: float
+    origin: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Agreement:
     """A search against the full run.
 
+    A point of the full run's front is *found* by a setting of the search's front that is not slower (the full run's
+    paired 95 % interval of the difference in time reaches 0) and whose accuracy in the full run is not below the
+    point's own 95 % interval there.
+
     Attributes:
-        front: settings of the full run's front, by its means.
-        missed: those neither kept nor tied with a kept one within the full run's 95 % intervals.
-        missed_beyond_margin: those of them that every kept setting as fast is worse than by more than the margin.
-        kept: settings that the search kept.
-        needless: kept ones that the full run's 95 % intervals show to be dominated.
-        contenders: settings of the full run that its 95 % intervals do not show to be dominated.
+        points: settings of the full run's front, by its means.
+        lost: points that no setting found.
+        lost_paired: points lost to a harder test: the paired 95 % interval of the difference in accuracy reaches 0.
+        gap: the most that the front is below a point in accuracy, at no more time (by means).
+        front: settings of the search's front.
+        wrong: those of them that the full run's paired 95 % intervals show to be dominated.
+        share: model time of what the search asked for, of the full run's.
     """
 
+    points: int
+    lost: tuple[str, ...]
+    lost_paired: tuple[str, ...]
+    gap: float
     front: int
-    missed: tuple[str, ...]
-    missed_beyond_margin: int
-    kept: int
-    needless: int
-    contenders: int
+    wrong: int
     share: float
+
+
+def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str]) -> int:
+    """Run (or finish) the full grid and write its table; exit code as the driver's."""
+    started = time.perf_counter()
+    report = run_profiling(
+        parse_config([*GRID, "--num_samples", str(num_samples), "--output_dir", str(results_dir), *flags])
+    )
+    if not report.is_main_process:
+        return 0
+    for key, failure in report.failed.items():
+        print(f"failed: {key}: {failure.error}: {failure.reason}")
+    table = table_of(report.results)
+    write_table(table, path)
+    print(
+        f"{len(table.settings)} settings x {len(table.sample_ids)} samples: {np.nansum(table.costs):.0f} s of model "
+        f"time, {time.perf_counter() - started:.0f} s of this call; {path} has {path.stat().st_size / 1e3:.0f} kB"
+    )
+    return 1 if report.failed else 0
+
+
+def table_of(results: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of a run's results; raises ResultsError where they do not belong to one run."""
+    if len({result["fingerprint"] for result in results}) != 1:
+        raise ResultsError("these are results of several runs, or none; give those of one")
+    first = results[0]
+    ids = tuple(first["sample_ids"])
+    place = {sample_id: at for at, sample_id in enumerate(ids)}
+    pictures = [""] * len(ids)
+    scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
+    for row, result in enumerate(results):
+        for sample in result["per_sample_results"]:
+            at = place[sample["sample_id"]]
+            pictures[at] = sample["metadata"]["image_id"]
+            scores[row, at] = np.nan if sample["accuracy"] is None else sample["accuracy"]
+            seconds[row, at] = sample["T_total"] / 1000
+            costs[row, at] = sum(run["T_total"] for run in sample["runs"]) / 1000
+    provenance = first["provenance"]
+    origin = {
+        "model": provenance["model"]["name"],
+        "task": provenance["task"]["name"],
+        "split": provenance["task"]["split"],
+        "metric": first["metric"],
+        "hardware": provenance["hardware"],
+        "versions": provenance["versions"],
+        "precision": provenance["experimental_variables"]["precision"],
+        "num_threads": provenance["experimental_variables"]["num_threads"],
+        "caveats": provenance["caveats"],
+    }
+    keys = tuple(setting_key(result) for result in results)
+    return Table(keys, ids, tuple(pictures), scores, seconds, costs, first["metric_best"], origin)
+
+
+def write_table(table: Table, path: Path) -> None:
+    """One line a setting; milliseconds with one decimal, null where a sample failed."""
+    head = {
+        "origin": table.origin,
+        "best": table.best,
+        "sample_ids": table.sample_ids,
+        "pictures": table.pictures,
+    }
+    lines = [
+        json.dumps(key) + ": " + json.dumps(
+            {
+                "scores": [None if np.isnan(each) else round(float(each), 4) for each in scores],
+                "milliseconds": _milliseconds(seconds),
+                "cost_milliseconds": None if np.array_equal(seconds, costs, equal_nan=True) else _milliseconds(costs),
+            },
+            separators=(",", ":"),
+        )
+        for key, scores, seconds, costs in zip(table.settings, table.scores, table.seconds, table.costs, strict=True)
+    ]  # fmt: skip
+    text = json.dumps(head, separators=(",", ":"))[:-1] + ',"settings":{\n' + ",\n".join(lines) + "\n}}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(text, path)
+
+
+def _milliseconds(seconds: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(each) else round(1000 * float(each), 1) for each in seconds]
+
+
+def read_table(path: Path) -> Table:
+    """What `write_table` wrote; raises ResultsError for a file that it did not write."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = content["settings"]
+        scores = _array([row["scores"] for row in rows.values()])
+        seconds = _array([row["milliseconds"] for row in rows.values()]) / 1000
+        costs = _array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()]) / 1000
+        ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
+        return Table(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is no table of --collect ({error}); give one that it wrote") from error
+
+
+def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
+    return np.array([[np.nan if each is None else each for each in row] for row in rows], dtype=float)
 
 
 def made_up_table(num_samples: int, seed: int) -> Table:
@@ -112,29 +247,10 @@ def made_up_table(num_samples: int, seed: int) -> Table:
                 names.append(f"tier-{tier}_topk{top_k}_blocks{blocks}")
                 scores.append((stats.norm.cdf(total) < right).astype(float))
                 seconds.append(ms * noise / 1000)
-    table = np.array(seconds)
+    times = np.array(seconds)
+    origin = {"caveats": ["made up"]}
     ids = tuple(range(num_samples))
-    return Table(tuple(names), ids, tuple(map(str, pictures)), np.array(scores), table, table, 1.0)
-
-
-def recorded_table(folder: Path) -> Table:
-    """The full run in a folder; raises ResultsError where its settings do not belong to one run."""
-    results = list(read_results(folder).values())
-    if len({result["fingerprint"] for result in results}) != 1:
-        raise ResultsError(f"{folder} holds settings of several runs; give the folder of one")
-    ids = tuple(results[0]["sample_ids"])
-    place = {sample_id: at for at, sample_id in enumerate(ids)}
-    pictures = [""] * len(ids)
-    scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
-    for row, result in enumerate(results):
-        for sample in result["per_sample_results"]:
-            at = place[sample["sample_id"]]
-            pictures[at] = sample["metadata"]["image_id"]
-            scores[row, at] = np.nan if sample["accuracy"] is None else sample["accuracy"]
-            seconds[row, at] = sample["T_total"] / 1000
-            costs[row, at] = sum(run["T_total"] for run in sample["runs"]) / 1000
-    keys = tuple(setting_key(result) for result in results)
-    return Table(keys, ids, tuple(pictures), scores, seconds, costs, results[0]["metric_best"])
+    return Table(tuple(names), ids, tuple(map(str, pictures)), np.array(scores), times, times, 1.0, origin)
 
 
 def replay(table: Table, rules: SearchRules, seed: int) -> SearchResult:
@@ -162,105 +278,129 @@ def replay(table: Table, rules: SearchRules, seed: int) -> SearchResult:
     return run_search(ParetoSearch(table.settings, order, pictures, rules), look_up)
 
 
-def judge(table: Table, found: SearchResult, margin: float) -> Agreement:
+def judge(table: Table, found: SearchResult) -> Agreement:
     """The search's front against the full run's."""
     accuracy, seconds = np.nanmean(table.scores, axis=1), np.nanmean(table.seconds, axis=1)
-    front = [
-        at
-        for at in range(len(table.settings))
-        if not any(
-            accuracy[other] >= accuracy[at]
-            and seconds[other] <= seconds[at]
-            and (accuracy[other], seconds[other]) != (accuracy[at], seconds[at])
-            for other in range(len(table.settings))
-        )
+    everything = [
+        Standing(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]), ())
+        for at, key in enumerate(table.settings)
     ]
-    kept = [table.settings.index(each.key) for each in found.front]
-    missed = [at for at in front if at not in kept and not any(_stands_in(table, each, at) for each in kept)]
-    allowed = margin * table.best
-    gone = [
-        at for at in missed
-        if not any(seconds[each] <= seconds[at] and accuracy[each] >= accuracy[at] - allowed for each in kept)
-    ]  # fmt: skip
-    contenders = [at for at in range(len(table.settings)) if not _shown_dominated(table, at)]
+    row = {key: at for at, key in enumerate(table.settings)}
+    points = [row[each.key] for each in front_of(everything)]
+    front = [row[each.key] for each in found.front]
+    lost, lost_paired = [], []
+    for at in points:
+        no_slower = [each for each in front if each == at or _saved(table, each, at).high >= 0]
+        if not any(accuracy[each] >= _lower_end(table, at) for each in no_slower):
+            lost.append(table.settings[at])
+        if not any(each == at or _gained(table, each, at)[1] >= 0 for each in no_slower):
+            lost_paired.append(table.settings[at])
+    gaps = [
+        accuracy[at] - max((accuracy[each] for each in front if seconds[each] <= seconds[at]), default=0.0)
+        for at in points
+    ]
+    wrong = [at for at in front if _shown_dominated(table, at)]
     return Agreement(
+        points=len(points),
+        lost=tuple(lost),
+        lost_paired=tuple(lost_paired),
+        gap=max(0.0, *map(float, gaps)),
         front=len(front),
-        missed=tuple(table.settings[at] for at in missed),
-        missed_beyond_margin=len(gone),
-        kept=len(kept),
-        needless=len(set(kept) - set(contenders)),
-        contenders=len(contenders),
+        wrong=len(wrong),
         share=found.cost_s / float(np.nansum(table.costs)),
     )
 
 
-def _stands_in(table: Table, kept: int, at: int) -> bool:
-    """Whether the full run's paired 95 % intervals leave it open that `kept` is as accurate and as fast as `at`."""
-    scored = np.isfinite(table.scores[kept]) & np.isfinite(table.scores[at])
-    gains = (table.scores[kept] - table.scores[at])[scored]
+def _lower_end(table: Table, at: int) -> float:
+    """Of the 95 % interval that the full run publishes for a setting's accuracy."""
+    scored = [
+        (float(score), picture)
+        for score, picture in zip(table.scores[at], table.pictures, strict=True)
+        if not np.isnan(score)
+    ]
+    interval = bounded_mean_interval([score for score, _ in scored], [picture for _, picture in scored], table.best)
+    return interval[0] if interval is not None else 0.0
+
+
+def _gained(table: Table, by: int, at: int) -> tuple[float, float]:
+    """95 % interval of the difference in accuracy, `by` minus `at`."""
+    scored = np.isfinite(table.scores[by]) & np.isfinite(table.scores[at])
+    gains = (table.scores[by] - table.scores[at])[scored]
     pictures = [picture for picture, has in zip(table.pictures, scored, strict=True) if has]
-    if _seconds_saved(table, kept, at).high < 0:
-        return False
-    return difference_interval(gains.tolist(), pictures, table.best)[1] >= 0
+    return difference_interval(gains.tolist(), pictures, table.best)
+
+
+def _saved(table: Table, by: int, at: int) -> MeanBound:
+    numbers = np.unique(table.pictures, return_inverse=True)[1]
+    return mean_bound(table.seconds[at] - table.seconds[by], numbers, TAIL)
 
 
 def _shown_dominated(table: Table, at: int) -> bool:
-    for other in range(len(table.settings)):
-        if other == at:
-            continue
-        gain = mean_bound(table.scores[other] - table.scores[at], _numbers(table), TAIL)
-        if gain.low >= 0 and _seconds_saved(table, other, at).low > 0:
-            return True
-    return False
+    means = np.nanmean(table.scores, axis=1)
+    return any(
+        _saved(table, other, at).low > 0 and _gained(table, other, at)[0] >= 0
+        for other in range(len(table.settings))
+        if other != at and means[other] > means[at]
+    )
 
 
-def _seconds_saved(table: Table, by: int, at: int):  # type: ignore[no-untyped-def]
-    return mean_bound(table.seconds[at] - table.seconds[by], _numbers(table), TAIL)
+def line_of(seed: int, table: Table, found: SearchResult, one: Agreement) -> str:
+    """What the search of one seed came to."""
+    return (
+        f"seed {seed}: {len(table.settings)} settings x {len(table.sample_ids)} samples; time {one.share:.3f} of the "
+        f"full grid's, {len(found.rounds)} rounds ({found.stopped}); front {one.front} ({one.wrong} dominated in the full "
+        f"run), undecided {len(found.undecided)}, set aside {len(found.set_aside)}, eliminated {len(found.eliminated)}; "
+        f"of the full front's {one.points} points {len(one.lost)} lost ({len(one.lost_paired)} paired), largest gap "
+        f"{one.gap:.3f}{': ' if one.lost else ''}{', '.join(one.lost)}"
+    )
 
 
-def _numbers(table: Table) -> np.ndarray:
-    return np.unique(table.pictures, return_inverse=True)[1]
+def summary_of(done: Sequence[Agreement]) -> str:
+    """What all seeds come to."""
+    shares = [each.share for each in done]
+    lost, lost_paired = sum(len(each.lost) for each in done), sum(len(each.lost_paired) for each in done)
+    return (
+        f"{len(done)} seeds: the whole full front found in {sum(not each.lost for each in done)}; {lost} of "
+        f"{sum(each.points for each in done)} points lost ({lost_paired} by the harder, paired test); "
+        f"{sum(each.wrong for each in done)} of {sum(each.front for each in done)} settings of the found fronts are "
+        f"dominated in the full run\nshare of the full grid's model time: median {statistics.median(shares):.3f}, largest "
+        f"{max(shares):.3f}"
+    )
 
 
 def main() -> int:
-    """Exit code: 0 done, 1 the files do not allow it."""
+    """Exit code: 0 done, 1 the files do not allow it, or a setting failed while collecting, 2 a wrong flag."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results_dir", type=Path, help="folder of a full run (default: made-up tables)")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="measure the full grid and write its table")
+    parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), help="of --collect")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="replay over this table (default: made-up tables)")
+    parser.add_argument("--num_samples", type=int, default=500, help="of --collect and of made-up tables")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--num_samples", type=int, default=1000, help="of the made-up tables")
     rules = SearchRules()
-    parser.add_argument("--margin", type=float, default=rules.margin)
-    parser.add_argument("--alpha", type=float, default=rules.alpha)
+    for name in ("margin", "alpha", "doubt", "growth", "share"):
+        parser.add_argument(f"--{name}", type=float, default=getattr(rules, name))
     parser.add_argument("--first_samples", type=int, default=rules.first_samples)
-    parser.add_argument("--growth", type=float, default=rules.growth)
-    parser.add_argument("--share", type=float, default=rules.share)
-    given = parser.parse_args()
+    given, others = parser.parse_known_args()
+    if others and given.collect is None:
+        parser.error(f"unknown flags {' '.join(others)}")
     try:
-        recorded = recorded_table(given.results_dir) if given.results_dir is not None else None
+        if given.collect is not None:
+            return collect(given.collect, given.results_dir, given.num_samples, others)
+        recorded = read_table(given.table) if given.table is not None else None
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    all_done: list[Agreement] = []
-    for seed in tqdm(range(given.seeds), desc="seeds", leave=False):
+    done: list[Agreement] = []
+    for seed in tqdm(range(given.seeds), desc="seeds", leave=False, disable=not sys.stderr.isatty()):
         table = recorded if recorded is not None else made_up_table(given.num_samples, seed)
-        rules = SearchRules(given.margin, given.alpha, given.first_samples, given.growth, given.share, table.best)
-        found = replay(table, rules, seed)
-        done = judge(table, found, given.margin)
-        all_done.append(done)
-        print(
-            f"seed {seed}: {len(table.settings)} settings x {len(table.sample_ids)} samples, "
-            f"front {done.front}, missed {len(done.missed)} ({done.missed_beyond_margin} beyond the margin), "
-            f"kept {done.kept} ({done.needless} needlessly; full run: {done.contenders}), "
-            f"time {done.share:.3f} of the full run's, {len(found.rounds)} rounds, stopped: {found.stopped}",
-            flush=True,
+        rules = SearchRules(
+            given.margin, given.alpha, given.doubt, given.first_samples, given.growth, given.share, table.best
         )
-    whole = sum(not each.missed for each in all_done)
-    shares = [each.share for each in all_done]
-    print(
-        f"front found in {whole} of {len(all_done)} seeds ({sum(each.missed_beyond_margin for each in all_done)} points "
-        f"missed beyond the margin); share of the full run's time: median {statistics.median(shares):.3f}, "
-        f"largest {max(shares):.3f}; kept {statistics.median(each.kept for each in all_done)} settings (median)"
-    )
+        found = replay(table, rules, seed)
+        one = judge(table, found)
+        done.append(one)
+        print(line_of(seed, table, found, one), flush=True)
+    print(summary_of(done))
     return 0
 
 
