@@ -36,8 +36,8 @@ import numpy as np
 from scipy import stats
 
 StopReason = Literal["settled", "budget", "samples"]
-# Standard errors that the full grid's time is taken lower than its estimate, so that the search keeps to its share.
-BUDGET_CAUTION = 2.0
+# The full grid's time is taken as low as it is with this probability only, so that the search keeps to its share.
+BUDGET_DOUBT = 0.002
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class SearchResult:
         eliminated: left because another one confidently dominates them.
         failed: settings that could not be run.
         cost_s: model time used.
-        full_cost_s: model time of all settings on all samples, from the mean cost of each setting's samples here.
+        full_cost_s: model time that all settings would take on all samples, estimated from those measured here.
         rounds: what each round asked for, as setting -> number of new samples.
         stopped: no setting that stayed can dominate another (`settled`), the time is used up (`budget`), or every one
             of them has all samples (`samples`).
@@ -411,21 +411,27 @@ class ParetoSearch:
     def _used(self) -> float:
         return float(sum(np.nansum(costs) for costs in self._costs.values()))
 
+    def _reference(self) -> np.ndarray:
+        """Cost of each sample at all settings in the race together; nan where one of them has none."""
+        return np.array([self._costs[key] for key in self._active]).sum(axis=0)
+
     def _full_cost(self) -> float:
+        """From each setting's cost in proportion to the reference's on the same samples: a setting that left early was
+        measured on few, which may have been cheap ones (a ratio estimate; W. Cochran, Sampling techniques, 1977)."""
         ran = [costs for costs in self._costs.values() if np.isfinite(costs).any()]
-        return float(sum(len(self._ids) * np.nanmean(costs) for costs in ran))
+        per_sample = 0.0
+        reference = self._reference() if self._active else np.full(len(self._ids), np.nan)
+        for costs in ran:
+            shared = np.isfinite(costs) & np.isfinite(reference)
+            scale = np.nanmean(reference) / reference[shared].mean() if shared.any() else 1.0
+            per_sample += float((costs[shared] if shared.any() else costs[np.isfinite(costs)]).mean() * scale)
+        return len(self._ids) * per_sample
 
     def _cost_doubt(self) -> float:
-        """How far the full grid's time may lie below its estimate, as a share of it.
-
-        Settings cost much or little on the same samples, so it is the doubt about the samples still to come (of a
-        finite number: the factor is that of sampling without replacement) that is common to all.
-        """
-        together = np.array([self._costs[key] for key in self._active]).sum(axis=0)
-        bound = mean_bound(together, self._clusters, self.level)
-        if bound.n < 2 or math.isinf(bound.se):
-            return 0.0
-        return BUDGET_CAUTION * bound.se / bound.mean * math.sqrt(1 - bound.n / len(self._ids))
+        """How far the full grid's time may lie below its estimate, as a share of it: the bound of the reference's mean,
+        times the factor of sampling without replacement."""
+        bound = mean_bound(self._reference(), self._clusters, BUDGET_DOUBT)
+        return bound.half / bound.mean * math.sqrt(1 - bound.n / len(self._ids)) if bound.n else math.inf
 
 
 def front_of(standings: Sequence[Standing]) -> list[Standing]:
@@ -459,7 +465,8 @@ def random_order(sample_ids: Sequence[int], seed: int) -> tuple[int, ...]:
 def planned_looks(num_samples: int, rules: SearchRules) -> tuple[int, ...]:
     """Samples that a setting has after each round: from the first round's number by the rules' factor up to all.
 
-    The first round takes at most half of the time that there is, but 2 samples (a spread needs them).
+    The first round takes about half of the time that there is at most, but 2 samples: a spread needs them. So fewer than
+    6 samples for each setting cannot be searched in a third of the time.
     """
     looks = [min(max(min(rules.first_samples, int(rules.share * num_samples / 2)), 2), num_samples)]
     while looks[-1] < num_samples:

@@ -103,7 +103,7 @@ class Agreement:
         points: settings of the full run's front, by its means.
         lost: points that no setting found.
         lost_paired: points lost to a harder test: the paired 95 % interval of the difference in accuracy reaches 0.
-        gap: the most that the front is below a point in accuracy, at no more time (by means).
+        gap: the most that the accuracy of a point lies above the best of those settings, by the full run's means.
         front: settings of the search's front.
         wrong: those of them that the full run's paired 95 % intervals show to be dominated.
         share: model time of what the search asked for, of the full run's.
@@ -288,23 +288,20 @@ def judge(table: Table, found: SearchResult) -> Agreement:
     row = {key: at for at, key in enumerate(table.settings)}
     points = [row[each.key] for each in front_of(everything)]
     front = [row[each.key] for each in found.front]
-    lost, lost_paired = [], []
+    lost, lost_paired, gaps = [], [], []
     for at in points:
         no_slower = [each for each in front if each == at or _saved(table, each, at).high >= 0]
         if not any(accuracy[each] >= _lower_end(table, at) for each in no_slower):
             lost.append(table.settings[at])
         if not any(each == at or _gained(table, each, at)[1] >= 0 for each in no_slower):
             lost_paired.append(table.settings[at])
-    gaps = [
-        accuracy[at] - max((accuracy[each] for each in front if seconds[each] <= seconds[at]), default=0.0)
-        for at in points
-    ]
+        gaps.append(float(accuracy[at]) - max((float(accuracy[each]) for each in no_slower), default=0.0))
     wrong = [at for at in front if _shown_dominated(table, at)]
     return Agreement(
         points=len(points),
         lost=tuple(lost),
         lost_paired=tuple(lost_paired),
-        gap=max(0.0, *map(float, gaps)),
+        gap=max(gaps),
         front=len(front),
         wrong=len(wrong),
         share=found.cost_s / float(np.nansum(table.costs)),
@@ -348,9 +345,9 @@ def line_of(seed: int, table: Table, found: SearchResult, one: Agreement) -> str
     """What the search of one seed came to."""
     return (
         f"seed {seed}: {len(table.settings)} settings x {len(table.sample_ids)} samples; time {one.share:.3f} of the "
-        f"full grid's, {len(found.rounds)} rounds ({found.stopped}); front {one.front} ({one.wrong} dominated in the full "
-        f"run), undecided {len(found.undecided)}, set aside {len(found.set_aside)}, eliminated {len(found.eliminated)}; "
-        f"of the full front's {one.points} points {len(one.lost)} lost ({len(one.lost_paired)} paired), largest gap "
+        f"full grid's, {len(found.rounds)} rounds ({found.stopped}); front {one.front} ({one.wrong} dominated in the "
+        f"full run), undecided {len(found.undecided)}, set aside {len(found.set_aside)}, eliminated "
+        f"{len(found.eliminated)}; of the full front's {one.points} points {len(one.lost)} lost ({len(one.lost_paired)} paired), largest gap "
         f"{one.gap:.3f}{': ' if one.lost else ''}{', '.join(one.lost)}"
     )
 
@@ -363,8 +360,8 @@ def summary_of(done: Sequence[Agreement]) -> str:
         f"{len(done)} seeds: the whole full front found in {sum(not each.lost for each in done)}; {lost} of "
         f"{sum(each.points for each in done)} points lost ({lost_paired} by the harder, paired test); "
         f"{sum(each.wrong for each in done)} of {sum(each.front for each in done)} settings of the found fronts are "
-        f"dominated in the full run\nshare of the full grid's model time: median {statistics.median(shares):.3f}, largest "
-        f"{max(shares):.3f}"
+        f"dominated in the full run\nshare of the full grid's model time: median {statistics.median(shares):.3f}, "
+        f"largest {max(shares):.3f}"
     )
 
 
