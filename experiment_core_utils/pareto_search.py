@@ -465,8 +465,8 @@ def random_order(sample_ids: Sequence[int], seed: int) -> tuple[int, ...]:
 def planned_looks(num_samples: int, rules: SearchRules) -> tuple[int, ...]:
     """Samples that a setting has after each round: from the first round's number by the rules' factor up to all.
 
-    The first round takes about half of the time that there is at most, but 2 samples: a spread needs them. So fewer than
-    6 samples for each setting cannot be searched in a third of the time.
+    The first round takes about half of the time that there is at most, but 2 samples: a spread needs them. So a third
+    of the time is not enough to search fewer than 6 samples for each setting.
     """
     looks = [min(max(min(rules.first_samples, int(rules.share * num_samples / 2)), 2), num_samples)]
     while looks[-1] < num_samples:

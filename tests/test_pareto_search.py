@@ -186,6 +186,15 @@ def test_a_witness_that_nobody_else_can_stand_in_for_stays() -> None:
     assert [(each.key, each.by, each.round) for each in alone.eliminated] == [("b", "c", 2)]
 
 
+def test_a_witness_is_not_set_aside() -> None:
+    scores = {"a": (0.0,) * 40, "b": (1.0,) * 10 + (0.0,) * 3 + (1.0,) * 27, "c": (1.0,) * 40}
+    result, _ = race(scores, {"a": 3.0, "b": 2.0, "c": 1.0}, replace(RULES, alpha=0.04, doubt=0.3))
+    # After 20 samples c most likely beats b, but a left for b, which is therefore measured to the end.
+    assert [(each.key, each.by) for each in result.eliminated] == [("a", "b")]
+    assert not result.set_aside
+    assert {each.key: each.num_samples for each in (*result.front, *result.undecided)} == {"b": 40, "c": 40}
+
+
 def test_two_settings_that_are_the_same_both_stay() -> None:
     result, _ = race({"one": ALL_RIGHT, "two": ALL_RIGHT}, {"one": 1.0, "two": 1.0})
     assert [each.key for each in result.front] == ["one", "two"]

@@ -347,7 +347,8 @@ def line_of(seed: int, table: Table, found: SearchResult, one: Agreement) -> str
         f"seed {seed}: {len(table.settings)} settings x {len(table.sample_ids)} samples; time {one.share:.3f} of the "
         f"full grid's, {len(found.rounds)} rounds ({found.stopped}); front {one.front} ({one.wrong} dominated in the "
         f"full run), undecided {len(found.undecided)}, set aside {len(found.set_aside)}, eliminated "
-        f"{len(found.eliminated)}; of the full front's {one.points} points {len(one.lost)} lost ({len(one.lost_paired)} paired), largest gap "
+        f"{len(found.eliminated)}; of the full front's {one.points} points {len(one.lost)} lost "
+        f"({len(one.lost_paired)} paired), largest gap "
         f"{one.gap:.3f}{': ' if one.lost else ''}{', '.join(one.lost)}"
     )
 
