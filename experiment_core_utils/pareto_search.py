@@ -48,11 +48,13 @@ class Observation:
         score: None where the metric has no value for it. It must not depend on which other samples were scored.
         seconds: the latency that the front is about.
         cost_s: model time that it took to measure, all runs together.
+        picture: what samples share that are not independent.
     """
 
     score: float | None
     seconds: float
     cost_s: float
+    picture: Hashable
 
 
 Round = dict[str, tuple[int, ...]]
@@ -208,27 +210,19 @@ class ParetoSearch:
 
     Args:
         sample_ids: in the order in which they are to be used, which must be random.
-        clusters: the picture of each sample, in the same order.
     """
 
-    def __init__(
-        self,
-        settings: Sequence[str],
-        sample_ids: Sequence[int],
-        clusters: Sequence[Hashable],
-        rules: SearchRules,
-    ) -> None:
+    def __init__(self, settings: Sequence[str], sample_ids: Sequence[int], rules: SearchRules) -> None:
         if not settings or not sample_ids:
             raise ValueError("a search needs at least one setting and one sample")
-        if len(sample_ids) != len(clusters):
-            raise ValueError(f"{len(sample_ids)} samples and {len(clusters)} pictures")
         if len(set(settings)) != len(settings) or len(set(sample_ids)) != len(sample_ids):
             raise ValueError("a setting or a sample is there twice")
         self.rules = rules
         self._ids = tuple(sample_ids)
         self._place = {sample_id: place for place, sample_id in enumerate(sample_ids)}
-        numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
-        self._clusters = np.array([numbers[cluster] for cluster in clusters], dtype=np.int64)
+        self._numbers: dict[Hashable, int] = {}
+        # The number of each sample's picture, 0 until it was seen; what was not measured counts nowhere.
+        self._clusters = np.zeros(len(sample_ids), dtype=np.int64)
         self._looks = planned_looks(len(sample_ids), rules)
         # One more than planned: the round that the time cuts short.
         self.most_rounds = len(self._looks) + 1
@@ -263,6 +257,7 @@ class ParetoSearch:
                 self._scores[key][place] = np.nan if one.score is None else one.score
                 self._seconds[key][place] = one.seconds
                 self._costs[key][place] = one.cost_s
+                self._clusters[place] = self._numbers.setdefault(one.picture, len(self._numbers))
             self._asked[key] += len(self._pending[key])
         self._rounds.append({key: len(ids) for key, ids in self._pending.items()})
         self._drop([key for key, seen in observations.items() if not seen])

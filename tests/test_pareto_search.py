@@ -26,8 +26,8 @@ RULES = SearchRules(margin=0.0, alpha=0.15, doubt=0.05, first_samples=10, growth
 ALL_WRONG, ALL_RIGHT = (0.0,) * 20, (1.0,) * 20
 
 
-def seen(score: float | None, seconds: float) -> Observation:
-    return Observation(score, seconds, seconds)
+def seen(sample_id: int, score: float | None, seconds: float) -> Observation:
+    return Observation(score, seconds, seconds, picture=sample_id)
 
 
 def race(
@@ -42,7 +42,6 @@ def race(
     Settings in `failing` give nothing for rounds that begin at sample `fails_from` or later.
     """
     num_samples = len(next(iter(scores.values())))
-    ids = range(num_samples)
     rounds: list[Round] = []
 
     def measure(wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
@@ -50,11 +49,11 @@ def race(
         return {
             key: {}
             if key in failing and asked[0] >= fails_from
-            else {each: seen(scores[key][each], seconds[key]) for each in asked}
+            else {each: seen(each, scores[key][each], seconds[key]) for each in asked}
             for key, asked in wanted.items()
         }
 
-    return run_search(ParetoSearch(list(scores), list(ids), list(ids), rules), measure), rounds
+    return run_search(ParetoSearch(list(scores), list(range(num_samples)), rules), measure), rounds
 
 
 def test_the_bound_is_students_t_over_samples_where_each_has_its_own_picture() -> None:
@@ -224,20 +223,20 @@ def test_nothing_at_all_could_be_run() -> None:
 
 
 def test_samples_that_failed_at_one_setting_do_not_count_in_its_pairs() -> None:
-    search = ParetoSearch(["a", "b"], list(range(20)), list(range(20)), RULES)
+    search = ParetoSearch(["a", "b"], list(range(20)), RULES)
     wanted = search.next_round()
     assert wanted == {"a": tuple(range(10)), "b": tuple(range(10))}
     search.record(
-        {"a": {each: seen(0.0, 2.0) for each in range(9)}, "b": {each: seen(1.0, 1.0) for each in range(1, 10)}}
+        {"a": {at: seen(at, 0.0, 2.0) for at in range(9)}, "b": {at: seen(at, 1.0, 1.0) for at in range(1, 10)}}
     )
     (gone,) = search.result().eliminated
     assert (gone.key, gone.gain.n, gone.saving_s.n) == ("a", 8, 8)
 
 
 def test_without_a_score_there_is_no_front_only_open_questions() -> None:
-    search = ParetoSearch(["a", "b"], list(range(4)), list(range(4)), RULES)
+    search = ParetoSearch(["a", "b"], list(range(4)), RULES)
     while wanted := search.next_round():
-        search.record({key: {each: seen(None, 1.0) for each in ids} for key, ids in wanted.items()})
+        search.record({key: {each: seen(each, None, 1.0) for each in ids} for key, ids in wanted.items()})
     result = search.result()
     assert not result.front
     assert [(each.key, each.accuracy) for each in result.undecided] == [("a", None), ("b", None)]
@@ -252,18 +251,16 @@ def test_the_front_by_hand() -> None:
 
 def test_what_a_search_refuses() -> None:
     with pytest.raises(ValueError, match="at least one setting"):
-        ParetoSearch([], [1], [1], RULES)
+        ParetoSearch([], [1], RULES)
     with pytest.raises(ValueError, match="twice"):
-        ParetoSearch(["a", "a"], [1], [1], RULES)
-    with pytest.raises(ValueError, match="2 samples and 1 pictures"):
-        ParetoSearch(["a"], [1, 2], [1], RULES)
-    search = ParetoSearch(["a", "b"], list(range(20)), list(range(20)), RULES)
+        ParetoSearch(["a", "a"], [1], RULES)
+    search = ParetoSearch(["a", "b"], list(range(20)), RULES)
     with pytest.raises(ValueError, match="goes on"):
         search.result()
     with pytest.raises(ValueError, match="no others and not fewer"):
         search.record({"a": {}})
     with pytest.raises(ValueError, match="did not ask for"):
-        search.record({"a": {15: seen(1.0, 1.0)}, "b": {}})
+        search.record({"a": {15: seen(15, 1.0, 1.0)}, "b": {}})
     for wrong in ({"margin": -0.1}, {"alpha": 0.0}, {"doubt": 0.5}, {"share": 1.1}, {"first_samples": 1}):
         with pytest.raises(ValueError, match="between 0 and 1|at least 2"):
             SearchRules(**wrong)
@@ -279,16 +276,14 @@ def drawn_race(seed: int, num_samples: int, accuracies: Sequence[float], seconds
     times = np.array(seconds)[:, None] * generator.uniform(0.5, 1.5, num_samples) * generator.uniform(0.97, 1.03, shape)
     names = [f"s{at}" for at in range(len(accuracies))]
 
-    def measure(wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
-        return {
-            key: {
-                each: seen(float(right[names.index(key), each]), float(times[names.index(key), each])) for each in ids
-            }
-            for key, ids in wanted.items()
-        }
+    def measured(key: str, at: int) -> Observation:
+        row = names.index(key)
+        return Observation(float(right[row, at]), float(times[row, at]), float(times[row, at]), picture=at // 2)
 
-    ids = list(range(num_samples))
-    result = run_search(ParetoSearch(names, ids, [each // 2 for each in ids], SearchRules()), measure)
+    def measure(wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
+        return {key: {at: measured(key, at) for at in ids} for key, ids in wanted.items()}
+
+    result = run_search(ParetoSearch(names, list(range(num_samples)), SearchRules()), measure)
     assert result.cost_s <= times.sum() / 3
     return result
 

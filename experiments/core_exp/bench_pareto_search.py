@@ -267,6 +267,7 @@ def replay(table: Table, rules: SearchRules, seed: int) -> SearchResult:
                     None if np.isnan(table.scores[at]) else float(table.scores[at]),
                     float(table.seconds[at]),
                     float(table.costs[at]),
+                    table.pictures[at[1]],
                 )
                 for each, at in places
                 if np.isfinite(table.seconds[at])
@@ -274,8 +275,7 @@ def replay(table: Table, rules: SearchRules, seed: int) -> SearchResult:
         return found
 
     order = random_order(table.sample_ids, seed)
-    pictures = [table.pictures[column[each]] for each in order]
-    return run_search(ParetoSearch(table.settings, order, pictures, rules), look_up)
+    return run_search(ParetoSearch(table.settings, order, rules), look_up)
 
 
 def judge(table: Table, found: SearchResult) -> Agreement:
