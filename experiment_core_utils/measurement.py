@@ -1,7 +1,7 @@
 """In: one setting and this process's share of the samples; out: the share's journal, brought to its end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,57 +65,65 @@ class ShareMeasurer:
         self.maker = RequestMaker(model, task)
         self.max_new_tokens = max_new_tokens
         self.origin = origin
-        self.own_ids = origin.sample_ids
         self.journals = journals
         self.stop = stop
         self.profiles = profiles
         self._warm_tilings: set[tuple[int, int] | None] = set()
 
-    def measure_share(self, setting: KnobSetting, progress: Progress) -> ShareDone:
+    def measure_share(self, setting: KnobSetting, own_ids: Sequence[int], progress: Progress) -> ShareDone:
         """Bring the journal of the setting to its end, from wherever an earlier run left it.
+
+        Args:
+            own_ids: the samples of this process: its share of all, or of a round of a search.
 
         Raises:
             Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journal.
         """
-        finished = finished_ids(self.journals, setting.key, self.origin.fingerprint).intersection(self.own_ids)
+        finished = finished_ids(self.journals, setting.key, self.origin.fingerprint).intersection(own_ids)
         progress.start(setting.key, len(finished))
         with Journal(self.journals, replace(self.origin, key=setting.key)) as journal:
             earlier = journal.before.end if journal.before is not None else None
-            if earlier is not None and earlier.failure is None and finished.issuperset(self.own_ids):
+            if earlier is not None and earlier.failure is None and finished.issuperset(own_ids):
                 done = replace(earlier, experiment_id=self.origin.experiment_id)
             else:
-                done = self._measure_with_retries(setting, journal, finished, progress)
+                done = self._measure_with_retries(setting, own_ids, journal, finished, progress)
             journal.append(done)
         return done
 
     def _measure_with_retries(
-        self, setting: KnobSetting, journal: Journal, finished: set[int], progress: Progress
+        self, setting: KnobSetting, own_ids: Sequence[int], journal: Journal, finished: set[int], progress: Progress
     ) -> ShareDone:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
         attempts = self.config.max_config_retries + 1
         for attempt in range(1, attempts + 1):
             is_last = attempt == attempts
             try:
-                proof, window = self._measure(setting, journal, finished, progress, is_last)
+                proof, window = self._measure(setting, own_ids, journal, finished, progress, is_last)
             except SettingError as error:
                 release_cached_memory(self.model.device)
                 if is_last or isinstance(error, KnobDidNotAct):
                     failure = SettingFailure(type(error).__name__, str(error), attempt)
                     return ShareDone(self.origin.experiment_id, None, None, failure)
             else:
-                if finished.issuperset(self.own_ids):
+                if finished.issuperset(own_ids):
                     break
             self.stop.sleep(self.config.config_retry_delay)
         return ShareDone(self.origin.experiment_id, proof, window.reading, None)
 
     def _measure(
-        self, setting: KnobSetting, journal: Journal, finished: set[int], progress: Progress, is_last_attempt: bool
+        self,
+        setting: KnobSetting,
+        own_ids: Sequence[int],
+        journal: Journal,
+        finished: set[int],
+        progress: Progress,
+        is_last_attempt: bool,
     ) -> tuple[KnobProof | None, MemoryWindow]:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.model.apply(setting)
         proof: KnobProof | None = None
         with out_of_memory_named(), MemoryWindow(self.model.device) as window:
-            for sample_id in self.own_ids:
+            for sample_id in own_ids:
                 if sample_id in finished and proof is not None:
                     continue
                 self.stop.raise_if_asked()

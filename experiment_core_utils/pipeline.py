@@ -1,9 +1,10 @@
 """The letters in order: from a configuration to one result file for each setting of the knobs, and a CSV of all."""
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from experiment_core_utils.j_results_saving import setting_file_name, setting_re
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, remove_journals, tidy_journals
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.pareto_run import SEARCH_FILE, FrontSearch, check_searchable, search_content
+from experiment_core_utils.pareto_search import SearchRules, random_order
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -54,6 +57,7 @@ class RunReport:
         failed: settings that could not be run.
         left_out: for each knob of which the strategy measured fewer values than were given, those left out, as text.
         csv_path: the table of all settings; None where every setting failed, and on processes other than the main one.
+        search: content of `pareto_search.json`; None where no front was searched, and on other processes.
     """
 
     experiment_id: str | None
@@ -63,6 +67,7 @@ class RunReport:
     left_out: tuple[str, ...]
     output_dir: Path
     csv_path: Path | None
+    search: Mapping[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -90,6 +95,8 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         revision=config.dataset_revision,
     )
     drawn = draw_samples(task, config)
+    if config.pareto_search:
+        check_searchable(get_metric(task.metric))
     make_output_dir(config.output_dir)
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     accelerator = setup_distributed(config)
@@ -98,7 +105,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     journals = config.output_dir / PARTS_FOLDER
     with ExitStack() as stack:
         of_main_process(lambda: stack.enter_context(only_run_in(journals)), accelerator)
-        due_keys = of_main_process(lambda: due_and_tidy(journals, settings, ledger), accelerator)
+        due_keys = of_main_process(lambda: due_and_tidy(config, settings, ledger), accelerator)
         due = [setting for setting in settings if setting.key in due_keys]
         experiment_id, failed = None, {}
         if due:
@@ -106,20 +113,53 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
             check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", accelerator)
             caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
             run = ProfilingRun(config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats)
-            failed = run.measure_all(due)
+            failed = run.search_front(due) if config.pareto_search else run.measure_all(due)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
         results = tuple(result for setting in settings if (result := ledger.result(setting.key)) is not None)
         csv_path = config.output_dir / f"{task.name.replace('_', '-')}_settings.csv" if results else None
         if csv_path is not None:
             write_settings_csv(results, csv_path)
-    return RunReport(experiment_id, True, results, failed, left_out_by(config, settings), config.output_dir, csv_path)
+    return RunReport(
+        experiment_id,
+        True,
+        results,
+        failed,
+        left_out_by(config, settings),
+        config.output_dir,
+        csv_path,
+        finished_search(config, settings, ledger),
+    )
 
 
-def due_and_tidy(journals: Path, settings: Sequence[KnobSetting], ledger: Ledger) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, once the journals in the folder are put in order."""
-    tidy_journals(journals, ledger.fingerprint, lambda key: ledger.result(key) is not None)
-    return tuple(setting.key for setting in settings if ledger.result(setting.key) is None)
+def due_and_tidy(config: ProfilingConfig, settings: Sequence[KnobSetting], ledger: Ledger) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, once the journals in the folder are put in order.
+
+    A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
+    """
+    is_saved = {setting.key: ledger.result(setting.key) is not None for setting in settings}
+    if config.pareto_search:
+        search = finished_search(config, settings, ledger)
+        is_saved = dict.fromkeys(is_saved, search is not None and not search["failed"])
+    tidy_journals(config.output_dir / PARTS_FOLDER, ledger.fingerprint, lambda key: is_saved.get(key, False))
+    return tuple(key for key, saved in is_saved.items() if not saved)
+
+
+def finished_search(
+    config: ProfilingConfig, settings: Sequence[KnobSetting], ledger: Ledger
+) -> Mapping[str, Any] | None:
+    """The run's own `pareto_search.json`, None where there is none of these settings with all their results."""
+    if not config.pareto_search:
+        return None
+    try:
+        content = json.loads((config.output_dir / SEARCH_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or content.get("fingerprint") != ledger.fingerprint:
+        return None
+    searched = list(content["rounds"][0])
+    have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
+    return content if have and searched == [setting.key for setting in settings] else None
 
 
 def make_output_dir(folder: Path) -> None:
@@ -244,13 +284,40 @@ class ProfilingRun:
         ):
             for setting in settings:
                 self.stop.raise_if_asked()
-                done = self.measurer.measure_share(setting, progress)
+                done = self.measurer.measure_share(setting, self.measurer.origin.sample_ids, progress)
                 failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
                 if failure is not None:
                     failed[setting.key] = failure
                 if self.config.enable_memory_optimization:
                     release_cached_memory(self.model.device)
         return failed
+
+    def search_front(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
+        """Search the front, then save every setting that was measured and what was found; returns those that failed.
+
+        Raises:
+            As `measure_all`.
+        """
+        config = self.config
+        rules = SearchRules(margin=config.pareto_margin, alpha=config.pareto_alpha, best=self.metric.best)
+        order = random_order(self.drawn.sample_ids, config.seed)
+        search = FrontSearch(self.measurer, settings, order, rules)
+        with signals_stop(self.stop):
+            result = search.run()
+        if self.accelerator.is_main_process:
+            files = {}
+            for setting in settings:
+                if setting.key in search.failures:
+                    self.ledger.mark_failed(setting.key, search.failures[setting.key])
+                else:
+                    files[setting.key] = self._save(setting, search.measured[setting.key])
+            content = search_content(result, rules, self.fingerprint, files, search.failures)
+            write_json_atomically(content, config.output_dir / SEARCH_FILE)
+            if not search.failures:
+                # Not before: until the search is saved, its journals are what it goes on from.
+                for setting in settings:
+                    remove_journals(self.journals, setting.key)
+        return search.failures
 
     def _origin(self) -> JournalHeader:
         rank = self.accelerator.process_index
@@ -284,12 +351,17 @@ class ProfilingRun:
         if failure is not None:
             self.ledger.mark_failed(setting.key, failure)
         else:
-            result = self._result(setting, merged)
-            name = setting_file_name(self.task.name, setting, merged.samples)
-            write_json_atomically(result, self.config.output_dir / name)
-            self.ledger.mark_done(setting.key, name)
+            self._save(setting, merged)
         remove_journals(self.journals, setting.key)
         return failure
+
+    def _save(self, setting: KnobSetting, merged: MeasuredSetting) -> str:
+        """Write the file of a setting and remember it; returns its name."""
+        result = self._result(setting, merged)
+        name = setting_file_name(self.task.name, setting, merged.samples)
+        write_json_atomically(result, self.config.output_dir / name)
+        self.ledger.mark_done(setting.key, name)
+        return name
 
     def _result(self, setting: KnobSetting, merged: MeasuredSetting) -> dict[str, Any]:
         """Score the whole run, then everything that follows from it."""
@@ -299,7 +371,10 @@ class ProfilingRun:
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
         provenance = {**self.provenance, "experiment_ids": list(merged.experiment_ids)}
-        return setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
+        # In a search a setting has a part of the samples drawn.
+        ids = [*(each.sample_id for each in merged.samples), *(each.sample_id for each in merged.failures)]
+        asked = replace(self.drawn, sample_ids=tuple(sorted(ids)))
+        return setting_result(setting, blocks, merged, scoring.scores, summary, asked, provenance)
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
 EMBEDDED_TASK = "reference_vqa"
 IMPLEMENTED_STRATEGIES = ("full", "balanced")
+PARETO_MARGIN, PARETO_ALPHA = 0.01, 0.05
 PLANNED_STRATEGIES = ("stratified", "boundary", "lhs")
 
 T = TypeVar("T")
@@ -45,6 +46,9 @@ class ProfilingConfig:
     top_k_list: tuple[int, ...] | None
     num_active_blocks_list: tuple[int, ...] | None
     sampling_strategy: str
+    pareto_search: bool
+    pareto_margin: float
+    pareto_alpha: float
     num_samples: int
     sample_by: SampleBy
     ids: tuple[int, ...] | None
@@ -133,6 +137,24 @@ def build_parser() -> argparse.ArgumentParser:
         help="full: every combination; balanced: at most 4 values a knob, evenly spread (default)",
     )
     knobs.add_argument("--importance_scores_file", type=Path, help="JSON of block -> score that chooses the blocks")
+    front = parser.add_argument_group("the accuracy-latency front without the full grid")
+    front.add_argument(
+        "--pareto_search",
+        action="store_true",
+        help="measure in rounds and leave out what another setting beats, for a third of the full grid's model time",
+    )
+    front.add_argument(
+        "--pareto_margin",
+        type=float,
+        default=PARETO_MARGIN,
+        help="share of the best score that a faster setting may be worse by and still beat (%(default)s)",
+    )
+    front.add_argument(
+        "--pareto_alpha",
+        type=float,
+        default=PARETO_ALPHA,
+        help="probability that a given setting eliminates another wrongly (%(default)s)",
+    )
     how = parser.add_argument_group("how it is measured")
     how.add_argument("--num_runs_per_sample", type=int, default=3)
     how.add_argument("--num_warmup_runs", type=int, default=2, help="unmeasured runs before each setting (%(default)s)")
@@ -194,6 +216,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("sample_timeout", "worker_timeout"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 0.001)
+    _check_search(given)
     if given.profiler_mode == "full" and not (given.use_profiler or given.use_profiler_on_all_samples):
         raise ConfigurationError("--profiler_mode full has nothing to act on; give --use_profiler too, or drop it")
     for name in ("num_processes", "num_threads", "max_new_tokens"):
@@ -221,6 +244,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         top_k_list=_unique(given.top_k_list) if given.top_k_list else None,
         num_active_blocks_list=_unique(given.num_active_blocks_list) if given.num_active_blocks_list else None,
         sampling_strategy=given.sampling_strategy,
+        pareto_search=given.pareto_search,
+        pareto_margin=given.pareto_margin,
+        pareto_alpha=given.pareto_alpha,
         num_samples=given.num_samples,
         sample_by=given.sample_by,
         ids=_unique(sorted(given.ids)) if given.ids is not None else None,
@@ -245,6 +271,17 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         use_profiler_on_all_samples=given.use_profiler_on_all_samples,
         profiler_mode=given.profiler_mode,
     )
+
+
+def _check_search(given: argparse.Namespace) -> None:
+    if not 0 <= given.pareto_margin < 1:
+        raise ConfigurationError(f"--pareto_margin {given.pareto_margin} is not possible; give 0 or more, less than 1")
+    if not 0 < given.pareto_alpha < 1:
+        raise ConfigurationError(f"--pareto_alpha {given.pareto_alpha} is not possible; give more than 0, less than 1")
+    if (given.pareto_margin, given.pareto_alpha) != (PARETO_MARGIN, PARETO_ALPHA) and not given.pareto_search:
+        raise ConfigurationError(
+            "--pareto_margin and --pareto_alpha say how --pareto_search decides; give it, or drop them"
+        )
 
 
 def _check_strategy(name: str) -> None:
