@@ -1,22 +1,26 @@
 """The search through the pipeline: its files, its journals, stopping and going on, failures, several processes."""
 
 import json
+import shutil
 import threading
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiment_core_utils import measurement
 from experiment_core_utils.k_results_aggregation import collect_finished
 from experiment_core_utils.l_results_csv_cleaning import closing_table, places_of, search_sentence, setting_key
-from experiment_core_utils.pareto_run import SEARCH_FILE, check_searchable
+from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.pareto_run import SEARCH_FILE, FrontSearch, check_searchable
+from experiment_core_utils.pareto_search import SearchRules
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import (
     FailedSample,
     FinishedSample,
@@ -25,20 +29,28 @@ from experiment_core_utils.primitives.records import (
     SettingFailure,
     ShareDone,
 )
-from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiment_core_utils.torch_profiles import TorchProfiles
+from tests.forked_runs import KILLED, Run, RunServer
+from tests.scripted_model import ScriptedModel
+from tests.test_resume import remember
 
 NUM_SAMPLES = 18
 MEMORY = MemoryReading(None, None, 1, "no GPU")
 
 
-def search_config(checkpoint: Path, output_dir: Path) -> ProfilingConfig:
+def arguments(checkpoint: Path, output_dir: Path) -> tuple[str, ...]:
     """A tiny random model: no answer is right, so that the fastest setting is as good as any."""
-    return parse_config(
-        ["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", str(NUM_SAMPLES),
-         "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "2",
-         "--tier_list", "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "4", "--config_retry_delay",
-         "0", "--pareto_search"]
+    return (
+        "--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", str(NUM_SAMPLES),
+        "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "2",
+        "--tier_list", "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "4", "--config_retry_delay",
+        "0", "--pareto_search",
     )  # fmt: skip
+
+
+def search_config(checkpoint: Path, output_dir: Path) -> ProfilingConfig:
+    return parse_config(arguments(checkpoint, output_dir))
 
 
 def settings_in(content: dict[str, Any]) -> list[str]:
@@ -102,94 +114,97 @@ def test_the_table_says_where_each_setting_ended(searched: tuple[ProfilingConfig
     assert search_sentence(report.search).startswith(f"front of {len(report.search['front'])} settings (")
 
 
-class Interrupted(Exception):
-    """Stands for a kill: nothing after it runs."""
+@dataclass(frozen=True)
+class Killed:
+    """Runs of one command of the driver, one after the other."""
+
+    server: RunServer
+    arguments: tuple[str, ...]
+    folder: Path
+
+    def run(self, **kind: Any) -> int:
+        """Its exit code."""
+        return self.server.run(Run(self.arguments, f"{self.folder}.log", **kind))[0].code
 
 
-@pytest.fixture
-def cut_after(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Breaks a run off once that many samples are in the journals."""
-
-    def arm(samples: int) -> list[int]:
-        appended: list[int] = []
-        original = Journal.append
-
-        def append(self: Journal, line: Any) -> None:
-            if len(appended) == samples and isinstance(line, FinishedSample):
-                raise Interrupted
-            original(self, line)
-            if isinstance(line, FinishedSample):
-                appended.append(line.sample_id)
-
-        monkeypatch.setattr(Journal, "append", append)
-        return appended
-
-    return arm
+@pytest.fixture(scope="module")
+def driver(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    folder = tmp_path_factory.mktemp("killed") / "results"
+    with RunServer(tiny_checkpoint) as server:
+        yield Killed(server, arguments(tiny_checkpoint, folder), folder)
 
 
-@pytest.mark.parametrize("samples", [0, 5, 12, 14])
-def test_a_search_that_was_cut_off_goes_on_without_measuring_anything_twice(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_after: Any, samples: int
+def test_a_search_killed_anywhere_goes_on_and_measures_nothing_twice(driver: Killed) -> None:
+    calls = driver.folder.parent / "calls"
+    assert driver.run(calls_file=str(calls)) == 0, Path(f"{driver.folder}.log").read_text()
+    log = Path(f"{driver.folder}.log").read_text()
+    assert "front of " in log
+    num_calls = int(calls.read_text())
+    # The last calls of all are those that save results, the search, and remove the journals.
+    for at in (num_calls // 6, num_calls // 3, num_calls // 2, num_calls - 40, num_calls - 12, num_calls - 4):
+        shutil.rmtree(driver.folder)
+        seen: Any = {}
+        for _ in range(2):
+            assert driver.run(kill_at_call=at) in (KILLED, 0)
+            if (driver.folder / ".parts").is_dir():
+                remember(driver.folder, seen)
+        assert driver.run() == 0, Path(f"{driver.folder}.log").read_text()
+        remember(driver.folder, seen)
+        content = json.loads((driver.folder / SEARCH_FILE).read_text())
+        results = [json.loads(path.read_text()) for path in driver.folder.glob("*topk*.json")]
+        assert sorted(setting_key(result) for result in results) == settings_in(content)
+        assert sum(result["num_samples"] for result in results) == sum(sum(each.values()) for each in content["rounds"])
+        assert not list((driver.folder / ".parts").glob("*.jsonl"))
+
+
+def test_where_every_setting_fails_there_is_no_front_and_the_exit_code_says_so(
+    tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    config = search_config(tiny_checkpoint, tmp_path)
-    before = cut_after(samples)
-    try:
-        run_profiling(config)
-        complete = True
-    except Interrupted:
-        complete = False
-    assert not complete or len(before) <= samples
-    monkeypatch.undo()
-    after = cut_after(10_000)
-    report = run_profiling(config)
-    assert report.search is not None
-    measured = sum(result["num_samples"] for result in report.results)
-    assert len(before) + len(after) == measured == sum(sum(each.values()) for each in report.search["rounds"])
-
-
-def test_a_search_killed_while_it_saves_is_saved_by_the_same_command(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_after: Any
-) -> None:
-    config = search_config(tiny_checkpoint, tmp_path)
-    first = run_profiling(config)
-    (tmp_path / SEARCH_FILE).unlink()
-    # The journals are gone here; a kill before the file is there leaves them. Without either it is all measured again.
-    measured = cut_after(10_000)
-    second = run_profiling(config)
-    assert len(measured) == sum(result["num_samples"] for result in second.results)
-    assert first.search is not None
-    assert second.search is not None
-    assert second.search["rounds"][0] == first.search["rounds"][0]
-
-
-def test_a_setting_that_fails_is_recorded_and_tried_again_by_the_next_run(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_after: Any
-) -> None:
-    config = replace(search_config(tiny_checkpoint, tmp_path), max_config_retries=0)
-    broken = "tier-low_topk2_blocks3"
-    with monkeypatch.context() as patched:
-        check = measurement.check_proof
-
-        def refuse(proof: Any, setting: Any, default_top_k: int) -> None:
-            if setting.key == broken:
-                raise OutOfMemory("no room")
-            check(proof, setting, default_top_k)
-
-        patched.setattr(measurement, "check_proof", refuse)
-        report = run_profiling(config)
+    report = run_profiling(replace(search_config(tiny_checkpoint, tmp_path), sample_timeout=0.001))
     assert report.exit_code == 1
-    assert report.failed == {broken: SettingFailure("OutOfMemory", "no room", 1)}
     assert report.search is not None
-    assert report.search["failed"] == {broken: {"error": "OutOfMemory", "reason": "no room", "attempts": 1}}
-    assert broken not in settings_in(report.search)
-    assert len(report.results) == 3
-    after = cut_after(10_000)
-    again = run_profiling(config)
-    assert again.exit_code == 0
-    assert again.search is not None
-    assert broken in settings_in(again.search)
-    # What the others had in the first round was not measured again.
-    assert len(after) <= sum(result["num_samples"] for result in again.results) - 9
+    assert (report.search["front"], report.search["share"]) == ([], None)
+    assert report.search["failed"].keys() == report.failed.keys()
+    assert len(report.failed) == 4
+    assert not report.results
+    # Its journals are kept: the same command tries again.
+    assert list((tmp_path / ".parts").glob("*.jsonl"))
+
+
+@dataclass
+class Breaking(ScriptedModel):
+    """One setting does not fit into memory, from its n-th application on."""
+
+    broken: str = ""
+    works: int = 0
+    applied: int = 0
+
+    def apply(self, setting: KnobSetting) -> None:
+        if setting.key == self.broken:
+            self.applied += 1
+            if self.applied > self.works:
+                raise OutOfMemory("no room")
+        super().apply(setting)
+
+
+@pytest.mark.parametrize("works", [0, 1])
+def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Path, works: int) -> None:
+    slow, quick = KnobSetting(tier_target("low"), 2, (0, 1)), KnobSetting(tier_target("low"), 1, (0, 1))
+    model = Breaking(broken=quick.key, works=works, prefill_s=0.02)
+    flags = ["--max_config_retries", "0", "--num_warmup_runs", "0", "--num_runs_per_sample", "1"]
+    config, task = parse_config(flags), load_task("reference_vqa", "validation")
+    origin = JournalHeader(JOURNAL_VERSION, "", FINGERPRINT, 0, 1, "0001", tuple(range(12)))
+    profiles = TorchProfiles(tmp_path, None, False, True, [], [])
+    measurer = ShareMeasurer(
+        config, task, get_metric(task.metric), model, 4, origin, tmp_path, StopRequest(), profiles
+    )  # fmt: skip
+    search = FrontSearch(measurer, [slow, quick], range(12), SearchRules(share=1.0, first_samples=4))
+    result = search.run()
+    assert result.failed == (quick.key,)
+    assert search.failures == {quick.key: SettingFailure("OutOfMemory", "no room", 1)}
+    assert [each.key for each in (*result.front, *result.undecided)] == [slow.key]
+    assert search.measured.keys() == {slow.key}
+    assert len(result.rounds) == 1 + works
 
 
 def test_what_cannot_be_searched_is_refused() -> None:
