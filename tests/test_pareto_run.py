@@ -193,12 +193,13 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
     model = Breaking(broken=quick.key, works=works, prefill_s=0.02)
     flags = ["--max_config_retries", "0", "--num_warmup_runs", "0", "--num_runs_per_sample", "1"]
     config, task = parse_config(flags), load_task("reference_vqa", "validation")
-    origin = JournalHeader(JOURNAL_VERSION, "", FINGERPRINT, 0, 1, "0001", tuple(range(12)))
+    origin = JournalHeader(JOURNAL_VERSION, "", FINGERPRINT, 0, 1, "0001", tuple(range(0, 120, 10)))
     profiles = TorchProfiles(tmp_path, None, False, True, [], [])
     measurer = ShareMeasurer(
         config, task, get_metric(task.metric), model, 4, origin, tmp_path, StopRequest(), profiles
     )  # fmt: skip
-    search = FrontSearch(measurer, [slow, quick], range(12), SearchRules(share=1.0, first_samples=4))
+    # Of different pictures.
+    search = FrontSearch(measurer, [slow, quick], range(0, 120, 10), SearchRules(share=1.0, first_samples=4))
     result = search.run()
     assert result.failed == (quick.key,)
     assert search.failures == {quick.key: SettingFailure("OutOfMemory", "no room", 1)}
