@@ -33,6 +33,7 @@ from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.torch_profiles import TorchProfiles
 from tests.forked_runs import KILLED, Run, RunServer
 from tests.scripted_model import ScriptedModel
+from tests.test_docs import SCHEMA, first_cells
 from tests.test_resume import remember
 
 NUM_SAMPLES = 18
@@ -92,6 +93,15 @@ def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
         assert each["T_total_mean"] == pytest.approx(own["aggregate_stats"]["T_total_mean"])
     # Once it is saved, its journals are gone.
     assert not list((config.output_dir / ".parts").glob("*.jsonl"))
+
+
+def test_every_key_of_the_file_is_documented_and_no_other(searched: tuple[ProfilingConfig, RunReport]) -> None:
+    content = searched[1].search
+    assert content is not None
+    assert set(content) == first_cells("Pareto search")
+    entries = [each for place in ("front", "undecided", "set_aside", "eliminated") for each in content[place]]
+    for key in {key for each in entries for key in each} | set(content["rules"]):
+        assert f"`{key}`" in SCHEMA
 
 
 def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, RunReport]) -> None:
