@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import StagedModel, Stages
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.records import StagedRun
 
@@ -27,7 +27,7 @@ def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: in
 
 @torch.inference_mode()
 def generate_greedily(
-    model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks
+    model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks
 ) -> tuple[list[int], bool]:
     """The stages one after the other; returns the ids (end-of-sequence included) and whether there was a picture."""
     marks.mark()

@@ -82,6 +82,9 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]
         "enable_memory_optimization": config.enable_memory_optimization,
         "max_config_retries": config.max_config_retries,
         "sample_timeout_s": config.sample_timeout,
+        "profiler": config.profiler,
+        "use_profiler_on_all_samples": config.use_profiler_on_all_samples,
+        "pareto_search": config.pareto_search,
         "first_block_top_k_rule": "block 0 keeps the model's own top-k",
     }
 

@@ -66,6 +66,8 @@ def fingerprint_parts(
         [(name, size) for name, size, _ in source.weights_stamp],
         str(config.data_dir),
         most_processes_per_device(accelerator),
+        (config.profiler, config.use_profiler_on_all_samples),
+        (config.pareto_margin, config.pareto_alpha) if config.pareto_search else None,
         environment_stamp(accelerator.device),
     )
 

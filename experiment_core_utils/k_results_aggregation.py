@@ -21,6 +21,8 @@ from experiment_core_utils.primitives.journal import (
 from experiment_core_utils.primitives.records import FinishedSample, MeasuredSetting, ShareDone
 
 _POLL_S = 0.05
+# Whole journals are read at each look, not only their ends.
+_ROUND_POLL_S = 0.5
 _IDS_NAMED = 20
 
 
@@ -138,14 +140,49 @@ def collect_parts(
         if lost:
             done = finished_ids(folder, key, fingerprint)
             named = "; ".join(_owed(rank, [each for each in shares[rank] if each not in done]) for rank in lost)
-            raise WorkerLost(
-                f"{key}: no sample finished within {timeout_s:g} s by {named}; what is finished is saved, the same "
-                "command goes on from here (--worker_timeout gives them longer)"
-            )
+            raise WorkerLost(_lost_message(key, timeout_s, named))
         stop.raise_if_asked(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
         time.sleep(_POLL_S)
     journals = own_journals(folder, key, fingerprint)
     return [part_of(content, rank, len(shares), experiment_id) for rank, content in sorted(journals.items())]
+
+
+def collect_finished(
+    folder: Path,
+    key: str,
+    fingerprint: str,
+    experiment_id: str,
+    shares: Mapping[int, Sequence[int]],
+    timeout_s: float,
+    stop: StopRequest,
+) -> list[MeasuredSetting]:
+    """What all journals of the setting hold, once these samples are finished or a process has given the setting up.
+
+    Other than `collect_parts` it does not wait for ends: a journal to which more is added in a later round has one
+    from the round before.
+
+    Raises:
+        WorkerLost: no journal of the setting has grown for `timeout_s`, and samples are missing.
+        Stopped: someone asked to stop while waiting.
+    """
+    wanted = {sample_id for share in shares.values() for sample_id in share}
+    sizes, grown = None, time.monotonic()
+    while True:
+        journals = own_journals(folder, key, fingerprint)
+        ends = [content.end for content in journals.values() if content.end is not None]
+        given_up = any(end.failure is not None and end.experiment_id == experiment_id for end in ends)
+        missing = wanted - {finished.sample_id for content in journals.values() for finished in content.finished}
+        if given_up or not missing:
+            return [part_of(content, rank, len(shares), experiment_id) for rank, content in sorted(journals.items())]
+        found = {rank: content.num_bytes for rank, content in journals.items()}
+        if found != sizes:
+            sizes, grown = found, time.monotonic()
+        if time.monotonic() - grown > timeout_s:
+            owing = {rank: [each for each in share if each in missing] for rank, share in shares.items()}
+            named = "; ".join(_owed(rank, ids) for rank, ids in owing.items() if ids)
+            raise WorkerLost(_lost_message(key, timeout_s, named))
+        stop.raise_if_asked("while waiting for the other processes")
+        time.sleep(_ROUND_POLL_S)
 
 
 class _Waiting:
@@ -175,6 +212,13 @@ class _Waiting:
     def is_lost(self) -> bool:
         """Whether it has been silent for too long."""
         return time.monotonic() - self._grown > self._timeout_s
+
+
+def _lost_message(key: str, timeout_s: float, named: str) -> str:
+    return (
+        f"{key}: no sample finished within {timeout_s:g} s by {named}; what is finished is saved, the same command "
+        "goes on from here (--worker_timeout gives them longer)"
+    )
 
 
 def _owed(rank: int, missing: Sequence[int]) -> str:

@@ -145,8 +145,36 @@ def unsteady_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def closing_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The table that a run prints at its end."""
+def places_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """For each setting of a search's `pareto_search.json`, where it ended; None where there was no search."""
+    if search is None:
+        return None
+    standing = {each["setting"]: place for place in ("front", "undecided") for each in search[place]}
+    gone = {
+        each["setting"]: f"{place} by {each['by']}"
+        for name, place in (("set_aside", "likely beaten"), ("eliminated", "beaten"))
+        for each in search[name]
+    }
+    return {**standing, **gone}
+
+
+def search_sentence(search: Mapping[str, Any]) -> str:
+    """What a search found and took."""
+    share = "" if search["share"] is None else f", {search['share']:.3f} of the full grid's model time (estimated)"
+    counts = ", ".join(
+        f"{len(search[name])} {name.replace('_', ' ')}" for name in ("undecided", "set_aside", "eliminated")
+    )
+    return (
+        f"front of {len(search['front'])} settings ({counts}) after {len(search['rounds'])} rounds{share}; "
+        f"stopped: {search['stopped']}"
+    )
+
+
+def closing_table(results: Sequence[Mapping[str, Any]], places: Mapping[str, str] | None = None) -> str:
+    """The table that a run prints at its end; with `places`, how each setting ended in a search, the front first."""
+    if places is not None:
+        rank = {"front": 0, "undecided": 1}
+        results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
     for result in results:
         stats = result["aggregate_stats"]
@@ -169,6 +197,9 @@ def closing_table(results: Sequence[Mapping[str, Any]]) -> str:
             }
         )
     table = pd.DataFrame(rows)
+    if places is not None:
+        table.insert(6, "samples", [result["num_samples"] for result in results])
+        table["search"] = [places[setting_key(result)] for result in results]
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
     return table.to_string(index=False)

@@ -40,6 +40,7 @@ from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.sample_record import record_of_runs
 from experiment_core_utils.share import Share
 from experiment_core_utils.tasks.interface import Metric, Sample
+from experiment_core_utils.torch_profiles import TorchProfiles
 
 
 class ShareMeasurer:
@@ -55,6 +56,7 @@ class ShareMeasurer:
         latency_ids: the samples to measure; the others are answered in batches.
         origin: the header of this process's journals, but for the setting's key.
         stop: looked at before every sample.
+        profiles: decides which samples are run once more under a profiler; None for none.
         conditions: read around and between samples; None for the meter of the model's device.
     """
 
@@ -69,6 +71,7 @@ class ShareMeasurer:
         origin: JournalHeader,
         journals: Path,
         stop: StopRequest,
+        profiles: TorchProfiles | None = None,
         conditions: ConditionsMeter | None = None,
     ) -> None:
         self.config = config
@@ -84,6 +87,7 @@ class ShareMeasurer:
         )
         self.journals = journals
         self.stop = stop
+        self.profiles = profiles
         self.conditions = conditions or conditions_meter(origin.experiment_id, origin.rank, model.device)
         self._warm_tilings: set[tuple[int, int] | None] = set()
         self._following: Sequence[KnobSetting] = ()
@@ -155,6 +159,7 @@ class ShareMeasurer:
                 self._note(outcome, share, journal, window, progress, is_last_attempt)
 
             for sample_id in share.until_enough():
+                measured = None
                 is_finished = sample_id in share.finished
                 if sample_id not in self.latency_ids or (is_finished and proof is not None):
                     continue
@@ -169,6 +174,10 @@ class ShareMeasurer:
                         note(measured)
                 except SampleError as error:
                     note(FailedSample(sample_id, type(error).__name__, str(error)))
+                if measured is not None and self.profiles is not None and self.profiles.wants(setting.key):
+                    # One more run of a sample that is on the disk already, outside its time limit.
+                    inputs = self.model.to_device(request.inputs)
+                    self.profiles.take(self.model, setting.key, sample_id, inputs, self.max_new_tokens)
             proof = proof or self._proof_of_answered(setting, share, journal)
             self._answer_the_rest(setting, share, note)
         journal.append(self.conditions.read("close"))

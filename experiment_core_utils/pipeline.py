@@ -1,5 +1,6 @@
 """The letters in order: from a configuration to one result file for each setting of the knobs, and a CSV of all."""
 
+import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ from experiment_core_utils.k_results_aggregation import (
 )
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.measurement import ShareMeasurer, split_by
+from experiment_core_utils.pareto_run import SEARCH_FILE, FrontSearch, check_searchable, search_content
+from experiment_core_utils.pareto_search import SearchRules, random_order
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
@@ -57,6 +60,7 @@ from experiment_core_utils.steadiness import conditions_caveats, steadiness_entr
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.sampling import SampledDataset
+from experiment_core_utils.torch_profiles import TorchProfiles
 
 EXIT_CODE_FAILED_SAMPLES = 3
 FOLDER_SEEN_WITHIN_S = 90.0
@@ -72,6 +76,7 @@ class RunReport:
         failed: settings that could not be run.
         left_out: for each knob of which the strategy measured fewer values than were given, those left out, as text.
         csv_path: the table of all settings; None where every setting failed, and on processes other than the main one.
+        search: content of `pareto_search.json`; None where no front was searched, and on other processes.
     """
 
     experiment_id: str | None
@@ -81,6 +86,7 @@ class RunReport:
     left_out: tuple[str, ...]
     output_dir: Path
     csv_path: Path | None
+    search: Mapping[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -109,6 +115,8 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         revision=config.dataset_revision,
     )
     drawn = draw_samples(task, config)
+    if config.pareto_search:
+        check_searchable(get_metric(task.metric))
     make_output_dir(config.output_dir)
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     accelerator = setup_distributed(config)
@@ -117,7 +125,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     journals = config.output_dir / PARTS_FOLDER
     with ExitStack() as stack:
         of_main_process(lambda: stack.enter_context(only_run_in(journals)), accelerator)
-        due_keys = of_main_process(lambda: due_and_tidy(journals, order, ledger), accelerator)
+        due_keys = of_main_process(lambda: due_and_tidy(config, order, ledger), accelerator)
         due = settings_of(due_keys, settings)
         experiment_id, failed = generate_unique_id(accelerator) if due else None, {}
         plan = plan_of(experiment_id, ledger, task, settings, due, len(drawn), accelerator.num_processes, journals)
@@ -130,21 +138,37 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
             run = ProfilingRun(
                 config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats, order, control
             )
-            failed = run.measure_all(due)
+            failed = run.search_front(due) if config.pareto_search else run.measure_all(due)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
         results = tuple(result for setting in settings if (result := ledger.result(setting.key)) is not None)
         csv_path = config.output_dir / f"{task.name.replace('_', '-')}_settings.csv" if results else None
         if csv_path is not None:
             write_settings_csv(results, csv_path)
-    return RunReport(experiment_id, True, results, failed, left_out_by(config, settings), config.output_dir, csv_path)
+    return RunReport(
+        experiment_id,
+        True,
+        results,
+        failed,
+        left_out_by(config, settings),
+        config.output_dir,
+        csv_path,
+        finished_search(config, [setting.key for setting in settings], ledger),
+    )
 
 
-def due_and_tidy(journals: Path, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order."""
-    remove_leftovers(journals.parent)
-    tidy_journals(journals, ledger.fingerprint, lambda key: ledger.result(key) is not None)
-    return tuple(key for key in order.keys if ledger.result(key) is None)
+def due_and_tidy(config: ProfilingConfig, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order.
+
+    A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
+    """
+    remove_leftovers(config.output_dir)
+    is_saved = {key: ledger.result(key) is not None for key in order.keys}
+    if config.pareto_search:
+        search = finished_search(config, order.keys, ledger)
+        is_saved = dict.fromkeys(is_saved, search is not None and not search["failed"])
+    tidy_journals(config.output_dir / PARTS_FOLDER, ledger.fingerprint, lambda key: is_saved.get(key, False))
+    return tuple(key for key, saved in is_saved.items() if not saved)
 
 
 def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:
@@ -184,6 +208,21 @@ def plan_of(
         num_samples_before=sum(len(ids) for ids in before),
         started_unix_s=time.time(),
     )
+
+
+def finished_search(config: ProfilingConfig, keys: Sequence[str], ledger: Ledger) -> Mapping[str, Any] | None:
+    """The run's own `pareto_search.json`, None where there is none of these settings with all their results."""
+    if not config.pareto_search:
+        return None
+    try:
+        content = json.loads((config.output_dir / SEARCH_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or content.get("fingerprint") != ledger.fingerprint:
+        return None
+    searched = list(content["rounds"][0])
+    have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
+    return content if have and set(searched) == set(keys) else None
 
 
 def make_output_dir(folder: Path) -> None:
@@ -274,6 +313,14 @@ class ProfilingRun:
             for rank in range(accelerator.num_processes)
         }
         max_new_tokens = max_new_tokens_of(config, task)
+        profiles = TorchProfiles(
+            config.output_dir,
+            config.profiler,
+            config.use_profiler_on_all_samples,
+            accelerator.is_main_process,
+            [setting.key for setting in plan_for(config, source)],
+            drawn.sample_ids,
+        )
         origin = self._origin()
         latency_ids = choose_latency_ids(drawn.sample_ids, config.num_latency_samples, config.seed)
         taken = [each for part in split_by(latency_ids, origin.sample_ids) for each in part]
@@ -288,8 +335,10 @@ class ProfilingRun:
             origin,
             self.journals,
             self.stop,
+            profiles,
         )
-        self.drift = self._drift_check(control) if control is not None else None
+        # A search measures its settings again in every round, and has no control setting beside them.
+        self.drift = None if control is None or config.pareto_search else self._drift_check(control)
         model = {"name": source.name, "revision": source.revision, **self.model.describe()}
         self.provenance = {
             **gather_provenance(accelerator, device, experiment_id),
@@ -348,6 +397,33 @@ class ProfilingRun:
             self.ledger,
         )
 
+    def search_front(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
+        """Search the front, then save every setting that was measured and what was found; returns those that failed.
+
+        Raises:
+            As `measure_all`.
+        """
+        config = self.config
+        rules = SearchRules(margin=config.pareto_margin, alpha=config.pareto_alpha, best=self.metric.best)
+        order = random_order(self.drawn.sample_ids, config.seed)
+        search = FrontSearch(self.measurer, settings, order, rules)
+        with self.requests, signals_stop(self.stop):
+            result = search.run()
+        if self.accelerator.is_main_process:
+            files = {}
+            for setting in settings:
+                if setting.key in search.failures:
+                    self.ledger.mark_failed(setting.key, search.failures[setting.key])
+                else:
+                    files[setting.key] = self._save(setting, search.measured[setting.key])
+            content = search_content(result, rules, self.fingerprint, files, search.failures)
+            write_json_atomically(content, config.output_dir / SEARCH_FILE)
+            if not search.failures:
+                # Not before: until the search is saved, its journals are what it goes on from.
+                for setting in settings:
+                    remove_journals(self.journals, setting.key)
+        return search.failures
+
     def _origin(self) -> JournalHeader:
         rank = self.accelerator.process_index
         return JournalHeader(
@@ -380,12 +456,17 @@ class ProfilingRun:
         if failure is not None:
             self.ledger.mark_failed(setting.key, failure)
         else:
-            result = self._result(setting, merged)
-            name = setting_file_name(self.task.name, setting, merged.samples)
-            write_json_atomically(result, self.config.output_dir / name)
-            self.ledger.mark_done(setting.key, name)
+            self._save(setting, merged)
         remove_journals(self.journals, setting.key)
         return failure
+
+    def _save(self, setting: KnobSetting, merged: MeasuredSetting) -> str:
+        """Write the file of a setting and remember it; returns its name."""
+        result = self._result(setting, merged)
+        name = setting_file_name(self.task.name, setting, merged.samples)
+        write_json_atomically(result, self.config.output_dir / name)
+        self.ledger.mark_done(setting.key, name)
+        return name
 
     def _result(self, setting: KnobSetting, merged: MeasuredSetting) -> dict[str, Any]:
         """Score the whole run, then everything that follows from it."""

@@ -10,6 +10,32 @@ from experiment_core_utils.primitives.records import KnobProof, PreparedRequest,
 from experiment_core_utils.tasks.interface import Sample
 
 
+class Stages(Protocol):
+    """The three stages by themselves: all that a generation needs of a model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """Vision stage; None for a request without a picture."""
+        ...
+
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
+        """Prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
+        ...
+
+    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
+        """Decode stage: token [1, 1] -> logits [1, V]."""
+        ...
+
+
 class StagedModel(Protocol):
     """A model whose vision, prefill and decode can be called one by one, so that a clock can stand between them."""
 

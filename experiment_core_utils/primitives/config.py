@@ -19,12 +19,14 @@ from experiment_core_utils.primitives.strategies import LHS_CONFIGS, STRATEGIES
 REPOSITORY = Path(__file__).resolve().parents[2]
 EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
 EMBEDDED_TASK = "reference_vqa"
+PARETO_MARGIN, PARETO_ALPHA = 0.01, 0.05
 
 T = TypeVar("T")
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 SampleBy = Literal["random", "question_type"]
 SettingOrder = Literal["shuffled", "planned"]
+ProfilerMode = Literal["minimal", "full"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class ProfilingConfig:
     num_active_blocks_list: tuple[int, ...] | None
     sampling_strategy: str
     num_configs: int | None
+    pareto_search: bool
+    pareto_margin: float
+    pareto_alpha: float
     num_samples: int
     sample_by: SampleBy
     ids: tuple[int, ...] | None
@@ -72,7 +77,15 @@ class ProfilingConfig:
     experts_implementation: str | None
     attn_implementation: str | None
     random_weights: bool
+    use_profiler: bool
+    use_profiler_on_all_samples: bool
+    profiler_mode: ProfilerMode
     dry_run: bool
+
+    @property
+    def profiler(self) -> ProfilerMode | None:
+        """How samples are profiled; None where none is."""
+        return self.profiler_mode if self.use_profiler or self.use_profiler_on_all_samples else None
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -140,6 +153,24 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid where it is smaller)",
     )
     knobs.add_argument("--importance_scores_file", type=Path, help="JSON of block -> score that chooses the blocks")
+    front = parser.add_argument_group("the accuracy-latency front without the full grid")
+    front.add_argument(
+        "--pareto_search",
+        action="store_true",
+        help="measure in rounds and leave out what another setting beats, for a third of the full grid's model time",
+    )
+    front.add_argument(
+        "--pareto_margin",
+        type=float,
+        default=PARETO_MARGIN,
+        help="share of the best score that a faster setting may be worse by and still beat (%(default)s)",
+    )
+    front.add_argument(
+        "--pareto_alpha",
+        type=float,
+        default=PARETO_ALPHA,
+        help="probability that a given setting eliminates another wrongly (%(default)s)",
+    )
     how = parser.add_argument_group("how it is measured")
     how.add_argument("--num_runs_per_sample", type=int, default=3)
     how.add_argument(
@@ -201,6 +232,17 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="release cached GPU memory after each setting",
     )
+    profiler = parser.add_argument_group("PyTorch's profiler, on runs of their own that no statistic counts")
+    profiler.add_argument("--use_profiler", action="store_true", help="profile the first sample of each setting")
+    profiler.add_argument(
+        "--use_profiler_on_all_samples", action="store_true", help="profile every sample of each setting"
+    )
+    profiler.add_argument(
+        "--profiler_mode",
+        choices=("minimal", "full"),
+        default="minimal",
+        help="minimal: operators, kernels and stages (default); full: also shapes, stacks, memory and FLOPs",
+    )
     run = parser.add_argument_group("the run")
     run.add_argument("--output_dir", type=Path, default=Path("./results/core_exp"))
     run.add_argument("--max_config_retries", type=int, default=2, help="times a failed setting is tried again")
@@ -241,6 +283,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         raise ConfigurationError(
             "--until_precision decides how many samples are measured, and so does --num_latency_samples; drop one"
         )
+    _check_search(given)
+    if given.profiler_mode == "full" and not (given.use_profiler or given.use_profiler_on_all_samples):
+        raise ConfigurationError("--profiler_mode full has nothing to act on; give --use_profiler too, or drop it")
     for name in ("num_processes", "num_threads", "max_new_tokens", "num_configs"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
@@ -277,6 +322,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         num_active_blocks_list=_unique(given.num_active_blocks_list) if given.num_active_blocks_list else None,
         sampling_strategy=given.sampling_strategy,
         num_configs=given.num_configs,
+        pareto_search=given.pareto_search,
+        pareto_margin=given.pareto_margin,
+        pareto_alpha=given.pareto_alpha,
         num_samples=given.num_samples,
         sample_by=given.sample_by,
         ids=_unique(sorted(given.ids)) if given.ids is not None else None,
@@ -304,8 +352,25 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         experts_implementation=given.experts_implementation,
         attn_implementation=given.attn_implementation,
         random_weights=given.random_weights,
+        use_profiler=given.use_profiler,
+        use_profiler_on_all_samples=given.use_profiler_on_all_samples,
+        profiler_mode=given.profiler_mode,
         dry_run=given.dry_run,
     )
+
+
+def _check_search(given: argparse.Namespace) -> None:
+    if not 0 <= given.pareto_margin < 1:
+        raise ConfigurationError(f"--pareto_margin {given.pareto_margin} is not possible; give 0 or more, less than 1")
+    if not 0 < given.pareto_alpha < 1:
+        raise ConfigurationError(f"--pareto_alpha {given.pareto_alpha} is not possible; give more than 0, less than 1")
+    if (given.pareto_margin, given.pareto_alpha) != (PARETO_MARGIN, PARETO_ALPHA) and not given.pareto_search:
+        raise ConfigurationError(
+            "--pareto_margin and --pareto_alpha say how --pareto_search decides; give it, or drop them"
+        )
+    for name in ("until_precision", "num_latency_samples"):
+        if given.pareto_search and getattr(given, name) is not None:
+            raise ConfigurationError(f"--pareto_search decides how many samples are measured; drop --{name}")
 
 
 def _check_strategy(name: str, num_configs: int | None) -> None:

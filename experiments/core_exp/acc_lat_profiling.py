@@ -29,6 +29,8 @@ def main() -> int:
             closing_table,
             failed_sample_lines,
             few_samples_warning,
+            places_of,
+            search_sentence,
             unsteady_lines,
         )
         from experiment_core_utils.pipeline import run_profiling
@@ -45,7 +47,7 @@ def main() -> int:
         return 130
     if report.is_main_process:
         if report.results:
-            print(closing_table(report.results))
+            print(closing_table(report.results, places_of(report.search)))
             warning = few_samples_warning(report.results)
             if warning is not None:
                 print(f"warning: {warning} (--num_samples)")
@@ -55,6 +57,8 @@ def main() -> int:
             print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
         for values in report.left_out:
             print(f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)")
+        if report.search is not None:
+            print(search_sentence(report.search))
         measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
         print(f"{measured}: {len(report.results)} settings in {report.output_dir}")
         if report.csv_path is not None:

@@ -1,0 +1,210 @@
+"""In: settings and the samples of a full run; out: the front, each round measured into the ordinary journals.
+
+Every process runs the same search on the same observations, which it reads from the journals of all: no process tells
+another what to do next. A search that was stopped is gone through again from its first round; what is in the journals
+is not measured again.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from experiment_core_utils.c_prompt_processing import share_of_process
+from experiment_core_utils.g_metrics_inference import answer_of
+from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
+from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.pareto_search import (
+    Departure,
+    MeanBound,
+    Observation,
+    ParetoSearch,
+    SearchResult,
+    SearchRules,
+    Standing,
+    run_search,
+)
+from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.records import MeasuredSetting, SettingFailure
+from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.progress_bar import progress_of
+from experiment_core_utils.tasks.interface import Metric
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
+
+SEARCH_FILE = "pareto_search.json"
+SEARCH_SCHEMA_VERSION = 1
+
+
+def check_searchable(metric: Metric) -> None:
+    """Raises ConfigurationError for a metric whose scores depend on which samples are scored together."""
+    if not isinstance(metric, AnswerMetric):
+        raise ConfigurationError(
+            f"--pareto_search compares scores of single samples, and {metric.name} has none that hold by themselves; "
+            "leave it out, or give a task with another metric"
+        )
+
+
+class FrontSearch:
+    """One process's part of a search.
+
+    Args:
+        sample_ids: all samples of the full run, in the random order in which the search uses them.
+
+    Attributes:
+        measured: what all processes have of each setting so far; settings that failed are not in it.
+        failures: why a setting failed.
+    """
+
+    def __init__(
+        self, measurer: ShareMeasurer, settings: Sequence[KnobSetting], sample_ids: Sequence[int], rules: SearchRules
+    ) -> None:
+        self._measurer = measurer
+        self._settings = {setting.key: setting for setting in settings}
+        self._search = ParetoSearch(list(self._settings), sample_ids, rules)
+        self._asked: dict[str, set[int]] = {key: set() for key in self._settings}
+        self.measured: dict[str, MeasuredSetting] = {}
+        self.failures: dict[str, SettingFailure] = {}
+
+    def run(self) -> SearchResult:
+        """Measure round after round.
+
+        Raises:
+            Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
+        """
+        return run_search(self._search, self._measure_round)
+
+    def _measure_round(self, wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
+        origin = self._measurer.origin
+        most = max(len(ids) for ids in wanted.values())
+        found = {}
+        with progress_of(len(wanted), -(-most // origin.num_processes), shown=origin.rank == 0) as progress:
+            keys = list(wanted)
+            for place, (key, sample_ids) in enumerate(wanted.items()):
+                self._measurer.stop.raise_if_asked()
+                shares = {
+                    rank: share_of_process(sample_ids, rank, origin.num_processes)
+                    for rank in range(origin.num_processes)
+                }
+                others = [self._settings[each] for each in keys[place + 1 :] + keys[:place]]
+                self._measurer.measure_share(self._settings[key], progress, others, shares[origin.rank])
+                found[key] = self._collect(key, shares)
+                if self._measurer.config.enable_memory_optimization:
+                    release_cached_memory(self._measurer.model.device)
+        return found
+
+    def _collect(self, key: str, shares: Mapping[int, Sequence[int]]) -> dict[int, Observation]:
+        """What all processes measured of a setting in a round; nothing where it failed."""
+        measurer = self._measurer
+        origin = measurer.origin
+        parts = collect_finished(
+            measurer.journals,
+            key,
+            origin.fingerprint,
+            origin.experiment_id,
+            shares,
+            measurer.config.worker_timeout,
+            measurer.stop,
+        )
+        new = {sample_id for share in shares.values() for sample_id in share}
+        # Journals may hold more already: of a search that was stopped later than here.
+        self._asked[key] |= new
+        merged = merge_parts([only(part, self._asked[key]) for part in parts], sorted(self._asked[key]))
+        observed = observations(merged, measurer.metric, new)
+        if merged.failure is not None:
+            self.failures[key] = merged.failure
+        elif not observed:
+            first = next(failure for failure in merged.failures if failure.sample_id in new)
+            reason = f"all {len(new)} samples of a round failed, the first with: {first.reason}"
+            self.failures[key] = SettingFailure(first.error, reason, measurer.config.max_config_retries + 1)
+        else:
+            self.measured[key] = merged
+            return observed
+        self.measured.pop(key, None)
+        return {}
+
+
+def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
+    """A part without the samples that were not asked for yet."""
+    return replace(
+        part,
+        asked_ids=None,
+        samples=tuple(each for each in part.samples if each.sample_id in sample_ids),
+        failures=tuple(each for each in part.failures if each.sample_id in sample_ids),
+    )
+
+
+def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) -> dict[int, Observation]:
+    """Those of the samples that ran: their score, the published run's total, and all runs together as cost."""
+    samples = [sample for sample in merged.samples if sample.sample_id in sample_ids]
+    scores = metric.score([answer_of(sample) for sample in samples]).scores if samples else ()
+    return {
+        sample.sample_id: Observation(
+            score=score.value,
+            seconds=sample.run.total_s,
+            cost_s=sum(run.total_s for run in sample.runs),
+            picture=sample.image_id,
+        )
+        for sample, score in zip(samples, scores, strict=True)
+        if sample.run is not None
+    }
+
+
+def search_content(
+    result: SearchResult,
+    rules: SearchRules,
+    fingerprint: str,
+    files: Mapping[str, str],
+    failures: Mapping[str, SettingFailure],
+) -> dict[str, Any]:
+    """The content of `pareto_search.json`; see `docs/results_schema.md` for every key.
+
+    Args:
+        files: names of the settings' result files.
+    """
+    return {
+        "schema_version": SEARCH_SCHEMA_VERSION,
+        "fingerprint": fingerprint,
+        "rules": asdict(rules),
+        "stopped": result.stopped,
+        "share": result.share,
+        "T_model": milliseconds(result.cost_s),
+        "T_model_full_grid": milliseconds(result.full_cost_s),
+        "front": [_standing(each, files) for each in result.front],
+        "undecided": [_standing(each, files) for each in result.undecided],
+        "set_aside": [_departure(each, files) for each in result.set_aside],
+        "eliminated": [_departure(each, files) for each in result.eliminated],
+        "failed": {key: asdict(failure) for key, failure in failures.items()},
+        "rounds": [dict(each) for each in result.rounds],
+    }
+
+
+def _standing(each: Standing, files: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "setting": each.key,
+        "result_file": files[each.key],
+        "num_samples": each.num_samples,
+        "accuracy": each.accuracy,
+        "T_total_mean": milliseconds(each.seconds),
+        "open_against": list(each.open_against),
+    }
+
+
+def _departure(each: Departure, files: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "setting": each.key,
+        "result_file": files[each.key],
+        "by": each.by,
+        "round": each.round,
+        "level": each.level,
+        "num_samples": each.gain.n,
+        "accuracy_gain": _bound(each.gain),
+        "T_total_saving": {name: milliseconds(value) for name, value in _bound(each.saving_s).items()},
+    }
+
+
+def _bound(bound: MeanBound) -> dict[str, float | None]:
+    """Bounds that are not there (fewer than two pictures) are null."""
+    exists = math.isfinite(bound.half)
+    return {"mean": bound.mean, "low": bound.low if exists else None, "high": bound.high if exists else None}
