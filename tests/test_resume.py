@@ -24,7 +24,7 @@ NUM_KILLS = 50
 NUM_SETTINGS, NUM_SAMPLES = 4, 3
 CSV_NAME = "reference-vqa_settings.csv"
 NOT_COMPARED = {
-    *("experiment_id", "experiment_ids", "timestamp", "process_rss_bytes"),
+    *("experiment_id", "experiment_ids", "timestamp", "process_rss_bytes", "cache_budget_bytes", "cache_used_bytes"),
     *("warmup", "conditions", "drift", "precision"),
 }
 # What says by how many processes a result was measured.
