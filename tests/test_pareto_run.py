@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.k_results_aggregation import collect_finished
 from experiment_core_utils.l_results_csv_cleaning import closing_table, places_of, search_sentence, setting_key
 from experiment_core_utils.measurement import ShareMeasurer
@@ -29,8 +30,8 @@ from experiment_core_utils.primitives.records import (
     SettingFailure,
     ShareDone,
 )
+from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.tasks.registry import get_metric, load_task
-from experiment_core_utils.torch_profiles import TorchProfiles
 from tests.forked_runs import KILLED, Run, RunServer
 from tests.scripted_model import ScriptedModel
 from tests.test_docs import SCHEMA, first_cells
@@ -204,10 +205,11 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
     flags = ["--max_config_retries", "0", "--num_warmup_runs", "0", "--num_runs_per_sample", "1"]
     config, task = parse_config(flags), load_task("reference_vqa", "validation")
     origin = JournalHeader(JOURNAL_VERSION, "", FINGERPRINT, 0, 1, "0001", tuple(range(0, 120, 10)))
-    profiles = TorchProfiles(tmp_path, None, False, True, [], [])
+    ids = origin.sample_ids
+    requests = RequestSource(task, RequestMaker(model, task), ids, 0, 0, None, keep_pictures=False)
     measurer = ShareMeasurer(
-        config, task, get_metric(task.metric), model, 4, origin, tmp_path, StopRequest(), profiles
-    )  # fmt: skip
+        config, get_metric(task.metric), model, requests, 4, frozenset(ids), origin, tmp_path, StopRequest()
+    )
     # Of different pictures.
     search = FrontSearch(measurer, [slow, quick], range(0, 120, 10), SearchRules(share=1.0, first_samples=4))
     result = search.run()
