@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
 EMBEDDED_TASK = "reference_vqa"
 PARETO_MARGIN, PARETO_ALPHA = 0.01, 0.05
+MAX_WARMUP_RUNS = 6
 
 T = TypeVar("T")
 Device = Literal["auto", "cpu", "cuda"]
@@ -189,8 +190,9 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--max_warmup_runs",
         type=int,
-        default=10,
-        help="a warm-up goes on until its last three runs agree within 5 %%, to this many at most (%(default)s)",
+        metavar="N",
+        help="a warm-up goes on until its last three runs agree within 5 %%, to this many at most "
+        f"(default: {MAX_WARMUP_RUNS}, or --num_warmup_runs where that is more)",
     )
     how.add_argument(
         "--setting_order",
@@ -289,7 +291,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     for name in ("num_processes", "num_threads", "max_new_tokens", "num_configs"):
         if getattr(given, name) is not None:
             _at_least(name, getattr(given, name), 1)
-    if given.max_warmup_runs < given.num_warmup_runs:
+    if given.max_warmup_runs is not None and given.max_warmup_runs < given.num_warmup_runs:
         raise ConfigurationError(
             f"--max_warmup_runs {given.max_warmup_runs} is less than --num_warmup_runs {given.num_warmup_runs}; "
             f"give at least {given.num_warmup_runs}"
@@ -330,7 +332,9 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
         ids=_unique(sorted(given.ids)) if given.ids is not None else None,
         num_runs_per_sample=given.num_runs_per_sample,
         num_warmup_runs=given.num_warmup_runs,
-        max_warmup_runs=given.max_warmup_runs,
+        max_warmup_runs=(
+            max(MAX_WARMUP_RUNS, given.num_warmup_runs) if given.max_warmup_runs is None else given.max_warmup_runs
+        ),
         setting_order=given.setting_order,
         drift_check_every=given.drift_check_every,
         until_precision=given.until_precision,
