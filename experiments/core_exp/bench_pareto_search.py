@@ -155,7 +155,7 @@ def table_of(results: Sequence[Mapping[str, Any]]) -> Table:
             costs[row, at] = sum(run["T_total"] for run in sample["runs"]) / 1000
     provenance = first["provenance"]
     origin = {
-        "model": provenance["model"]["name"],
+        "model": Path(provenance["model"]["name"]).name,
         "task": provenance["task"]["name"],
         "split": provenance["task"]["split"],
         "metric": first["metric"],
