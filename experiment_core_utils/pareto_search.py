@@ -77,7 +77,7 @@ class SearchRules:
 
     margin: float = 0.01
     alpha: float = 0.05
-    doubt: float = 0.10
+    doubt: float = 0.2
     first_samples: int = 50
     growth: float = 1.5
     share: float = 1 / 3

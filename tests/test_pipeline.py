@@ -20,6 +20,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import KnobProof
 from experiment_core_utils.rescoring import rescore
 from experiment_core_utils.tasks.registry import get_metric
+from experiments.core_exp.acc_lat_profiling import main
 
 DRIVER = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
 SETTING_KEYS = """
@@ -327,14 +328,23 @@ def test_fewer_processes_than_asked_for_is_an_error(tiny_checkpoint: Path, tmp_p
     assert not list((tmp_path).glob("r/*"))
 
 
-@pytest.mark.parametrize("content", [None, "{}", "no json", '{"model_type": "llama"}'])
-def test_a_folder_without_a_model_is_one_line_and_exit_code_2(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
+def test_a_folder_without_a_model_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = run_driver([], "--model_path", str(tmp_path), "--output_dir", str(tmp_path / "r"))
     assert done.returncode == 2
     assert done.stderr.strip().startswith("error: ")
     assert len(done.stderr.strip().splitlines()) == 1
+    assert not list((tmp_path).glob("r/*"))
+
+
+@pytest.mark.parametrize("content", ["{}", "no json", '{"model_type": "llama"}'])
+def test_a_folder_with_another_config_is_one_line_and_exit_code_2(
+    tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["", "--model_path", str(tmp_path), "--output_dir", str(tmp_path / "r")])
+    assert main() == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ") and len(said.splitlines()) == 1
     assert not list((tmp_path).glob("r/*"))
 
 
