@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from accelerate import Accelerator
 from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> Mapping[str, Any]:
@@ -89,9 +91,17 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]
     }
 
 
-def caveats_of(config: ProfilingConfig, device: torch.device, processes_here: int) -> list[str]:
-    """What a reader must know before quoting the numbers."""
+def caveats_of(
+    config: ProfilingConfig, device: torch.device, processes_here: int, data_source: Mapping[str, str]
+) -> list[str]:
+    """What a reader must know before quoting the numbers.
+
+    Args:
+        data_source: the task's `source`.
+    """
     caveats = []
+    if data_source.get("read_from") == "hub" and not _COMMIT.fullmatch(data_source["revision"]):
+        caveats.append("the commit of the data on the hub is not known: --dataset_revision COMMIT makes it repeatable")
     if config.random_weights:
         caveats.append("random weights: accuracy means nothing, routing may be more even than a trained model's")
     if device.type == "cpu" and processes_here > 1:

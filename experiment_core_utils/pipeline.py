@@ -352,7 +352,7 @@ class ProfilingRun:
             },
             "experimental_variables": variables_of(config, max_new_tokens),
             "caveats": [
-                *caveats_of(config, device, processes_here),
+                *caveats_of(config, device, processes_here, task.source),
                 *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),
                 *caveats,
             ],

@@ -10,7 +10,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.f_experiment_info import describe_hardware, gather_provenance, git_commit
+from experiment_core_utils.f_experiment_info import caveats_of, describe_hardware, gather_provenance, git_commit
+from experiment_core_utils.primitives.config import parse_config
 
 CPU = torch.device("cpu")
 
@@ -51,3 +52,13 @@ def test_the_commit_is_a_hash_that_says_whether_files_differ() -> None:
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert git_commit() is None
+
+
+def test_data_of_the_hub_whose_commit_is_not_known_is_a_caveat() -> None:
+    config = parse_config([])
+    for source, caveats in (
+        ({"read_from": "generated scenes"}, 0),
+        ({"read_from": "hub", "revision": "a" * 40}, 0),
+        ({"read_from": "hub", "revision": "unknown"}, 1),
+    ):
+        assert len(caveats_of(config, CPU, 1, source)) == caveats
