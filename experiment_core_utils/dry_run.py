@@ -116,8 +116,24 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {len(shapes)} samples that can be read",
+        *less_sentences(config, len(drawn)),
     ]
     return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
+
+
+def less_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
+    """Why a run may take less than the estimate, which counts every sample drawn as measured at every setting."""
+    reasons = []
+    if config.pareto_search:
+        reasons.append("--pareto_search stops at a third of this model time")
+    if config.until_precision is not None:
+        reasons.append("--until_precision may end each setting before its last sample")
+    if config.num_latency_samples is not None and config.num_latency_samples < num_drawn:
+        reasons.append(
+            f"--num_latency_samples: {config.num_latency_samples} of {num_drawn} samples are measured, the others only "
+            "answered"
+        )
+    return [f"at most: {reason}" for reason in reasons]
 
 
 def shapes_of(task: Task, sample_ids: Sequence[int], processor: MolmoeProcessor) -> list[PromptShape]:

@@ -6,8 +6,10 @@ is not measured again.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.c_prompt_processing import share_of_process
@@ -26,6 +28,8 @@ from experiment_core_utils.pareto_search import (
 )
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import MeasuredSetting, SettingFailure
 from experiment_core_utils.primitives.units import milliseconds
@@ -34,11 +38,19 @@ from experiment_core_utils.tasks.interface import Metric
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 
 SEARCH_FILE = "pareto_search.json"
+LEAST_SAMPLES = 6
+_POLL_S = 0.1
 SEARCH_SCHEMA_VERSION = 1
 
 
-def check_searchable(metric: Metric) -> None:
-    """Raises ConfigurationError for a metric whose scores depend on which samples are scored together."""
+def check_searchable(metric: Metric, num_samples: int) -> None:
+    """Raises ConfigurationError for too few samples to search in a third of their time, and for a metric whose scores
+    depend on which samples are scored together."""
+    if num_samples < LEAST_SAMPLES:
+        raise ConfigurationError(
+            f"--pareto_search needs at least {LEAST_SAMPLES} samples, and there are {num_samples}; give more, or leave "
+            "it out"
+        )
     if not isinstance(metric, AnswerMetric):
         raise ConfigurationError(
             f"--pareto_search compares scores of single samples, and {metric.name} has none that hold by themselves; "
@@ -123,6 +135,39 @@ class FrontSearch:
             return observed
         self.measured.pop(key, None)
         return {}
+
+
+def tell_over(journals: Path, rank: int, experiment_id: str) -> None:
+    """Say that this process's search is over and needs no journal any more."""
+    write_text_atomically(experiment_id, _over_path(journals, rank))
+
+
+def wait_until_all_are_over(
+    journals: Path, num_processes: int, experiment_id: str, timeout_s: float, stop: StopRequest
+) -> bool:
+    """Wait for `tell_over` of every process; False where one has not said so within `timeout_s`.
+
+    Raises:
+        Stopped: someone asked to stop while waiting.
+    """
+    deadline = time.monotonic() + timeout_s
+    waiting = set(range(num_processes))
+    while waiting := {rank for rank in waiting if not _is_over(_over_path(journals, rank), experiment_id)}:
+        if time.monotonic() > deadline:
+            return False
+        stop.raise_if_asked("while waiting for the other processes")
+        time.sleep(_POLL_S)
+    for rank in range(num_processes):
+        _over_path(journals, rank).unlink(missing_ok=True)
+    return True
+
+
+def _over_path(journals: Path, rank: int) -> Path:
+    return journals / f"search_over.rank{rank}"
+
+
+def _is_over(path: Path, experiment_id: str) -> bool:
+    return path.exists() and path.read_text() == experiment_id
 
 
 def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:

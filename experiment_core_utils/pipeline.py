@@ -40,7 +40,14 @@ from experiment_core_utils.k_results_aggregation import (
 )
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
 from experiment_core_utils.measurement import ShareMeasurer, split_by
-from experiment_core_utils.pareto_run import SEARCH_FILE, FrontSearch, check_searchable, search_content
+from experiment_core_utils.pareto_run import (
+    SEARCH_FILE,
+    FrontSearch,
+    check_searchable,
+    search_content,
+    tell_over,
+    wait_until_all_are_over,
+)
 from experiment_core_utils.pareto_search import SearchRules, random_order
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
@@ -116,7 +123,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     )
     drawn = draw_samples(task, config)
     if config.pareto_search:
-        check_searchable(get_metric(task.metric))
+        check_searchable(get_metric(task.metric), len(drawn))
     make_output_dir(config.output_dir)
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     accelerator = setup_distributed(config)
@@ -134,7 +141,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
             (control,) = settings_of(order.keys[:1], settings)
             within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
             check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
-            caveats = [caveat] if (caveat := few_samples_sentence(len(settings), len(drawn))) is not None else []
+            caveats = few_samples_caveats(config, len(settings), len(drawn))
             run = ProfilingRun(
                 config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats, order, control
             )
@@ -155,6 +162,12 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
         csv_path,
         finished_search(config, [setting.key for setting in settings], ledger),
     )
+
+
+def few_samples_caveats(config: ProfilingConfig, num_settings: int, num_drawn: int) -> list[str]:
+    """Of a whole run; in a search each setting has a number of samples, and so a caveat, of its own."""
+    sentence = None if config.pareto_search else few_samples_sentence(num_settings, num_drawn)
+    return [] if sentence is None else [sentence]
 
 
 def due_and_tidy(config: ProfilingConfig, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
@@ -409,6 +422,7 @@ class ProfilingRun:
         search = FrontSearch(self.measurer, settings, order, rules)
         with self.requests, signals_stop(self.stop):
             result = search.run()
+        tell_over(self.journals, self.accelerator.process_index, self.experiment_id)
         if self.accelerator.is_main_process:
             files = {}
             for setting in settings:
@@ -418,8 +432,11 @@ class ProfilingRun:
                     files[setting.key] = self._save(setting, search.measured[setting.key])
             content = search_content(result, rules, self.fingerprint, files, search.failures)
             write_json_atomically(content, config.output_dir / SEARCH_FILE)
-            if not search.failures:
-                # Not before: until the search is saved, its journals are what it goes on from.
+            is_over = wait_until_all_are_over(
+                self.journals, self.accelerator.num_processes, self.experiment_id, config.worker_timeout, self.stop
+            )
+            if is_over and not search.failures:
+                # Not before: the journals are what a stopped search goes on from, and what other processes look at.
                 for setting in settings:
                     remove_journals(self.journals, setting.key)
         return search.failures
@@ -476,11 +493,16 @@ class ProfilingRun:
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
         steadiness = steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
+        own_caveats = conditions_caveats(steadiness["conditions"])
+        if self.config.pareto_search:
+            steadiness["precision"]["stopped_by"] = "pareto_search"
+            few = few_samples_sentence(len(self.order.keys), len(merged.samples))
+            own_caveats += [few] if few is not None else []
         provenance = {
             **self.provenance,
             "preparation": self.requests.describe(),
             "experiment_ids": list(merged.experiment_ids),
-            "caveats": [*self.provenance["caveats"], *conditions_caveats(steadiness["conditions"])],
+            "caveats": [*self.provenance["caveats"], *own_caveats],
         }
         result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
         return with_drift(result | steadiness, self.drift.note(setting.key) if self.drift is not None else [])

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,10 +16,16 @@ from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.k_results_aggregation import collect_finished
 from experiment_core_utils.l_results_csv_cleaning import closing_table, places_of, search_sentence, setting_key
 from experiment_core_utils.measurement import ShareMeasurer
-from experiment_core_utils.pareto_run import SEARCH_FILE, FrontSearch, check_searchable
+from experiment_core_utils.pareto_run import (
+    SEARCH_FILE,
+    FrontSearch,
+    check_searchable,
+    tell_over,
+    wait_until_all_are_over,
+)
 from experiment_core_utils.pareto_search import SearchRules
 from experiment_core_utils.pipeline import RunReport, run_profiling
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
+from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
@@ -152,7 +160,7 @@ def test_a_search_killed_anywhere_goes_on_and_measures_nothing_twice(driver: Kil
     assert "front of " in log
     num_calls = int(calls.read_text())
     # The last calls of all are those that save results, the search, and remove the journals.
-    for at in (num_calls // 6, num_calls // 3, num_calls // 2, num_calls - 40, num_calls - 12, num_calls - 4):
+    for at in (num_calls // 5, num_calls // 2, num_calls - 40, num_calls - 4):
         shutil.rmtree(driver.folder)
         seen: Any = {}
         for _ in range(2):
@@ -222,8 +230,10 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
 
 def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="cider_score has none that hold by themselves"):
-        check_searchable(get_metric("cider_score"))
-    check_searchable(get_metric("vqa_score"))
+        check_searchable(get_metric("cider_score"), 6)
+    check_searchable(get_metric("vqa_score"), 6)
+    with pytest.raises(ConfigurationError, match="needs at least 6 samples, and there are 5"):
+        check_searchable(get_metric("vqa_score"), 5)
     for flags, message in (
         (["--pareto_search", "--pareto_margin", "1"], "--pareto_margin 1.0 is not possible"),
         (["--pareto_search", "--pareto_alpha", "0"], "--pareto_alpha 0.0 is not possible"),
@@ -278,3 +288,23 @@ def test_a_process_that_is_gone_is_named_with_what_it_owes(tmp_path: Path) -> No
         stop.note(2, None)
         with pytest.raises(Stopped):
             collected(tmp_path, stop=stop)
+
+
+def test_journals_are_kept_until_no_process_looks_at_them(tmp_path: Path) -> None:
+    tell_over(tmp_path, 0, "0002")
+    tell_over(tmp_path, 1, "0001")  # of an earlier run
+    assert not wait_until_all_are_over(tmp_path, 2, "0002", 0.0, StopRequest())
+    tell_over(tmp_path, 1, "0002")
+    assert wait_until_all_are_over(tmp_path, 2, "0002", 0.0, StopRequest())
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_search_to_the_end(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = "experiments/core_exp/acc_lat_profiling.py"
+    flags = [*arguments(tiny_checkpoint, tmp_path / "results"), "--worker_timeout", "60"]
+    done = subprocess.run([*launch, script, *flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results" / SEARCH_FILE).is_file()
+    left = {path.name for path in (tmp_path / "results" / ".parts").iterdir()}
+    assert left <= {"lock", "plan.json", "seen_by_all"}

@@ -286,6 +286,10 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
             "--until_precision decides how many samples are measured, and so does --num_latency_samples; drop one"
         )
     _check_search(given)
+    if given.seed >= 2**32:
+        raise ConfigurationError(f"--seed {given.seed} is not possible; give at most {2**32 - 1}")
+    if given.num_latency_samples == 0 and (given.use_profiler or given.use_profiler_on_all_samples):
+        raise ConfigurationError("--use_profiler profiles measured samples, and --num_latency_samples 0 leaves none")
     if given.profiler_mode == "full" and not (given.use_profiler or given.use_profiler_on_all_samples):
         raise ConfigurationError("--profiler_mode full has nothing to act on; give --use_profiler too, or drop it")
     for name in ("num_processes", "num_threads", "max_new_tokens", "num_configs"):
@@ -386,7 +390,8 @@ def _check_strategy(name: str, num_configs: int | None) -> None:
 
 def _at_least(name: str, value: float, least: float) -> None:
     if not math.isfinite(value) or value < least:
-        raise ConfigurationError(f"--{name} {value} is not possible; give at least {least}")
+        allowed = f"at least {least}" if math.isfinite(value) else "a finite number"
+        raise ConfigurationError(f"--{name} {value} is not possible; give {allowed}")
 
 
 def _unique(values: Sequence[T]) -> tuple[T, ...]:

@@ -3,6 +3,7 @@
 accelerate launch experiments/core_exp/acc_lat_profiling.py --tier_list low high --top_k_list 4 8 --num_samples 16
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 def main() -> int:
     """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 it cannot be done, 3 samples failed, 130
     stopped."""
+    # While imports and loading last; a run has its own handlers, which let the sample at work end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.

@@ -185,11 +185,11 @@ class Runner:
         return Outcome(dataset, STOPPED if self._stopped else exit_code, time.monotonic() - started)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Signal handler: the dataset at work stops cleanly, no other is begun. A terminal's Ctrl-C has reached the
-        driver already, a signal to this process alone has not."""
+        """Signal handler: the dataset at work stops cleanly, no other is begun. Where a terminal's Ctrl-C has reached
+        the driver already, the same signal again at once changes nothing."""
         self._stopped = True
-        if number == signal.SIGTERM and self._child is not None and self._child.poll() is None:
-            self._child.send_signal(signal.SIGTERM)
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(number)
 
 
 def closing_lines(outcomes: Sequence[Outcome], request: Request) -> list[str]:
