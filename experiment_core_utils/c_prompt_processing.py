@@ -12,7 +12,20 @@ from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.records import PreparedRequest
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
+
+
+def open_task(config: ProfilingConfig) -> Task:
+    """The split of the dataset that was asked for; raises ConfigurationError where it is not there."""
+    return load_task(
+        config.dataset_name,
+        config.split,
+        data_dir=config.data_dir,
+        cache_dir=config.hf_cache_dir,
+        prompt_template=config.prompt_template,
+        revision=config.dataset_revision,
+    )
 
 
 def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:

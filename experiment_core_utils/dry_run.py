@@ -13,7 +13,7 @@ import torch
 
 from experiment_core_utils.a_distributed import processes_on_this_machine, setup_distributed
 from experiment_core_utils.b_model_loader import ModelSource, choose_dtype, find_model, load_processor
-from experiment_core_utils.c_prompt_processing import draw_samples
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
@@ -42,7 +42,6 @@ from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import StageFlops
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.registry import load_task
 
 # Samples whose pictures are opened for their shape.
 SAMPLES_LOOKED_AT = 8
@@ -78,14 +77,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     """
     source = find_model(config.model_path, config.hf_cache_dir)
     settings = plan_for(config, source)
-    task = load_task(
-        config.dataset_name,
-        config.split,
-        data_dir=config.data_dir,
-        cache_dir=config.hf_cache_dir,
-        prompt_template=config.prompt_template,
-        revision=config.dataset_revision,
-    )
+    task = open_task(config)
     drawn = draw_samples(task, config)
     accelerator = setup_distributed(config)
     device = choose_device(config.device, accelerator.local_process_index)

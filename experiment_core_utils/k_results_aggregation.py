@@ -112,6 +112,10 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
     )
 
 
+def _parts_of(journals: Mapping[int, JournalContent], num_processes: int, experiment_id: str) -> list[MeasuredSetting]:
+    return [part_of(content, rank, num_processes, experiment_id) for rank, content in sorted(journals.items())]
+
+
 def collect_parts(
     folder: Path,
     key: str,
@@ -143,8 +147,7 @@ def collect_parts(
             raise WorkerLost(_lost_message(key, timeout_s, named))
         stop.raise_if_asked(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
         time.sleep(_POLL_S)
-    journals = own_journals(folder, key, fingerprint)
-    return [part_of(content, rank, len(shares), experiment_id) for rank, content in sorted(journals.items())]
+    return _parts_of(own_journals(folder, key, fingerprint), len(shares), experiment_id)
 
 
 def collect_finished(
@@ -173,7 +176,7 @@ def collect_finished(
         given_up = any(end.failure is not None and end.experiment_id == experiment_id for end in ends)
         missing = wanted - {finished.sample_id for content in journals.values() for finished in content.finished}
         if given_up or not missing:
-            return [part_of(content, rank, len(shares), experiment_id) for rank, content in sorted(journals.items())]
+            return _parts_of(journals, len(shares), experiment_id)
         found = {rank: content.num_bytes for rank, content in journals.items()}
         if found != sizes:
             sizes, grown = found, time.monotonic()

@@ -24,6 +24,7 @@ from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
     choose_latency_ids,
     draw_samples,
+    open_task,
     share_of_process,
 )
 from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
@@ -65,7 +66,7 @@ from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.request_source import request_source_for
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
 from experiment_core_utils.tasks.interface import Sample, Task
-from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 from experiment_core_utils.torch_profiles import TorchProfiles
 
@@ -113,14 +114,7 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
     source = find_model(config.model_path, config.hf_cache_dir)
     settings = plan_for(config, source)
     order = measuring_order([setting.key for setting in settings], config.setting_order, config.seed)
-    task = load_task(
-        config.dataset_name,
-        config.split,
-        data_dir=config.data_dir,
-        cache_dir=config.hf_cache_dir,
-        prompt_template=config.prompt_template,
-        revision=config.dataset_revision,
-    )
+    task = open_task(config)
     drawn = draw_samples(task, config)
     if config.pareto_search:
         check_searchable(get_metric(task.metric), len(drawn))
@@ -492,10 +486,12 @@ class ProfilingRun:
         accuracy = summarise_accuracy(answers, scoring, self.metric)
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         blocks = self.model.num_total_blocks
-        steadiness = steadiness_entries(setting.key, self.order, self.config.until_precision, merged)
+        is_search = self.config.pareto_search
+        steadiness = steadiness_entries(
+            setting.key, self.order, self.config.until_precision, merged, is_search=is_search
+        )
         own_caveats = conditions_caveats(steadiness["conditions"])
-        if self.config.pareto_search:
-            steadiness["precision"]["stopped_by"] = "pareto_search"
+        if is_search:
             few = few_samples_sentence(len(self.order.keys), len(merged.samples))
             own_caveats += [few] if few is not None else []
         provenance = {

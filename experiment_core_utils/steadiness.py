@@ -16,14 +16,14 @@ THROTTLED_SHARE = 0.01
 
 
 def steadiness_entries(
-    key: str, order: MeasuringOrder, until_precision: float | None, merged: MeasuredSetting
+    key: str, order: MeasuringOrder, until_precision: float | None, merged: MeasuredSetting, *, is_search: bool
 ) -> dict[str, Any]:
     """The top-level keys `setting_order`, `warmup`, `conditions` and `precision`; see `docs/results_schema.md`."""
     return {
         "setting_order": order_entry(key, order),
         "warmup": [warmup_entry(each) for each in merged.warmups],
         "conditions": conditions_entries(merged.conditions),
-        "precision": precision_entry(until_precision, merged),
+        "precision": precision_entry(until_precision, merged, is_search=is_search),
     }
 
 
@@ -46,13 +46,15 @@ def warmup_entry(warmup: WarmUp) -> dict[str, Any]:
     }
 
 
-def precision_entry(until_precision: float | None, merged: MeasuredSetting) -> dict[str, Any]:
+def precision_entry(
+    until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False
+) -> dict[str, Any]:
     """How well the mean total time is known, and why no more samples were asked for."""
     timed = [(sample.run.total_s, sample.image_id) for sample in merged.samples if sample.run is not None]
     return {
         "asked": until_precision,
         "reached": relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
-        "stopped_by": "precision" if merged.num_stopped_early else "num_samples",
+        "stopped_by": "pareto_search" if is_search else "precision" if merged.num_stopped_early else "num_samples",
         "num_processes_stopped": merged.num_stopped_early,
     }
 
