@@ -525,6 +525,178 @@ class SettingSummary:
     outliers: Outliers
 
 
+class QuantSupport(TypedDict):
+    """What this machine can load quantised; a type is None where that width is not supported."""
+
+    supports_4bit: bool
+    supports_8bit: bool
+    default_4bit_quant_type: str | None
+    default_8bit_quant_type: str | None
+
+
+class TokenisedPrompts(TypedDict):
+    """Left-padded ids and their mask, both [N, T]; a prompt's true length is the sum of its row of the mask."""
+
+    input_ids: Any
+    attention_mask: Any
+
+
+class QueryRecord(TypedDict):
+    """One prompt of a text run.
+
+    Attributes:
+        prompt_index: its place among all prompts, over all processes.
+        batch_index: of the process's own batches.
+        input_tokens: true tokens, without padding.
+        output_tokens: generated tokens up to end-of-sequence, that one included.
+        ended: whether end-of-sequence came before the limit.
+        output_token_ids: the generated ids.
+        output_text: None where decoding to text was not asked for.
+    """
+
+    prompt_index: int
+    batch_index: int
+    input_tokens: int
+    output_tokens: int
+    ended: bool
+    output_token_ids: list[int]
+    output_text: str | None
+
+
+class BatchRecord(TypedDict):
+    """One call of `generate()`.
+
+    Attributes:
+        prompt_indices: which prompts ran together, over all processes.
+        inference_time_s: prompts on the device -> last token on the host.
+        ttft_s: -> first token, the same for every prompt of the batch.
+        inter_token_s: the times between the batch's tokens; after its first rows have ended, those of the others.
+        padded_input_tokens: positions of the padded prompts, N * T.
+        input_tokens, output_tokens: true tokens.
+        computed_output_tokens: positions that were generated, those after an end-of-sequence included.
+        simulated_delay_s: waiting before the batch as if it had arrived late; in no other time.
+        halvings: how often a larger batch had run out of memory before this one fitted.
+    """
+
+    batch_index: int
+    prompt_indices: list[int]
+    inference_time_s: float
+    ttft_s: float | None
+    inter_token_s: list[float]
+    input_tokens: int
+    padded_input_tokens: int
+    output_tokens: int
+    computed_output_tokens: int
+    simulated_delay_s: float
+    halvings: int
+
+
+class InferenceResults(TypedDict):
+    """What one process generated; rates over `total_inference_time_s`, None where that is 0.
+
+    Attributes:
+        output_tokens: generated ids [N, longest], padded to the right after each prompt's end.
+        output_text: None where decoding to text was not asked for.
+        total_inference_time_s: sum over batches; no simulated waiting, no decoding to text.
+        total_input_tokens, total_output_tokens: true tokens.
+        decoding: the effective `GenerationConfig` values and the seed.
+        simulated_delay_s: sum over batches.
+    """
+
+    output_tokens: Any
+    output_text: list[str] | None
+    total_inference_time_s: float
+    total_input_tokens: int
+    total_output_tokens: int
+    num_prompts_processed: int
+    tokens_per_second: float | None
+    queries_per_second: float | None
+    latency_per_query_s: float | None
+    process_index: int
+    num_processes: int
+    queries: list[QueryRecord]
+    batches: list[BatchRecord]
+    decoding: dict[str, Any]
+    simulated_delay_s: float
+
+
+class DistributedDescription(TypedDict):
+    """A process's place."""
+
+    num_processes: int
+    local_process_index: int
+    device: str
+
+
+class HardwareInfo(TypedDict):
+    """The host; more keys say what the driver tells of its GPUs."""
+
+    cuda_available: bool
+    num_gpus: int
+    gpu_names: list[str]
+    cpu_count: int
+    total_ram_gb: float
+
+
+class ExperimentInfo(TypedDict):
+    """Who ran what, where and when; more keys hold versions, commit and command line."""
+
+    experiment_id: str
+    cycle_id: int
+    timestamp: str
+    distributed_config: DistributedDescription
+    hardware_info: HardwareInfo
+
+
+class ArchitectureSizes(TypedDict):
+    """Sizes of a decoder; None where the model's config does not tell."""
+
+    num_layers: int | None
+    hidden_size: int | None
+    num_attention_heads: int | None
+    vocab_size: int | None
+    max_position_embeddings: int | None
+
+
+class ModelArchitectureInfo(TypedDict):
+    """A loaded model as it is; sizes in 2**20 bytes, packed weights count as stored."""
+
+    model_class: str
+    total_parameters: int
+    trainable_parameters: int
+    model_size_mb: float
+    architecture: ArchitectureSizes
+    dtype: str
+    device: str
+
+
+class ExperimentalVariables(TypedDict):
+    """Every parameter of a text experiment; more keys hold the others by their names in the configuration."""
+
+    model_name: str
+    precision: str
+    quantization: dict[str, Any]
+    batch_size: int | None
+    num_processes: int | None
+    decoding_config: dict[str, Any]
+    latency_config: dict[str, Any]
+
+
+class InferenceMetrics(TypedDict):
+    """Counts and rates of a run, over one process or pooled over all; None where nothing was generated or timed."""
+
+    total_input_tokens: int
+    total_output_tokens: int
+    total_tokens: int
+    num_prompts: int
+    total_time_s: float
+    tokens_per_second: float | None
+    queries_per_second: float | None
+    latency_per_query_s: float | None
+    avg_input_tokens_per_prompt: float | None
+    avg_output_tokens_per_prompt: float | None
+
+
 class GpuMemory(TypedDict):
     """torch's allocator on one GPU, in bytes."""
 
@@ -540,3 +712,34 @@ class ComputeUtilisation(TypedDict):
     gpu_utilization_percent: list[float]
     cpu_usage_percent: float
     cpu_memory_usage_bytes: int
+
+
+class ComputeMetrics(TypedDict):
+    """FLOPs of one forward pass over all prompts, and the device's memory and load; None where there is no figure."""
+
+    flops: float | None
+    memory: GpuMemory | None
+    compute_utilisation: ComputeUtilisation
+
+
+class EnergyMetrics(TypedDict):
+    """Energy in kWh and emissions in kg of a window; None where it was not measured, never 0."""
+
+    total_energy_kwh: float | None
+    cpu_energy_kwh: float | None
+    gpu_energy_kwh: float | None
+    ram_energy_kwh: float | None
+    total_emissions_kg_co2: float | None
+    duration_seconds: float | None
+
+
+class PooledEnergy(TypedDict):
+    """The energy of all processes; a machine that several of them share is counted once.
+
+    Attributes:
+        per_process_breakdown: by rank.
+    """
+
+    total_energy_kwh: float | None
+    avg_energy_per_process_kwh: float | None
+    per_process_breakdown: list[dict[str, Any]]
