@@ -14,9 +14,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
-from experiment_core_utils.primitives.config import REPOSITORY
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
 from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.primitives.paths import REPOSITORY
 
 T = TypeVar("T")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

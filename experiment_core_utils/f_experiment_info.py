@@ -15,7 +15,8 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig
+from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.primitives.paths import REPOSITORY
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.config import REPOSITORY
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import SettingFailure
 
 TRACKERS = REPOSITORY / "persistent_progress_trackers"

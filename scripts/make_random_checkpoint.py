@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.primitives.config import EMBEDDED_MODEL
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 
 
 def main() -> None:

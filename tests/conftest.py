@@ -17,7 +17,7 @@ from experiment_core_utils.models.molmoe import (
     MolmoeProcessor,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.primitives.config import EMBEDDED_MODEL
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 
 # Threads that wait by spinning slow each other down many times where cores are shared.
 torch.set_num_threads(1)

@@ -12,7 +12,9 @@ import pytest
 from experiment_core_utils.g_metrics_inference import QUANTITIES
 from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import REPOSITORY, build_parser, parse_config
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.flags import build_parser
+from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import FailedSample
 from experiment_core_utils.primitives.run_plan import RunPlan
 from experiment_core_utils.progress import Ledger

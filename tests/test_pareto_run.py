@@ -25,11 +25,12 @@ from experiment_core_utils.pareto_run import (
 )
 from experiment_core_utils.pareto_search import SearchRules
 from experiment_core_utils.pipeline import RunReport, run_profiling
-from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig, parse_config
+from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import (
     FailedSample,
     FinishedSample,

@@ -14,9 +14,10 @@ import pytest
 from experiment_core_utils.l_results_csv_cleaning import UNSTEADY
 from experiment_core_utils.measurement import check_proof
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import REPOSITORY, ProfilingConfig, parse_config
+from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import KnobProof
 from experiment_core_utils.rescoring import rescore
 from experiment_core_utils.tasks.registry import get_metric

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import REPOSITORY, parse_config
+from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal, journal_path
+from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import (
     FailedSample,
     FinishedSample,

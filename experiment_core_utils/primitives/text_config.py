@@ -10,13 +10,20 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from experiment_core_utils.primitives.config import EMBEDDED_MODEL, Device
+from experiment_core_utils.primitives.config import Device
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 
 FpPrecision = Literal["auto", "float32", "float16", "bfloat16", "float8"]
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
+_USED_BY_MODE: Mapping[str, frozenset[str]] = {
+    "greedy": frozenset(),
+    "temperature": frozenset({"decoder_temperature"}),
+    "top_k": frozenset({"decoder_temperature", "decoder_top_k"}),
+    "top_p": frozenset({"decoder_temperature", "decoder_top_p"}),
+}
 _FILE_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -95,8 +102,8 @@ class PromptSource(_Part):
     """Where prompts come from: the embedded set, a file, or a dataset.
 
     Attributes:
-        path: a text file (one prompt a line) or JSONL (`column` of each object).
-        dataset_name: a hub id, or a folder with parquet, JSONL or CSV files; needs `split`.
+        path: a text file (one prompt a line, empty lines left out) or JSONL (`column` of each object).
+        dataset_name: a hub id, or the folder of a local copy (`save_to_disk`, parquet or arrow files).
         config_name: the dataset's own configuration.
         revision: commit, tag or branch on the hub.
     """
@@ -106,7 +113,7 @@ class PromptSource(_Part):
     config_name: str | None = None
     split: str = "train"
     column: str = "text"
-    revision: str | None = None
+    revision: str = "main"
 
 
 class TextConfig(_Part):
@@ -155,6 +162,12 @@ class TextConfig(_Part):
     flops_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     further: Mapping[str, Any] = Field(default_factory=dict)
 
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _yaml_no(cls, given: Any) -> Any:
+        """YAML reads a bare `no` as false."""
+        return "no" if given is False else given
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         if not _FILE_NAME_PART.fullmatch(self.task_type):
@@ -170,6 +183,23 @@ class TextConfig(_Part):
         """Prompts of a fixed batch; None where batches are adaptive."""
         options = self.batching_options
         return None if options.adaptive_batching else options.batch_size___fixed_batching
+
+    def effective(self) -> Self:
+        """The same experiment without the values that its modes leave without effect, to recognise it by."""
+        decoding, batching, simulation = self.decoder_config, self.batching_options, self.latency_simulation
+        used = {"decoding_mode", *_USED_BY_MODE[decoding.decoding_mode]}
+        unused_batching = (
+            {"batch_size___fixed_batching"}
+            if batching.adaptive_batching
+            else {"adaptive_max_tokens", "max_batch_size___adaptive_batching"}
+        )
+        return self.model_copy(
+            update={
+                "decoder_config": Decoding(**decoding.model_dump(include=used)),
+                "batching_options": Batching(**batching.model_dump(exclude=unused_batching)),
+                "latency_simulation": simulation if simulation.simulate else LatencySimulation(),
+            }
+        )
 
 
 def judged(experiment_config: Any) -> TextConfig:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.config import EMBEDDED_MODEL, REPOSITORY, parse_config
+from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL, REPOSITORY
 
 
 def test_the_published_defaults() -> None:

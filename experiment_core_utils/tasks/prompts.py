@@ -1,0 +1,100 @@
+"""In: where prompts come from; out: their texts in order, and what they were read from."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.text_config import PromptSource
+
+EMBEDDED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts in the order of their source.
+
+    Attributes:
+        source: what was read, with a digest of the texts.
+    """
+
+    texts: tuple[str, ...]
+    source: Mapping[str, str]
+
+
+def read_prompts(wanted: PromptSource, cache_dir: Path | None = None) -> Prompts:
+    """All prompts of a source.
+
+    Raises:
+        ConfigurationError: it is not there, holds no prompt, or something that is no text.
+    """
+    if wanted.dataset_name is not None:
+        texts, source = _of_dataset(wanted, cache_dir)
+    else:
+        path = EMBEDDED_PROMPTS if wanted.path is None else Path(wanted.path)
+        texts = list(_of_file(path, wanted.column))
+        source = {"read_from": "embedded prompts" if wanted.path is None else "file", "path": str(path)}
+    if not texts:
+        raise ConfigurationError(f"{wanted.dataset_name or wanted.path} holds no prompts")
+    return Prompts(tuple(texts), {**source, "digest": digest_of(texts)})
+
+
+def digest_of(texts: list[str]) -> str:
+    """Short digest of texts in their order, to recognise the same prompts by."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+
+
+def _of_file(path: Path, column: str) -> Iterator[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"prompts in {path} cannot be read: {first_line(error)}") from error
+    if path.suffix == ".json":
+        raise ConfigurationError(f"{path}: prompts are read from JSONL (an object a line) or text (a prompt a line)")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _of_json(line, column, f"{path}, line {number}") if path.suffix == ".jsonl" else line.rstrip("\r")
+
+
+def _of_json(line: str, column: str, where: str) -> str:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} is not JSON: {error}") from error
+    if not isinstance(content, dict) or column not in content:
+        found = ", ".join(content) if isinstance(content, dict) else type(content).__name__
+        raise ConfigurationError(f"{where} has no {column!r} (found: {found}); name the right key in prompts.column")
+    return _checked(content[column], where)
+
+
+def _checked(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigurationError(f"{where} holds no text but {value!r}")
+    return value
+
+
+def _of_dataset(wanted: PromptSource, cache_dir: Path | None) -> tuple[list[str], Mapping[str, str]]:
+    # The library behind it takes seconds to import, and no other source needs it.
+    from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
+
+    name = str(wanted.dataset_name)
+    hub = HubDataset(name, wanted.config_name, wanted.revision)
+    try:
+        if Path(name).is_dir():
+            table = read_folder(Path(name), hub, wanted.split, cache_dir)
+        else:
+            table = read_hub(hub, wanted.split, cache_dir)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"prompts from {name}, split {wanted.split}: {error}") from error
+    if table is None:
+        raise ConfigurationError(f"{name} holds no copy with a split {wanted.split!r} (parquet, arrow or save_to_disk)")
+    if wanted.column not in table.columns:
+        raise ConfigurationError(
+            f"{name} has no column {wanted.column!r}; prompts.column is one of {', '.join(sorted(table.columns))}"
+        )
+    rows = table.select([wanted.column])
+    texts = [_checked(row[wanted.column], f"{name}, row {index}") for index, row in enumerate(rows)]
+    return texts, table.source
