@@ -1,5 +1,154 @@
-"""In: the combinations of a text experiment; out: one saved experiment for each, the twelve steps in order.
+"""In: the combinations of a text experiment; out: one saved experiment for each.
 
-A combination is one experiment with an id of its own. Its files are written once all of it is measured, and it is done
-once it stands in `results/{task_type}_results.json`: a run that was killed starts again at the combination it was at.
+A combination is one experiment with an id of its own (`text_experiment`). It is done once it stands in `results/{task_type}_results.json`:
+a run that was killed starts again at the combination it was at.
 """
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from experiment_core_utils.a_distributed import of_main_process, processes_on_this_machine, setup_distributed
+from experiment_core_utils.b_model_loader import load_model_tokenizer
+from experiment_core_utils.j_results_saving import (
+    flatten_results_to_csv,
+    load_aggregated_results,
+    save_aggregated_results_json,
+)
+from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.primitives.text_grid import Combination
+from experiment_core_utils.text_experiment import ModelAndTokenizer, measure_experiment
+from experiment_core_utils.text_plan import TextPlan, plan_experiments
+
+Say = Callable[[str], None]
+# What decides which model is in memory; combinations that share it share the model.
+_OF_THE_MODEL = frozenset(
+    {
+        "model_name",
+        "revision",
+        "allow_pickled_weights",
+        "trust_remote_code",
+        "fp_precision",
+        "quantization_config",
+        "device_map",
+        "attn_implementation",
+    }
+)
+
+
+@dataclass(frozen=True)
+class TextReport:
+    """What became of a grid.
+
+    Attributes:
+        results: of its combinations, those that an earlier run saved included, by name.
+        num_measured: of them by this run.
+        failed: title -> how it failed.
+    """
+
+    is_main_process: bool
+    plan: TextPlan
+    results: Mapping[str, Mapping[str, Any]]
+    num_measured: int
+    failed: Mapping[str, str]
+    csv_path: Path | None
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a combination failed."""
+        return 1 if self.failed else 0
+
+
+def plan_of(grid: Sequence[Combination], results_dir: Path) -> tuple[TextPlan, Accelerator]:
+    """What is to be done for a grid, and this process's place in doing it.
+
+    Raises:
+        ConfigurationError: not a single combination is possible here.
+        WorkerLost: the processes launched are not those asked for.
+    """
+    first = next(each.config for each in grid if each.config is not None)
+    accelerator = setup_distributed(first)
+    set_cpu_threads(first.num_threads, processes_on_this_machine(accelerator))
+    saved = of_main_process(lambda: load_aggregated_results(first.task_type, results_dir=results_dir), accelerator)
+    return plan_experiments(grid, saved, accelerator), accelerator
+
+
+def run_text_experiments(grid: Sequence[Combination], results_dir: Path, say: Say) -> TextReport:
+    """Measure what is due of a grid; each combination is saved as soon as it is measured.
+
+    Args:
+        say: takes one line for each combination, in the main process only.
+
+    Raises:
+        ConfigurationError: not a single combination is possible here.
+        WorkerLost: a process is gone or late.
+    """
+    plan, accelerator = plan_of(grid, results_dir)
+    is_main = accelerator.is_main_process
+    memory = _ModelInMemory(accelerator)
+    failed: dict[str, str] = {}
+    measured: list[str] = []
+    task_type = grid_task_type(grid)
+    for line in plan.lines() if is_main else ():
+        say(line)
+    for due in plan.due:
+        try:
+            name, result = measure_experiment(due, memory.get, accelerator, results_dir)
+        except (SettingError, ConfigurationError) as error:
+            failed[due.title] = f"{type(error).__name__}: {error}"
+            memory.drop()
+        else:
+            measured.append(name)
+            if is_main:
+                save_aggregated_results_json({name: result}, task_type, results_dir=results_dir)
+                say(_line(due.title, name, result))
+        if is_main and due.title in failed:
+            say(f"{due.title}: failed: {failed[due.title]}")
+    results, csv_path = _saved_results(plan, measured, task_type, results_dir) if is_main else ({}, None)
+    return TextReport(is_main, plan, results, len(measured), failed, csv_path)
+
+
+def grid_task_type(grid: Sequence[Combination]) -> str:
+    """The one that all combinations have."""
+    return next(each.config.task_type for each in grid if each.config is not None)
+
+
+def _saved_results(
+    plan: TextPlan, measured: Sequence[str], task_type: str, results_dir: Path
+) -> tuple[dict[str, Any], Path | None]:
+    """The results of this grid's combinations; the CSV holds those of all grids."""
+    everything = load_aggregated_results(task_type, results_dir=results_dir)
+    if not everything:
+        return {}, None
+    csv_path = flatten_results_to_csv(everything, task_type, results_dir=results_dir)
+    return {name: everything[name] for name in (*plan.saved.values(), *measured)}, csv_path
+
+
+class _ModelInMemory:
+    """The model that was loaded last, for combinations that share it."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._key: str | None = None
+        self._loaded: ModelAndTokenizer | None = None
+
+    def get(self, config: TextConfig) -> ModelAndTokenizer:
+        """Model and tokenizer, loaded where those in memory are others."""
+        key = config.model_dump_json(include=set(_OF_THE_MODEL))
+        if self._loaded is None or key != self._key:
+            self.drop()
+            model, tokenizer = load_model_tokenizer(config)
+            if config.mixed_precision != "no":
+                model = self._accelerator.prepare_model(model, evaluation_mode=True)
+            self._key, self._loaded = key, (model, tokenizer)
+        return self._loaded
+
+    def drop(self) -> None:
+        """Make room."""
+        self._key, self._loaded = None, None
+        release_cached_memory(self._accelerator.device)

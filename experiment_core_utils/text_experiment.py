@@ -1,0 +1,201 @@
+"""In: one text experiment that is due; out: its files and its entry in the results, the twelve steps in order."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from experiment_core_utils.a_distributed import (
+    generate_unique_id,
+    of_all_processes,
+    outcome_of_all,
+    processes_on_this_machine,
+)
+from experiment_core_utils.c_prompt_processing import (
+    filter_prompts_by_length,
+    sort_prompts_by_length,
+    tokenise_prompts,
+)
+from experiment_core_utils.custom_metrics import run_custom_metrics
+from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_energy_tracking
+from experiment_core_utils.e_inference import run_gen_inference, warm_up_generation
+from experiment_core_utils.f_experiment_info import (
+    gather_experiment_info,
+    gather_experimental_variables,
+    get_model_architecture_info,
+)
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.h_metrics_compute import combine_comp_metrics
+from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
+from experiment_core_utils.j_results_saving import save_raw_results_json
+from experiment_core_utils.k_results_aggregation import (
+    load_and_aggregate_per_process_energy_results,
+    pool_inference_results,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.records import ComputeMetrics, InferenceResults
+from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.text_plan import DueExperiment
+
+ModelAndTokenizer = tuple[Any, Any]
+RAW = "raw_results"
+
+
+@dataclass(frozen=True)
+class ChosenPrompts:
+    """The prompts that run, in the order in which they do.
+
+    Attributes:
+        num_too_long: left out because they have more than `max_input_tokens` tokens.
+    """
+
+    texts: list[str]
+    num_too_long: int
+
+
+class _Files:
+    """The raw results of one experiment."""
+
+    def __init__(self, experiment_id: str, accelerator: Accelerator, results_dir: Path) -> None:
+        self.experiment_id = experiment_id
+        self.folder = results_dir / RAW / experiment_id
+        self._accelerator = accelerator
+        self._results_dir = results_dir
+
+    def save(self, content: Mapping[str, Any], result_type: str) -> None:
+        """One part under its published name."""
+        save_raw_results_json(
+            content, self.experiment_id, result_type, self._accelerator, results_dir=self._results_dir
+        )
+
+
+def measure_experiment(
+    due: DueExperiment,
+    load: Callable[[TextConfig], ModelAndTokenizer],
+    accelerator: Accelerator,
+    results_dir: Path,
+) -> tuple[str, dict[str, Any]]:
+    """Its name (`experiment_0001`) and its entry, which only the main process has; every process takes part.
+
+    Raises:
+        SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
+        ConfigurationError: the model cannot be loaded, or too few prompts are short enough.
+        WorkerLost: a process is gone or late.
+    """
+    config = due.config
+    files = _Files(generate_unique_id(accelerator, results_dir=results_dir), accelerator, results_dir)
+    model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
+    prompts = choose_prompts(due, tokenizer)
+    tokenised = tokenise_prompts(prompts.texts, tokenizer)
+    outcome_of_all(lambda: warm_up_generation(model, tokenizer, tokenised, config, accelerator), accelerator)
+    own = outcome_of_all(
+        lambda: _in_energy_window(
+            lambda: run_gen_inference(model, tokenizer, tokenised, config, accelerator), config, files, accelerator
+        ),
+        accelerator,
+    )
+    compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config)
+    files.save(aggregate_energy_metrics(files.experiment_id, accelerator, files.folder), "local_energy_results")
+    # What all processes have is gathered last: from here on only the main one works.
+    pooled = pool_inference_results(of_all_processes(own, accelerator))
+    memories = of_all_processes(compute["memory"], accelerator)
+    entry: dict[str, Any] = {}
+    if accelerator.is_main_process:
+        entry = _entry(due, prompts, pooled, {**compute, "memory_by_process": memories}, model, files, accelerator)
+    return f"experiment_{files.experiment_id}", entry
+
+
+def choose_prompts(due: DueExperiment, tokenizer: Any) -> ChosenPrompts:
+    """The first `num_input_prompts` of those that are short enough, shortest first where they are to be sorted.
+
+    Raises:
+        ConfigurationError: fewer are short enough than asked for, or none is.
+    """
+    config = due.config
+    short = filter_prompts_by_length(due.prompts.texts, tokenizer, config.max_input_tokens)
+    wanted = config.num_input_prompts or len(short)
+    if not short or wanted > len(short):
+        raise ConfigurationError(
+            f"{wanted} prompts of at most {config.max_input_tokens} tokens are asked for, and {len(short)} of "
+            f"{len(due.prompts.texts)} are that short; lower num_input_prompts or raise max_input_tokens"
+        )
+    texts = short[:wanted]
+    if config.sort_prompts:
+        texts = sort_prompts_by_length(texts, tokenizer)
+    return ChosenPrompts(texts, len(due.prompts.texts) - len(short))
+
+
+def _in_energy_window(
+    run: Callable[[], InferenceResults], config: TextConfig, files: _Files, accelerator: Accelerator
+) -> InferenceResults:
+    """One process a machine tracks: what the meter reads is the whole machine's."""
+    if not (config.track_energy and accelerator.is_local_main_process):
+        return run()
+    tracker = start_energy_tracking(files.experiment_id, files.folder, config.country_iso_code)
+    try:
+        return run()
+    finally:
+        stop_energy_tracking(tracker)
+
+
+def _entry(
+    due: DueExperiment,
+    prompts: ChosenPrompts,
+    pooled: InferenceResults,
+    compute: ComputeMetrics,
+    model: Any,
+    files: _Files,
+    accelerator: Accelerator,
+) -> dict[str, Any]:
+    """Steps f to k in the main process: every part is saved under its name, and all of them make the entry."""
+    parts: dict[str, Mapping[str, Any]] = {
+        "experiment_setup": gather_experiment_info(due.config, accelerator, files.experiment_id),
+        "experiment_variables": gather_experimental_variables(due.config),
+        "model_architecture": get_model_architecture_info(model),
+        "inference_metrics": combine_inference_metrics(pooled),
+        "compute_metrics": compute,
+        "global_energy_results": load_and_aggregate_per_process_energy_results(
+            files.experiment_id, accelerator.num_processes, results_dir=files.folder.parents[1]
+        ),
+    }
+    for result_type, part in parts.items():
+        files.save(part, result_type)
+    if due.config.save_outputs:
+        files.save(_texts(pooled, prompts), "text_output")
+        files.save(_token_ids(pooled), "token_output")
+    return {
+        "experiment_id": files.experiment_id,
+        "digest": due.digest,
+        "varied": dict(due.varied),
+        "caveats": _caveats(accelerator),
+        "prompts": {
+            **due.prompts.source,
+            "num_prompts": len(prompts.texts),
+            "num_too_long": prompts.num_too_long,
+        },
+        **parts,
+        "custom": run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"]),
+    }
+
+
+def _texts(pooled: InferenceResults, prompts: ChosenPrompts) -> dict[str, Any]:
+    return {
+        "outputs": [
+            {"prompt": prompts.texts[query["prompt_index"]], "output": query["output_text"]}
+            for query in pooled["queries"]
+        ]
+    }
+
+
+def _token_ids(pooled: InferenceResults) -> dict[str, Any]:
+    return {"output_token_ids": [query["output_token_ids"] for query in pooled["queries"]]}
+
+
+def _caveats(accelerator: Accelerator) -> list[str]:
+    """What a reader must know before quoting the figures."""
+    here = processes_on_this_machine(accelerator)
+    if accelerator.device.type == "cpu" and here > 1:
+        return [f"{here} processes share the CPU cores: times are not those of one alone"]
+    return []

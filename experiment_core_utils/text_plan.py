@@ -1,0 +1,134 @@
+"""In: the combinations of a text experiment; out: for each what is to be done with it, judged before a model is loaded."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import Accelerator
+
+from experiment_core_utils.b_model_loader import TextModelSource, find_text_model
+from experiment_core_utils.custom_metrics import CustomMetric, find_custom_metrics
+from experiment_core_utils.f_experiment_info import environment_stamp
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.primitives.text_grid import Combination
+from experiment_core_utils.tasks.prompts import Prompts, read_prompts
+
+# What the figures of an experiment do not depend on.
+_OF_THE_RUN = frozenset({"worker_timeout", "save_outputs", "cycle_id", "task_type", "further"})
+
+
+@dataclass(frozen=True)
+class DueExperiment:
+    """A combination that can run here.
+
+    Attributes:
+        title: its place in the grid and what is varied.
+        digest: of everything that its figures depend on, code and load of the machine left out.
+    """
+
+    title: str
+    varied: Mapping[str, Any]
+    config: TextConfig
+    source: TextModelSource
+    prompts: Prompts
+    custom_metrics: Sequence[CustomMetric]
+    digest: str
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """A whole grid.
+
+    Attributes:
+        due: to be measured, in order.
+        saved: title -> name of the saved experiment that an earlier run made of it.
+        left_out: title -> why it is not measured: not possible together or on this machine, or the same as another.
+    """
+
+    due: tuple[DueExperiment, ...]
+    saved: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+    def lines(self) -> list[str]:
+        """One line for each combination that is settled already, and for each that is due."""
+        return [
+            *(f"{title}: left out: {reason}" for title, reason in self.left_out.items()),
+            *(f"{title}: done before, as {name}" for title, name in self.saved.items()),
+            *(f"{each.title}: due" for each in self.due),
+        ]
+
+
+def plan_experiments(
+    grid: Sequence[Combination], saved: Mapping[str, Mapping[str, Any]], accelerator: Accelerator
+) -> TextPlan:
+    """Find models, prompts and metrics of all combinations.
+
+    Args:
+        saved: results by name that stand in the results file already.
+
+    Raises:
+        ConfigurationError: not a single combination is possible here; says why the first is not.
+    """
+    names = {str(result["digest"]): name for name, result in saved.items()}
+    due: list[DueExperiment] = []
+    done: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    titles: dict[str, str] = {}
+    for number, combination in enumerate(grid, start=1):
+        title = _title(number, len(grid), combination.varied)
+        found = _found(title, combination, accelerator)
+        if isinstance(found, str):
+            left_out[title] = found
+        elif found.digest in titles:
+            left_out[title] = f"the same experiment as {titles[found.digest]}"
+        elif found.digest in names:
+            done[title] = names[found.digest]
+        else:
+            due.append(found)
+        if not isinstance(found, str):
+            titles.setdefault(found.digest, title)
+    if not due and not done:
+        raise ConfigurationError(next(iter(left_out.values())))
+    return TextPlan(tuple(due), done, left_out)
+
+
+def _found(title: str, combination: Combination, accelerator: Accelerator) -> DueExperiment | str:
+    """What can be measured, or why it cannot."""
+    config = combination.config
+    if config is None:
+        return str(combination.reason)
+    try:
+        source = find_text_model(config)
+        prompts = read_prompts(config.prompts)
+        metrics = find_custom_metrics(config.custom_metrics)
+        _check_number(config, prompts)
+    except ConfigurationError as error:
+        return str(error)
+    digest = experiment_digest(config, source, prompts, accelerator)
+    return DueExperiment(title, combination.varied, config, source, prompts, metrics, digest)
+
+
+def _check_number(config: TextConfig, prompts: Prompts) -> None:
+    wanted = config.num_input_prompts
+    if wanted is not None and wanted > len(prompts.texts):
+        raise ConfigurationError(f"num_input_prompts {wanted} is more than the {len(prompts.texts)} prompts there are")
+
+
+def experiment_digest(config: TextConfig, source: TextModelSource, prompts: Prompts, accelerator: Accelerator) -> str:
+    """Short digest of what the figures depend on; a change of code or of the machine's load is not seen."""
+    parts = (
+        config.effective().model_dump_json(exclude=set(_OF_THE_RUN)),
+        source.stamp,
+        prompts.source["digest"],
+        accelerator.num_processes,
+        environment_stamp(accelerator.device),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _title(number: int, total: int, varied: Mapping[str, Any]) -> str:
+    """`3/8 fp_precision=bfloat16 decoding_mode=greedy`."""
+    values = (f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+    return " ".join((f"{number}/{total}", *values))

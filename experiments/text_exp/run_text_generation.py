@@ -1,0 +1,78 @@
+"""Measure text generation of a language model: read the YAML, run its grid, say where the results are.
+
+accelerate launch experiments/text_exp/run_text_generation.py --config experiments/text_exp/example.yaml
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.text_grid import combinations, read_yaml, with_overrides
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The driver's flags; everything else stands in the YAML."""
+    parser = OneLineParser(
+        prog="run_text_generation.py",
+        description="Throughput, latency, FLOPs, memory and energy of a language model's text generation, for every "
+        "combination of the values in a YAML file. See docs/text_generation.md for its keys.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="(default: every key's own default)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="put a key in force over the file's, in YAML, such as decoder_config.decoding_mode=greedy; repeatable",
+    )
+    parser.add_argument("--model_name", help="short for --set model_name=...")
+    parser.add_argument("--num_input_prompts", help="short for --set num_input_prompts=...")
+    parser.add_argument("--max_output_tokens", help="short for --set max_output_tokens=...")
+    parser.add_argument("--output_dir", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument("--dry_run", action="store_true", help="say what would be measured, and measure nothing")
+    return parser
+
+
+def main() -> int:
+    """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        given = build_parser().parse_args()
+        short = {name: getattr(given, name) for name in ("model_name", "num_input_prompts", "max_output_tokens")}
+        overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
+        grid = combinations(with_overrides(read_yaml(given.config) if given.config else {}, overrides))
+        # torch and transformers take seconds to import; `--help` and a wrong key need neither.
+        from experiment_core_utils.l_results_csv_cleaning import text_table
+        from experiment_core_utils.text_pipeline import plan_of, run_text_experiments
+
+        if given.dry_run:
+            plan, accelerator = plan_of(grid, given.output_dir)
+            if accelerator.is_main_process:
+                print("\n".join(plan.lines()))
+            return 0
+        report = run_text_experiments(grid, given.output_dir, lambda line: print(line, file=sys.stderr, flush=True))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; what is measured is saved, the same command goes on from here", file=sys.stderr)
+        return 130
+    if report.is_main_process:
+        if report.results:
+            print(text_table(list(report.results.values())))
+        print(
+            f"{len(report.results)} experiments of this grid are saved ({report.num_measured} measured now), "
+            f"{len(report.plan.left_out)} combinations left out, {len(report.failed)} failed"
+        )
+        if report.csv_path is not None:
+            print(f"table of all experiments: {report.csv_path}")
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
