@@ -1,7 +1,7 @@
 """In: the combinations of a text experiment; out: one saved experiment for each.
 
-A combination is one experiment with an id of its own (`text_experiment`). It is done once it stands in `results/{task_type}_results.json`:
-a run that was killed starts again at the combination it was at.
+A combination is one experiment (`text_experiment`) with an id of its own. It is done once it stands in
+`results/{task_type}_results.json`: a run that was killed starts again at the combination it was at.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -111,6 +111,14 @@ def run_text_experiments(grid: Sequence[Combination], results_dir: Path, say: Sa
             say(f"{due.title}: failed: {failed[due.title]}")
     results, csv_path = _saved_results(plan, measured, task_type, results_dir) if is_main else ({}, None)
     return TextReport(is_main, plan, results, len(measured), failed, csv_path)
+
+
+def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
+    """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s`."""
+    metrics = result["inference_metrics"]
+    rate = metrics["tokens_per_second"]
+    speed = "no output tokens" if rate is None else f"{rate:.1f} output tokens/s"
+    return f"{title}: {name}: {metrics['num_prompts']} prompts, {speed}"
 
 
 def grid_task_type(grid: Sequence[Combination]) -> str:

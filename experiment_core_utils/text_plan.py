@@ -1,4 +1,4 @@
-"""In: the combinations of a text experiment; out: for each what is to be done with it, judged before a model is loaded."""
+"""In: the combinations of a text experiment; out: what is to be done with each, before a model is loaded."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
