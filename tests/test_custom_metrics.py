@@ -10,7 +10,7 @@ from experiment_core_utils.custom_metrics import find_custom_metrics, run_custom
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.inference_results import results_of_records
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.records import QueryRecord
+from experiment_core_utils.primitives.records import InferenceResults, QueryRecord
 
 MODULE = """
 import numpy as np
@@ -73,7 +73,7 @@ def _user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sys.modules.pop(name, None)
 
 
-def report_of(*functions: str) -> Any:
+def text_results() -> InferenceResults:
     queries = [
         QueryRecord(
             prompt_index=index,
@@ -87,7 +87,11 @@ def report_of(*functions: str) -> Any:
         )
         for index, text in enumerate(("red square", "a b c", ""))
     ]
-    results = results_of_records(queries, [], {"pad_token_id": 1}, 0, 1)
+    return results_of_records(queries, [], {"pad_token_id": 1}, 0, 1)
+
+
+def report_of(*functions: str, results: InferenceResults | None = None) -> Any:
+    results = results or text_results()
     found = find_custom_metrics([f"of_a_user.measures:{function}" for function in functions])
     return run_custom_metrics(found, results, combine_inference_metrics(results))
 
@@ -103,7 +107,10 @@ def test_columns_stand_under_the_functions_name_as_plain_values() -> None:
 
 
 def test_a_metric_that_fails_is_reported_and_costs_nothing_else() -> None:
-    report = report_of("vandal", "broken", "leaves", "a_list", "nested", "infinite", "numbered", "words")
+    results = text_results()
+    functions = ("vandal", "broken", "leaves", "a_list", "nested", "infinite", "numbered", "words")
+    report = report_of(*functions, results=results)
+    assert [query["output_text"] for query in results["queries"]] == ["red square", "a b c", ""]
     assert set(report["columns"]) == {"vandal", "words"}
     assert report["columns"]["words"]["prompts"] == 3
     assert report["columns"]["words"]["longest"] == "red square"
