@@ -1,15 +1,18 @@
-"""In: a task and what was asked of it; out: the samples to ask, and each as tensors with true token counts."""
+"""In: a task, or texts, and what was asked of them; out: what to ask, each as tensors with true token counts."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.records import PreparedRequest
+from experiment_core_utils.primitives.records import PreparedRequest, TokenisedPrompts
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import load_task
@@ -77,3 +80,55 @@ class RequestMaker:
     def make(self, sample: Sample, crops: CropRange) -> PreparedRequest:
         """Prompt and crops of a sample as tensors on the host; raises SampleError for a picture without use."""
         return self.model.prepare(sample, self.task.prompt(sample), crops)
+
+
+def filter_prompts_by_length(prompts: Sequence[str], tokenizer: Any, max_tokens: int) -> list[str]:
+    """The prompts of at most `max_tokens` tokens, in their order; what the tokenizer adds (special tokens) counts."""
+    lengths = _true_lengths(prompts, tokenizer)
+    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_tokens]
+
+
+def sort_prompts_by_length(prompts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Prompts with fewer tokens first; those of the same length keep their order."""
+    lengths = _true_lengths(prompts, tokenizer)
+    return [prompts[place] for place in sorted(range(len(prompts)), key=lengths.__getitem__)]
+
+
+def tokenise_prompts(prompts: Sequence[str], tokenizer: Any) -> TokenisedPrompts:
+    """Token ids and mask [N, T] on the host, padded on the left to the longest prompt, nothing cut.
+
+    Args:
+        tokenizer: of transformers, with a pad token; which side it pads by itself does not matter.
+
+    Raises:
+        ConfigurationError: no prompt, a prompt without any token, or a tokenizer without a pad token.
+    """
+    if not prompts:
+        raise ConfigurationError("there is no prompt to tokenise; give at least one (did the length filter drop all?)")
+    if tokenizer.pad_token_id is None:
+        raise ConfigurationError(
+            "the tokenizer has no pad token; set tokenizer.pad_token = tokenizer.eos_token before tokenising"
+        )
+    rows = _token_ids(prompts, tokenizer)
+    for place, row in enumerate(rows):
+        if not row:
+            raise ConfigurationError(f"prompt {place} ({prompts[place]!r}) has no token; leave it out")
+    longest = max(map(len, rows))
+    input_ids = torch.full((len(rows), longest), tokenizer.pad_token_id, dtype=torch.long)
+    attention_mask = torch.zeros_like(input_ids)
+    for place, row in enumerate(rows):
+        input_ids[place, longest - len(row) :] = torch.tensor(row, dtype=torch.long)
+        attention_mask[place, longest - len(row) :] = 1
+    return TokenisedPrompts(input_ids=input_ids, attention_mask=attention_mask)
+
+
+def _true_lengths(prompts: Sequence[str], tokenizer: Any) -> list[int]:
+    return [len(row) for row in _token_ids(prompts, tokenizer)]
+
+
+def _token_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Ids of each prompt as the run feeds them, from one call for all."""
+    if not prompts:
+        return []
+    rows: list[list[int]] = tokenizer(list(prompts), padding=False, truncation=False, verbose=False)["input_ids"]
+    return rows

@@ -1,13 +1,23 @@
-"""In: a prepared request and a setting in force; out: its tokens and stage times, all from marks of that one run."""
+"""In: a request and a setting in force, or all prompts of a text run; out: tokens and times from marks of the run."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
+from accelerate import Accelerator
 
+from experiment_core_utils.a_distributed import of_all_processes
+from experiment_core_utils.c_prompt_processing import share_of_process
 from experiment_core_utils.models.interface import StagedModel, Stages
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
-from experiment_core_utils.primitives.records import StagedRun
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.records import InferenceResults, StagedRun, TokenisedPrompts
+from experiment_core_utils.primitives.text_config import TextConfig, judged
+from experiment_core_utils.text_generation import TextGenerator, context_length, generation_values
+from experiment_core_utils.text_share import OwnPrompts, TextShare
+
+T = TypeVar("T")
 
 
 def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
@@ -60,3 +70,99 @@ def _staged_run(token_ids: list[int], spans: list[float], has_vision: bool, ende
         inter_token_s=inter_token_s,
         ended=ended,
     )
+
+
+def run_gen_inference(
+    model: Any,
+    tokeniser: Any,
+    tokenised_prompts: TokenisedPrompts,
+    experiment_config: Any,
+    accelerator: Accelerator,
+    stop: StopRequest | None = None,
+) -> InferenceResults:
+    """What this process generates: of all prompts every `num_processes`-th one from its own rank on, batch by batch.
+
+    The processes wait for each other before the first measured batch (warm-ups are done by then) and after the last
+    one; an error in one of them is raised in all. Batches hold neighbours in the order given, each padded to its own
+    longest prompt. Measured is `generate()`, from the prompts on the device to the tokens on the host: neither
+    simulated waiting, nor decoding to text, nor attempts that ran out of memory. Only real tokens count: no padding,
+    nothing after the first end-of-sequence, which itself counts. See `TextGenerator` for what drawn tokens depend on.
+
+    A warm-up runs the first batch for at most `WARM_UP_TOKENS` tokens: the kernels for its shape are loaded and the
+    allocator holds its memory. The decode steps after that use the same kernels.
+
+    Args:
+        model: with transformers' `generate()`; what `accelerator.prepare` made of it will do.
+        tokenised_prompts: all prompts, the same in every process, padded on the left.
+        experiment_config: anything that `judged` takes.
+        stop: asked between two batches and while waiting; None never stops.
+
+    Raises:
+        ConfigurationError: a value is not allowed, the prompts are not as above, or one of them together with
+            `max_output_tokens` is longer than the model's context; nothing has run then.
+        OutOfMemory: a batch does not fit (one prompt alone, with `halve_on_out_of_memory`).
+        Stopped: someone asked for it.
+        WorkerLost: another process is gone or late.
+    """
+    share = _in_all(
+        lambda: _warm_share(model, tokeniser, tokenised_prompts, experiment_config, accelerator), accelerator
+    )
+    return _in_all(lambda: share.run(stop or StopRequest()), accelerator)
+
+
+def _in_all(make: Callable[[], T], accelerator: Accelerator) -> T:
+    """What `make` returns here, once every process has come as far; raises, in all, what it raised in one of them."""
+    made, error = None, None
+    try:
+        made = make()
+    except ProfilerError as own:
+        error = own
+    errors = of_all_processes(error, accelerator)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(errors):
+        if other is not None:
+            raise type(other)(f"process {rank}: {other}")
+    return made  # type: ignore[return-value]
+
+
+def _warm_share(
+    model: Any, tokeniser: Any, tokenised_prompts: TokenisedPrompts, experiment_config: Any, accelerator: Accelerator
+) -> TextShare:
+    """This process's part, judged and warmed up."""
+    config = judged(experiment_config)
+    ids, mask = _checked_prompts(tokenised_prompts)
+    plain_model = accelerator.unwrap_model(model)
+    _check_context(mask.sum(dim=1).tolist(), config, plain_model)
+    own = share_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
+    generator = TextGenerator(plain_model, generation_values(config, plain_model, tokeniser), config.random_seed)
+    prompts = OwnPrompts(own, ids[list(own)], mask[list(own)])
+    share = TextShare(generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes)
+    share.warm_up()
+    return share
+
+
+def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask on the host; raises ConfigurationError unless they are [N, T] with the padding on the left."""
+    try:
+        ids, mask = (torch.as_tensor(tokenised_prompts[name]).cpu() for name in ("input_ids", "attention_mask"))
+    except KeyError as error:
+        raise ConfigurationError(f"the tokenised prompts have no {error}; make them with tokenise_prompts") from None
+    if ids.dim() != 2 or ids.shape != mask.shape or not ids.numel():
+        raise ConfigurationError(
+            f"input_ids {list(ids.shape)} and attention_mask {list(mask.shape)} must both be [prompts, tokens] and "
+            "hold at least one prompt; make them with tokenise_prompts"
+        )
+    if not (mask[:, 1:] >= mask[:, :-1]).all() or not mask[:, -1].all():
+        raise ConfigurationError("the prompts are not padded on the left; make them with tokenise_prompts")
+    return ids, mask
+
+
+def _check_context(lengths: list[int], config: TextConfig, model: Any) -> None:
+    limit, wanted = context_length(model), config.max_output_tokens
+    longest = max(lengths)
+    if limit is not None and longest + wanted > limit:
+        raise ConfigurationError(
+            f"prompt {lengths.index(longest)} has {longest} tokens, with max_output_tokens {wanted} more than the "
+            f"model's {limit} positions; lower max_output_tokens or max_input_tokens"
+        )

@@ -1,12 +1,19 @@
-"""In: samples of one setting, pooled over processes, and their scores; out: accuracy, spread of times and tokens."""
+"""In: what ran, pooled over processes (scored samples, or generated texts); out: accuracy, spread of times, rates."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
+from experiment_core_utils.inference_results import rate
 from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe
 from experiment_core_utils.primitives.records import (
     AccuracySummary,
+    BatchRecord,
+    InferenceMetrics,
+    InferenceResults,
     MeasuredSample,
+    QueryRecord,
     SettingSummary,
     StagedRun,
     TypeAccuracy,
@@ -128,3 +135,64 @@ def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict
 def _type_accuracy(values: Sequence[float | None]) -> TypeAccuracy:
     known = [value for value in values if value is not None]
     return TypeAccuracy(sum(known) / len(known) if known else None, len(values))
+
+
+def combine_inference_metrics(inference_results: InferenceResults) -> InferenceMetrics:
+    """Counts, rates and spreads of a text run, over one process or, pooled before, over all.
+
+    `tokens_per_second` counts output tokens. Rates are None where the time or the count under them is 0.
+
+    Args:
+        inference_results: the published keys are enough; what comes from `batches` and `queries` is None without.
+    """
+    inputs, outputs = inference_results["total_input_tokens"], inference_results["total_output_tokens"]
+    prompts, time_s = inference_results["num_prompts_processed"], inference_results["total_inference_time_s"]
+    batches = inference_results.get("batches", [])
+    queries = inference_results.get("queries", [])
+    positions = sum(batch["padded_input_tokens"] for batch in batches)
+    padding = positions - sum(batch["input_tokens"] for batch in batches)
+    halvings = [batch["halvings"] for batch in batches]
+    return InferenceMetrics(
+        total_input_tokens=inputs,
+        total_output_tokens=outputs,
+        total_tokens=inputs + outputs,
+        num_prompts=prompts,
+        total_time_s=time_s,
+        tokens_per_second=rate(outputs, time_s),
+        queries_per_second=rate(prompts, time_s),
+        latency_per_query_s=rate(time_s, prompts),
+        avg_input_tokens_per_prompt=rate(inputs, prompts),
+        avg_output_tokens_per_prompt=rate(outputs, prompts),
+        num_batches=len(batches) if "batches" in inference_results else None,
+        mean_batch_size=rate(sum(len(batch["prompt_indices"]) for batch in batches), len(batches)),
+        padding_share=padding / positions if positions else None,
+        batch_efficiency=_batch_efficiency(batches),
+        share_truncated=_share_truncated(queries),
+        ttft_s=_spread([batch["ttft_s"] for batch in batches if batch["ttft_s"] is not None]),
+        time_per_output_token_s=_spread(_mean_gaps(batches)),
+        inter_token_s=_spread([gap for batch in batches for gap in batch["inter_token_s"]]),
+        simulated_delay_s=inference_results.get("simulated_delay_s"),
+        num_halved_batches=sum(each > 0 for each in halvings) if "batches" in inference_results else None,
+        most_halvings=max(halvings, default=None),
+    )
+
+
+def _batch_efficiency(batches: Sequence[BatchRecord]) -> float | None:
+    true_tokens = sum(batch["output_tokens"] for batch in batches)
+    return rate(true_tokens, sum(batch["computed_output_tokens"] for batch in batches))
+
+
+def _share_truncated(queries: Sequence[QueryRecord]) -> float | None:
+    truncated = [not query["ended"] for query in queries]
+    return sum(truncated) / len(truncated) if truncated else None
+
+
+def _mean_gaps(batches: Sequence[BatchRecord]) -> list[float]:
+    """Mean time between two tokens of each batch that has at least two."""
+    gaps = [batch["inter_token_s"] for batch in batches if batch["inter_token_s"]]
+    return [sum(each) / len(each) for each in gaps]
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any] | None:
+    spread = describe(values)
+    return None if spread is None else asdict(spread)

@@ -1,4 +1,6 @@
-"""The draw of samples, its split over processes, and requests made from them."""
+"""The draw of samples, its split over processes, requests made from them; texts filtered, sorted, tokenised."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,8 +10,11 @@ from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
     choose_latency_ids,
     draw_samples,
+    filter_prompts_by_length,
     fingerprint_of_ids,
     share_of_process,
+    sort_prompts_by_length,
+    tokenise_prompts,
 )
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -17,6 +22,7 @@ from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import Sampling
 from tests.scripted_model import ScriptedModel
+from tests.tiny_text_model import PROMPTS, tiny_tokenizer
 
 
 def test_the_flags_choose_the_samples_and_their_ids_ascend() -> None:
@@ -87,3 +93,64 @@ def test_the_measured_samples_are_a_random_part_that_grows() -> None:
     assert max(more) > 100 > min(more)  # not simply the first ones
     assert choose_latency_ids(sample_ids, None, 1) == choose_latency_ids(sample_ids, 100, 1) == set(sample_ids)
     assert choose_latency_ids(sample_ids, 0, 1) == set()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+def test_prompts_are_filtered_by_true_tokens(tokenizer: Any) -> None:
+    lengths = [len(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
+    limit = sorted(lengths)[3]
+    kept = filter_prompts_by_length(PROMPTS, tokenizer, limit)
+    assert kept == [prompt for prompt, length in zip(PROMPTS, lengths, strict=True) if length <= limit]
+    assert 0 < len(kept) < len(PROMPTS)
+    assert filter_prompts_by_length(PROMPTS, tokenizer, 0) == filter_prompts_by_length([], tokenizer, 9) == []
+
+
+def test_special_tokens_count(tokenizer: Any) -> None:
+    class Prefixing:
+        """Puts one token in front, as tokenizers with a begin-of-sequence token do."""
+
+        pad_token_id = 1
+
+        def __call__(self, prompts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[0, *tokenizer(prompt)["input_ids"]] for prompt in prompts]}
+
+    length = len(tokenizer("Is it raining?")["input_ids"])
+    assert filter_prompts_by_length(["Is it raining?"], tokenizer, length) == ["Is it raining?"]
+    assert filter_prompts_by_length(["Is it raining?"], Prefixing(), length) == []
+    assert tokenise_prompts([""], Prefixing())["input_ids"].tolist() == [[0]]
+
+
+def test_prompts_are_sorted_and_ties_keep_their_order(tokenizer: Any) -> None:
+    ordered = sort_prompts_by_length(["b", *PROMPTS, "c"], tokenizer)
+    lengths = [len(tokenizer(prompt)["input_ids"]) for prompt in ordered]
+    assert lengths == sorted(lengths)
+    assert [prompt for prompt in ordered if prompt in ("a", "b", "c")] == ["b", "a", "c"]
+    assert sorted(ordered) == sorted(["b", *PROMPTS, "c"])
+
+
+def test_prompts_are_padded_on_the_left_whatever_the_tokenizer_does() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = "right"
+    tokenised = tokenise_prompts(PROMPTS, tokenizer)
+    for prompt, ids, mask in zip(PROMPTS, tokenised["input_ids"], tokenised["attention_mask"], strict=True):
+        own = tokenizer(prompt)["input_ids"]
+        assert int(mask.sum()) == len(own)
+        assert ids[-len(own) :].tolist() == own
+        assert mask[-len(own) :].all()
+        assert (ids[: -len(own)] == tokenizer.pad_token_id).all()
+    assert tokenised["input_ids"].shape[1] == max(map(int, tokenised["attention_mask"].sum(dim=1)))
+
+
+def test_what_cannot_be_tokenised_is_named() -> None:
+    tokenizer = tiny_tokenizer()
+    with pytest.raises(ConfigurationError, match="no prompt to tokenise"):
+        tokenise_prompts([], tokenizer)
+    with pytest.raises(ConfigurationError, match=r"prompt 1 \(''\) has no token"):
+        tokenise_prompts(["a", ""], tokenizer)
+    tokenizer.pad_token = None
+    with pytest.raises(ConfigurationError, match="no pad token; set tokenizer.pad_token = tokenizer.eos_token"):
+        tokenise_prompts(["a"], tokenizer)

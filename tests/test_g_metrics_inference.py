@@ -1,6 +1,7 @@
-"""Accuracy, spread and absent values, by hand."""
+"""Accuracy, spread and absent values, by hand; counts, rates and padding of a text run."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -8,10 +9,18 @@ from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
     answer_of,
     answer_to,
+    combine_inference_metrics,
     distributions,
     vision_tokens_difference,
 )
-from experiment_core_utils.primitives.records import StageFlops, TypeAccuracy
+from experiment_core_utils.inference_results import results_of_records
+from experiment_core_utils.primitives.records import (
+    BatchRecord,
+    InferenceResults,
+    QueryRecord,
+    StageFlops,
+    TypeAccuracy,
+)
 from experiment_core_utils.tasks.interface import Answer, Sample
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
 
@@ -173,3 +182,89 @@ def test_samples_answered_in_batches_enter_accuracy_and_tokens_but_no_time() -> 
     assert summary.distributions["output_tokens"].mean == (3 + 3 + 4 + 8) / 4
     assert summary.distributions["preprocess_s"].n == 4
     assert "e2e_s" not in summary_of(answered).distributions
+
+
+# --- text runs ------------------------------------------------------------------------------------------------------
+
+
+def text_results() -> InferenceResults:
+    """Two batches: prompts of 3 and 1 tokens, answers of 3 (ended) and 1 (ended); a prompt of 2, 2 tokens, cut off."""
+    shared = {"process_index": 0, "simulated_delay_s": 0.125, "over_token_limit": False}
+    first = BatchRecord(
+        batch_index=0, prompt_indices=[0, 1], inference_time_s=1.0, ttft_s=0.5, inter_token_s=[0.25, 0.125],
+        input_tokens=4, padded_input_tokens=6, output_tokens=4, computed_output_tokens=6, halvings=1, **shared,
+    )  # fmt: skip
+    second = BatchRecord(
+        batch_index=1, prompt_indices=[2], inference_time_s=0.5, ttft_s=0.25, inter_token_s=[0.25],
+        input_tokens=2, padded_input_tokens=2, output_tokens=2, computed_output_tokens=2, halvings=2, **shared,
+    )  # fmt: skip
+    queries = [
+        QueryRecord(
+            prompt_index=index, process_index=0, batch_index=batch, input_tokens=inputs, output_tokens=outputs,
+            ended=ended, output_token_ids=[5] * outputs, output_text=None,
+        )
+        for index, batch, inputs, outputs, ended in ((0, 0, 3, 3, True), (1, 0, 1, 1, True), (2, 1, 2, 2, False))
+    ]  # fmt: skip
+    return results_of_records(queries, [first, second], {"pad_token_id": 1}, 0, 1)
+
+
+def test_the_published_metrics_of_a_text_run() -> None:
+    metrics = combine_inference_metrics(text_results())
+    published = dict(list(metrics.items())[:10])
+    assert published == {
+        "total_input_tokens": 6,
+        "total_output_tokens": 6,
+        "total_tokens": 12,
+        "num_prompts": 3,
+        "total_time_s": 1.5,
+        "tokens_per_second": 6 / 1.5,  # output tokens
+        "queries_per_second": 3 / 1.5,
+        "latency_per_query_s": 1.5 / 3,
+        "avg_input_tokens_per_prompt": 2.0,
+        "avg_output_tokens_per_prompt": 2.0,
+    }
+
+
+def test_padding_efficiency_and_spreads_of_a_text_run() -> None:
+    metrics = combine_inference_metrics(text_results())
+    assert (metrics["num_batches"], metrics["mean_batch_size"]) == (2, 1.5)
+    assert metrics["padding_share"] == 2 / 8
+    assert metrics["batch_efficiency"] == 6 / 8
+    assert metrics["share_truncated"] == pytest.approx(1 / 3)
+    assert metrics["simulated_delay_s"] == 0.25
+    assert (metrics["num_halved_batches"], metrics["most_halvings"]) == (2, 2)
+    ttft, per_token, gaps = metrics["ttft_s"], metrics["time_per_output_token_s"], metrics["inter_token_s"]
+    assert ttft is not None and per_token is not None and gaps is not None
+    assert (ttft["n"], ttft["mean"], ttft["min"], ttft["max"]) == (2, 0.375, 0.25, 0.5)
+    # Batches: (0.25 + 0.125) / 2 and 0.25.
+    assert (per_token["n"], per_token["mean"]) == (2, (0.1875 + 0.25) / 2)
+    assert (gaps["n"], gaps["mean"]) == (3, pytest.approx(0.625 / 3))
+
+
+def test_a_text_run_without_work_has_no_rates() -> None:
+    metrics = combine_inference_metrics(results_of_records([], [], {"pad_token_id": 1}, 0, 1))
+    assert {name for name, value in metrics.items() if value is not None} == {
+        "total_input_tokens", "total_output_tokens", "total_tokens", "num_prompts", "total_time_s", "num_batches",
+        "simulated_delay_s", "num_halved_batches",
+    }  # fmt: skip
+    assert (metrics["num_batches"], metrics["total_time_s"]) == (0, 0.0)
+
+
+def test_the_published_keys_of_a_text_run_are_enough() -> None:
+    published: Any = {
+        "total_input_tokens": 6,
+        "total_output_tokens": 3,
+        "num_prompts_processed": 2,
+        "total_inference_time_s": 0.5,
+    }
+    metrics = combine_inference_metrics(published)
+    assert (metrics["tokens_per_second"], metrics["latency_per_query_s"]) == (6.0, 0.25)
+    assert all(metrics[name] is None for name in list(metrics)[10:])  # type: ignore[literal-required]
+
+
+def test_a_model_that_tells_nothing_of_single_tokens_has_no_token_times() -> None:
+    results = text_results()
+    for batch in results["batches"]:
+        batch["ttft_s"], batch["inter_token_s"] = None, []
+    metrics = combine_inference_metrics(results)
+    assert metrics["ttft_s"] is metrics["time_per_output_token_s"] is metrics["inter_token_s"] is None

@@ -546,6 +546,7 @@ class QueryRecord(TypedDict):
 
     Attributes:
         prompt_index: its place among all prompts, over all processes.
+        process_index: which process ran it.
         batch_index: of the process's own batches.
         input_tokens: true tokens, without padding.
         output_tokens: generated tokens up to end-of-sequence, that one included.
@@ -555,6 +556,7 @@ class QueryRecord(TypedDict):
     """
 
     prompt_index: int
+    process_index: int
     batch_index: int
     input_tokens: int
     output_tokens: int
@@ -564,20 +566,26 @@ class QueryRecord(TypedDict):
 
 
 class BatchRecord(TypedDict):
-    """One call of `generate()`.
+    """One call of `generate()` that came to its end.
 
     Attributes:
+        process_index: which process made it.
+        batch_index: of the process's own batches, in the order in which they ran.
         prompt_indices: which prompts ran together, over all processes.
         inference_time_s: prompts on the device -> last token on the host.
-        ttft_s: -> first token, the same for every prompt of the batch.
+        ttft_s: -> first token, the same for every prompt of the batch; None for a model whose own `generate()` does
+            not tell of each token.
         inter_token_s: the times between the batch's tokens; after its first rows have ended, those of the others.
         padded_input_tokens: positions of the padded prompts, N * T.
         input_tokens, output_tokens: true tokens.
         computed_output_tokens: positions that were generated, those after an end-of-sequence included.
         simulated_delay_s: waiting before the batch as if it had arrived late; in no other time.
-        halvings: how often a larger batch had run out of memory before this one fitted.
+        halvings: how often a larger batch had run out of memory before this one fitted; the time of those attempts is
+            in no figure.
+        over_token_limit: a single prompt longer than `adaptive_max_tokens`, which ran alone.
     """
 
+    process_index: int
     batch_index: int
     prompt_indices: list[int]
     inference_time_s: float
@@ -589,18 +597,26 @@ class BatchRecord(TypedDict):
     computed_output_tokens: int
     simulated_delay_s: float
     halvings: int
+    over_token_limit: bool
 
 
 class InferenceResults(TypedDict):
-    """What one process generated; rates over `total_inference_time_s`, None where that is 0.
+    """What one process generated, or all of them; rates over `total_inference_time_s`, None where nothing was timed.
 
     Attributes:
-        output_tokens: generated ids [N, longest], padded to the right after each prompt's end.
-        output_text: None where decoding to text was not asked for.
-        total_inference_time_s: sum over batches; no simulated waiting, no decoding to text.
+        output_tokens: generated ids [N, longest] on the host, by prompt index, padded to the right after each end.
+        output_text: by prompt index; None where decoding to text was not asked for.
+        total_inference_time_s: sum over batches, without simulated waiting and decoding to text. Pooled: that of the
+            process that took longest, for they run side by side.
         total_input_tokens, total_output_tokens: true tokens.
-        decoding: the effective `GenerationConfig` values and the seed.
-        simulated_delay_s: sum over batches.
+        tokens_per_second: output tokens.
+        latency_per_query_s: total time / prompts, which is no prompt's own waiting time where batches hold several.
+        process_index: None where all processes are pooled.
+        queries: by prompt index.
+        batches: by process, then in the order in which they ran.
+        decoding: the effective `GenerationConfig` values and the seed, and under `ignored` what was given without
+            having an effect in this mode.
+        simulated_delay_s: sum over batches. Pooled: that of the process that waited longest.
     """
 
     output_tokens: Any
@@ -612,7 +628,7 @@ class InferenceResults(TypedDict):
     tokens_per_second: float | None
     queries_per_second: float | None
     latency_per_query_s: float | None
-    process_index: int
+    process_index: int | None
     num_processes: int
     queries: list[QueryRecord]
     batches: list[BatchRecord]
@@ -683,7 +699,25 @@ class ExperimentalVariables(TypedDict):
 
 
 class InferenceMetrics(TypedDict):
-    """Counts and rates of a run, over one process or pooled over all; None where nothing was generated or timed."""
+    """Counts and rates of a run, over one process or pooled over all; None where nothing was generated or timed.
+
+    The keys after `avg_output_tokens_per_prompt` are more than the published ones. They come from the records of
+    batches and prompts, and are None for results without these.
+
+    Attributes:
+        total_tokens: input and output.
+        tokens_per_second: output tokens / total time.
+        num_batches: calls of `generate()` that came to their end.
+        padding_share: of the padded prompts' positions, those that hold no token.
+        batch_efficiency: true output tokens / generated positions: below 1 where rows wait for longer answers.
+        share_truncated: of the answers, those that reached the limit without end-of-sequence.
+        ttft_s: `Distribution` over batches, all prompts of a batch have the same.
+        time_per_output_token_s: `Distribution` over batches of the mean time between two tokens.
+        inter_token_s: `Distribution` over all tokens but each batch's first.
+        simulated_delay_s: as in the results; in no other time.
+        num_halved_batches: batches that ran after a larger one had run out of memory.
+        most_halvings: of one batch.
+    """
 
     total_input_tokens: int
     total_output_tokens: int
@@ -695,6 +729,29 @@ class InferenceMetrics(TypedDict):
     latency_per_query_s: float | None
     avg_input_tokens_per_prompt: float | None
     avg_output_tokens_per_prompt: float | None
+    num_batches: int | None
+    mean_batch_size: float | None
+    padding_share: float | None
+    batch_efficiency: float | None
+    share_truncated: float | None
+    ttft_s: dict[str, Any] | None
+    time_per_output_token_s: dict[str, Any] | None
+    inter_token_s: dict[str, Any] | None
+    simulated_delay_s: float | None
+    num_halved_batches: int | None
+    most_halvings: int | None
+
+
+class CustomMetricsReport(TypedDict):
+    """What the user's own metrics gave.
+
+    Attributes:
+        columns: by function, then by column.
+        failures: metrics without columns, each with `name`, `error` (its class) and `message`.
+    """
+
+    columns: dict[str, dict[str, float | int | str | bool | None]]
+    failures: list[dict[str, str]]
 
 
 class GpuMemory(TypedDict):

@@ -1,0 +1,221 @@
+"""In: a causal language model, how to decode, and left-padded prompts; out: their tokens, with the time of each."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.records import TokenisedPrompts
+from experiment_core_utils.primitives.text_config import Decoding, TextConfig
+
+
+@dataclass(frozen=True)
+class GeneratedBatch:
+    """What one `generate()` gave.
+
+    Attributes:
+        token_ids: [B][n] as generated, what comes after an end-of-sequence included.
+        inference_time_s: prompts on the device -> all tokens on the host.
+        ttft_s: -> first token of every row; None where the model's own `generate()` tells nothing of single tokens.
+        inter_token_s: from each token to the next.
+    """
+
+    token_ids: list[list[int]]
+    inference_time_s: float
+    ttft_s: float | None
+    inter_token_s: list[float]
+
+
+@dataclass(frozen=True)
+class TextGenerator:
+    """Generates batch by batch, by the values of `generation` alone.
+
+    Drawn tokens depend on `random_seed`, the index of the batch's first prompt, which prompts are in the batch and how
+    far they are padded, the model with its precision, the kind of device and the versions of torch and transformers.
+    They do not depend on the batches before, on warm-ups or on the number of processes. The global random state is
+    afterwards as it was before.
+
+    Args:
+        model: with `generate()`, not wrapped for distribution.
+    """
+
+    model: Any
+    generation: GenerationConfig
+    random_seed: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where prompts go in: of a model that is spread over devices, that of its input embeddings."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        ids = self.generation.eos_token_id
+        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+    def generate(self, prompts: TokenisedPrompts, first_index: int, max_new_tokens: int) -> GeneratedBatch:
+        """Tokens and times of one batch.
+
+        Args:
+            prompts: on the host; their way to the device is not timed.
+            first_index: of the batch's first prompt among all.
+
+        Raises:
+            OutOfMemory: it does not fit.
+        """
+        device = self.device
+        generation = copy.copy(self.generation)
+        generation.max_new_tokens = max_new_tokens
+        with (
+            out_of_memory_named(),
+            _current(device),
+            _drawn_by(np.random.SeedSequence([self.random_seed, first_index]), device),
+            _only_values_of(generation, self.model),
+        ):
+            ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
+            marks = new_marks(device)
+            criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device)])
+            synchronize(device)
+            marks.mark()
+            sequences = self.model.generate(
+                input_ids=ids, attention_mask=mask, generation_config=generation, stopping_criteria=criteria
+            )
+            tokens = sequences[:, ids.shape[1] :].cpu()
+            marks.mark()
+            return _generated(tokens.tolist(), marks.seconds())
+
+
+class TokenMarks(StoppingCriteria):
+    """Sets a mark after every token of a batch, and never stops it.
+
+    `generate()` asks its stopping criteria once for each position that it adds, for any number of rows; its streamer
+    would take one row only.
+    """
+
+    def __init__(self, marks: Marks, rows: int, device: torch.device) -> None:
+        self._marks = marks
+        self._stopped = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self._marks.mark()
+        return self._stopped
+
+
+def generation_values(config: TextConfig, model: Any, tokeniser: Any) -> GenerationConfig:
+    """Greedy decoding or sampling as asked for, made from nothing: of the model's own values only the ids are kept.
+
+    Where the model has no id, the tokeniser's is taken. A mode uses the temperature (1 where none is given) and the
+    number of its own name; the others are switched off, transformers' default top-k of 50 too.
+
+    Raises:
+        ConfigurationError: neither has a pad token.
+    """
+    own, wanted = model.generation_config, config.decoder_config
+    ids = {
+        name: getattr(tokeniser if getattr(own, name) is None else own, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    if ids["pad_token_id"] is None:
+        raise ConfigurationError("neither the model nor the tokeniser has a pad token; set tokeniser.pad_token")
+    return GenerationConfig(
+        max_new_tokens=config.max_output_tokens, use_cache=True, num_beams=1, **ids, **_choice_of_tokens(wanted)
+    )
+
+
+def _choice_of_tokens(wanted: Decoding) -> dict[str, Any]:
+    if wanted.decoding_mode == "greedy":
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": 1.0 if wanted.decoder_temperature is None else wanted.decoder_temperature,
+        "top_k": wanted.decoder_top_k if wanted.decoding_mode == "top_k" else 0,
+        "top_p": wanted.decoder_top_p if wanted.decoding_mode == "top_p" else 1.0,
+    }
+
+
+def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[str, Any]:
+    """What is in force, for the record: None for values that the mode does not use, which `ignored` holds where given.
+
+    The seed is there for greedy decoding too, which does not draw.
+    """
+    wanted = config.decoder_config
+    used = {
+        "greedy": (),
+        "temperature": ("temperature",),
+        "top_k": ("temperature", "top_k"),
+        "top_p": ("temperature", "top_p"),
+    }[wanted.decoding_mode]
+    given = {
+        "temperature": wanted.decoder_temperature,
+        "top_k": wanted.decoder_top_k,
+        "top_p": wanted.decoder_top_p,
+    }
+    return {
+        "decoding_mode": wanted.decoding_mode,
+        "do_sample": generation.do_sample,
+        **{name: vars(generation)[name] if name in used else None for name in given},
+        "max_new_tokens": generation.max_new_tokens,
+        "bos_token_id": generation.bos_token_id,
+        "eos_token_id": generation.eos_token_id,
+        "pad_token_id": generation.pad_token_id,
+        "random_seed": config.random_seed,
+        "ignored": {
+            f"decoder_{name}": value for name, value in given.items() if value is not None and name not in used
+        },
+    }
+
+
+def context_length(model: Any) -> int | None:
+    """Positions that the model was made for; None where its config does not tell (no learned limit)."""
+    # Configs of transformers name it so where they have one; not all do.
+    length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return length
+
+
+def _generated(token_ids: list[list[int]], spans: list[float]) -> GeneratedBatch:
+    """Name the spans: start | first token | ... | last token | tokens on the host."""
+    num_tokens = len(token_ids[0])
+    is_marked = len(spans) == num_tokens + 1
+    return GeneratedBatch(
+        token_ids=token_ids,
+        inference_time_s=sum(spans),
+        ttft_s=spans[0] if is_marked else None,
+        inter_token_s=spans[1:num_tokens] if is_marked else [],
+    )
+
+
+@contextmanager
+def _only_values_of(generation: GenerationConfig, model: Any) -> Iterator[None]:
+    """`generate()` fills what it is not given from the model's own values; inside, these are the same ones."""
+    before = model.generation_config
+    model.generation_config = generation
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+@contextmanager
+def _drawn_by(seeds: np.random.SeedSequence, device: torch.device) -> Iterator[None]:
+    """Random numbers of the host and of `device`, which is the current one, from this seed on; as before afterwards."""
+    seed = int(seeds.generate_state(1, np.uint64)[0])
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        # torch.manual_seed would reach the generators of every GPU, which are not kept here.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Marks are set on the current GPU's stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,86 @@
+"""How many greedy answers change with the batch size: each size against size 1 in the same precision.
+
+In float32 none should. In lower precision the last bits of a product depend on how many rows it has, so that two tokens
+which are nearly equally likely can change places, and what follows is another text.
+
+python -m experiments.text_exp.bench_batch_agreement --dtypes float32 bfloat16 --batch_sizes 4 16
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.b_model_loader import load_model_tokenizer
+from experiment_core_utils.c_prompt_processing import tokenise_prompts
+from experiment_core_utils.e_inference import run_gen_inference
+from experiment_core_utils.primitives.config import EMBEDDED_MODEL
+from experiment_core_utils.primitives.device import set_cpu_threads
+from experiment_core_utils.primitives.text_config import judged
+from experiments.text_exp.agreement import Agreement, compare
+
+PROMPTS = Path(__file__).parent / "prompts.jsonl"
+HEADER = (
+    f"{'precision':10} {'batch':>5} {'prompts':>7} {'differ':>6} {'flip rate':>9}  {'95 % interval':17} first token"
+)
+
+
+def answers_by_size(
+    arguments: argparse.Namespace, dtype: str, sizes: Sequence[int], prompts: Sequence[str]
+) -> dict[int, list[list[int]]]:
+    """Token ids of each prompt's greedy answer, by batch size; one model for all."""
+    values = {
+        "model_name": arguments.model_path,
+        "device": arguments.device,
+        "fp_precision": dtype,
+        "max_output_tokens": arguments.max_output_tokens,
+        "num_warmup_batches": 0,
+        "decode_token_to_text": False,
+    }
+    accelerator = setup_distributed(judged(values))
+    model, tokenizer = load_model_tokenizer(values)
+    tokenised = tokenise_prompts(prompts, tokenizer)
+    answers = {}
+    for size in sizes:
+        batching = {"batching_options": {"batch_size___fixed_batching": size}}
+        results = run_gen_inference(model, tokenizer, tokenised, {**values, **batching}, accelerator)
+        answers[size] = [query["output_token_ids"] for query in results["queries"]]
+    return answers
+
+
+def row(dtype: str, size: int, agreement: Agreement) -> str:
+    """One line of the table."""
+    low, high = agreement.interval or (0.0, 1.0)
+    places = agreement.places
+    where = f"median {statistics.median(places):g}, earliest {places[0]}" if places else "-"
+    return (
+        f"{dtype:10} {size:5} {agreement.num_prompts:7} {len(places):6} {agreement.flip_rate:9.2%}  "
+        f"{low:6.2%} to {high:6.2%}  {where}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_path", default=str(EMBEDDED_MODEL))
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help='JSONL with a "text" in each object')
+    parser.add_argument("--num_prompts", type=int, help="the first so many; all by default")
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--max_output_tokens", type=int, default=32)
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    if not arguments.prompts.is_file():
+        parser.error(f"there is no file {arguments.prompts}; give --prompts FILE.jsonl")
+    prompts = [json.loads(line)["text"] for line in arguments.prompts.read_text().splitlines()][: arguments.num_prompts]
+    set_cpu_threads(None, 1)
+    print(HEADER)
+    for dtype in arguments.dtypes:
+        answers = answers_by_size(arguments, dtype, [1, *arguments.batch_sizes], prompts)
+        for size in arguments.batch_sizes:
+            print(row(dtype, size, compare(answers[1], answers[size])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A text run of several processes, started by torchrun: writes the pooled results and what an error comes to."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from experiment_core_utils.a_distributed import of_all_processes, setup_distributed
+from experiment_core_utils.c_prompt_processing import tokenise_prompts
+from experiment_core_utils.e_inference import run_gen_inference
+from experiment_core_utils.inference_results import pool_inference_results
+from experiment_core_utils.primitives.errors import OutOfMemory
+from experiment_core_utils.primitives.text_config import TextConfig
+from tests.tiny_text_model import (
+    PROMPTS,
+    NumberTokenizer,
+    ScriptedTextModel,
+    left_padded,
+    tiny_text_model,
+    tiny_tokenizer,
+)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    config = TextConfig(device="cpu", worker_timeout=60.0)
+    accelerator = setup_distributed(config)
+    tokenizer = tiny_tokenizer()
+    model = accelerator.prepare(tiny_text_model())
+    values = {"max_output_tokens": 12, "batching_options": {"batch_size___fixed_batching": 2}}
+    for name, prompts in (("pooled", PROMPTS), ("one_prompt", PROMPTS[:1])):
+        own = run_gen_inference(model, tokenizer, tokenise_prompts(prompts, tokenizer), values, accelerator)
+        results = of_all_processes(own, accelerator)
+        if accelerator.is_main_process:
+            pooled = pool_inference_results(results)
+            content = {**pooled, "output_tokens": pooled["output_tokens"].tolist()}
+            (folder / f"{name}.json").write_text(json.dumps(content))
+    rank = accelerator.process_index
+    scripted = ScriptedTextModel({60: (1,), 61: (1,)}, largest_batch=1 - rank)
+    try:
+        prompts = left_padded([[60], [61, 1]])
+        run_gen_inference(scripted, NumberTokenizer(), prompts, {"max_output_tokens": 4}, accelerator)  # type: ignore[arg-type]
+    except OutOfMemory as error:
+        (folder / f"error{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
