@@ -1,21 +1,36 @@
-"""In: one setting's samples, scores and summary; out: its JSON file in the published form, whole or not at all."""
+"""In: one setting's samples, scores and summary, or a text step's results; out: their files in the published form.
+
+Every file is written whole or not at all.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import vision_tokens_difference
 from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.flat_table import named_rows, table_text
 from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
+from experiment_core_utils.primitives.plain_values import plain
 from experiment_core_utils.primitives.records import (
     AccuracySummary,
     KnobProof,
     MeasuredSample,
     MeasuredSetting,
+    ProcessPlace,
     SettingSummary,
     StagedRun,
     VisionGeometry,
+)
+from experiment_core_utils.primitives.result_files import (
+    LOCAL_ENERGY,
+    aggregated_path,
+    local_energy_type,
+    raw_result_path,
+    read_experiments,
 )
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.tasks.interface import Score
@@ -260,3 +275,95 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _as_it_is(value: float | None) -> float | None:
     return value
+
+
+def save_raw_results_json(
+    results_dict: Mapping[str, Any],
+    experiment_id: str,
+    result_type: str,
+    accelerator: ProcessPlace,
+    *,
+    results_dir: Path = Path("results"),
+) -> Path:
+    """Write one step's results to `raw_results/{id}/{id}_{priority}_{result_type}.json` and return that path.
+
+    `local_energy_results` gets `_process_{rank}` of this process behind it, and each process writes its own. All other
+    types are of the whole run: the main process alone writes them, the others only return the path, so pool over
+    processes first. Tensors and arrays become lists, tuples lists, paths text; a file that is there is replaced.
+
+    Raises:
+        ConfigurationError: a type that is not known (`PRIORITIES` has them), or an id that is no part of a file name.
+        ResultsError: a value that JSON cannot hold, infinities and NaN among them; names its key.
+        ResultsNotSaved: the disk does not take it.
+    """
+    if result_type == LOCAL_ENERGY:
+        result_type = local_energy_type(accelerator.process_index)
+    path = raw_result_path(experiment_id, result_type, results_dir)
+    content = plain(results_dict, result_type)
+    if accelerator.process_index == 0 or result_type.startswith(LOCAL_ENERGY):
+        write_json_atomically(content, path)
+    return path
+
+
+def save_aggregated_results_json(
+    results_dict: Mapping[str, Mapping[str, Any]], task_type: str, *, results_dir: Path = Path("results")
+) -> Path:
+    """Merge experiments, by name, into `{task_type}_results.json` and return that path.
+
+    One of a name that is there is replaced, the others stay, also where several programs write at once.
+
+    Raises:
+        ConfigurationError: a task type that is no part of a file name.
+        ResultsError: a value that JSON cannot hold, or a file that is there and torn: it is left as it is.
+        ResultsNotSaved: the disk does not take it.
+    """
+    path = aggregated_path(task_type, ".json", results_dir)
+    new = plain(results_dict, task_type)
+    with locked(path):
+        write_json_atomically({**read_experiments(path), **new}, path)
+    return path
+
+
+def load_aggregated_results(task_type: str, *, results_dir: Path = Path("results")) -> dict[str, dict[str, Any]]:
+    """All experiments of `{task_type}_results.json`, by name; empty before the first is saved.
+
+    Raises:
+        ResultsError: the file is torn or holds something else.
+    """
+    return read_experiments(aggregated_path(task_type, ".json", results_dir))
+
+
+def flatten_results_to_csv(
+    results_dict: Mapping[str, Mapping[str, Any]], task_type: str, *, results_dir: Path = Path("results")
+) -> Path:
+    """Write `{task_type}_results.csv`, one row an experiment, and return that path; a file that is there is replaced.
+
+    Nested keys are joined by dots, places in lists are numbers (`gpu_names.0`), the name is the column `experiment`.
+    See `csv_cells` for how values are written; `read_results_csv` gives them back.
+
+    Raises:
+        ConfigurationError: a task type that is no part of a file name.
+        ResultsError: no experiment, a value that no cell can hold, or two keys that would share a column.
+        ResultsNotSaved: the disk does not take it.
+    """
+    path = aggregated_path(task_type, ".csv", results_dir)
+    text = table_text(named_rows(plain(results_dict, task_type)))
+    with locked(path):
+        write_text_atomically(text, path)
+    return path
+
+
+def add_to_results(
+    results_dict: Mapping[str, Mapping[str, Any]], task_type: str, *, results_dir: Path = Path("results")
+) -> tuple[Path, Path]:
+    """Merge experiments into the JSON file and write the CSV anew from all of them, as one act; returns both paths.
+
+    With the two functions above, another program's experiment that comes in between is missing in the CSV.
+
+    Raises:
+        ConfigurationError, ResultsError, ResultsNotSaved: as above; the JSON file is saved before the CSV is made.
+    """
+    with locked(aggregated_path(task_type, "", results_dir)):
+        json_path = save_aggregated_results_json(results_dict, task_type, results_dir=results_dir)
+        experiments = load_aggregated_results(task_type, results_dir=results_dir)
+        return json_path, flatten_results_to_csv(experiments, task_type, results_dir=results_dir)

@@ -1,4 +1,4 @@
-"""In: every process's journal of a setting; out: one whole in which each sample is there exactly once."""
+"""In: every process's journal of a setting, or its energy; out: one whole in which each is there exactly once."""
 
 import os
 import time
@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from experiment_core_utils.energy_pool import pool_energy
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.errors import ResultsError, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.journal import (
     JournalContent,
@@ -18,7 +20,14 @@ from experiment_core_utils.primitives.journal import (
     read_end,
     read_journal,
 )
-from experiment_core_utils.primitives.records import FinishedSample, MeasuredSetting, ShareDone
+from experiment_core_utils.primitives.records import (
+    EnergyFigures,
+    FinishedSample,
+    MeasuredSetting,
+    PooledEnergy,
+    ShareDone,
+)
+from experiment_core_utils.primitives.result_files import local_energy_type, raw_result_path, read_json_object
 
 _POLL_S = 0.05
 # Whole journals are read at each look, not only their ends.
@@ -304,3 +313,34 @@ def _check_complete(found: Sequence[int], asked: Collection[int], drawn: Collect
     foreign = sorted(set(found) - set(drawn))
     if twice or missing or foreign:
         raise ResultsError(f"{key}: samples there twice {twice}, missing {missing}, not asked for {foreign}")
+
+
+def load_and_aggregate_per_process_energy_results(
+    experiment_id: str, num_processes: int, *, results_dir: Path = Path("results")
+) -> PooledEnergy:
+    """The energy of a run, from what each of its processes saved as `local_energy_results`.
+
+    Joules, kilowatt-hours and kilograms add up over processes; no mean of rates is taken.
+
+    Raises:
+        ConfigurationError: fewer than one process, or an id that is no part of a file name.
+        ResultsError: the file of a process is missing, torn, or lacks a published figure; names the rank.
+    """
+    if num_processes < 1:
+        raise ConfigurationError(f"the energy of {num_processes} processes was asked for; a run has at least one")
+    paths = [raw_result_path(experiment_id, local_energy_type(rank), results_dir) for rank in range(num_processes)]
+    missing = [str(rank) for rank, path in enumerate(paths) if not path.exists()]
+    if missing:
+        raise ResultsError(
+            f"experiment {experiment_id} has no energy results of process {', '.join(missing)} in {paths[0].parent}; "
+            f"every one of its {num_processes} processes saves local_energy_results, also one that did not track"
+        )
+    return pool_energy([_energy_of(rank, path) for rank, path in enumerate(paths)])
+
+
+def _energy_of(rank: int, path: Path) -> dict[str, Any]:
+    content = read_json_object(path)
+    lacking = sorted(EnergyFigures.__required_keys__.difference(content))
+    if lacking:
+        raise ResultsError(f"the energy results of process {rank} ({path}) lack {', '.join(lacking)}")
+    return content

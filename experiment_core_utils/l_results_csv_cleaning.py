@@ -1,4 +1,4 @@
-"""In: the JSON files of a run's settings; out: one tidy CSV with a row a setting, and the tables for a terminal."""
+"""In: the JSON files of a run's settings or of text experiments; out: tidy CSV files, and the tables for a terminal."""
 
 import io
 import json
@@ -10,8 +10,16 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.j_results_saving import SCHEMA_VERSION
+from experiment_core_utils.primitives.csv_cells import Cell, csv_text, spreadsheet_safe
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.flat_table import (
+    checked_rows,
+    ordered_columns,
+    read_table,
+    table_text,
+)
+from experiment_core_utils.primitives.result_files import read_rows
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
 
@@ -108,10 +116,60 @@ def settings_frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def write_settings_csv(results: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """`settings_frame` as CSV, written whole or not at all."""
+    """`settings_frame` as CSV, written whole or not at all; no text in it is run by a spreadsheet."""
     buffer = io.StringIO()
-    settings_frame(results).to_csv(buffer, index=False)
+    frame = settings_frame(results).map(lambda value: spreadsheet_safe(value) if isinstance(value, str) else value)
+    frame.to_csv(buffer, index=False)
     write_text_atomically(buffer.getvalue(), path)
+
+
+def json_to_csv(json_file_path: Path | str, csv_file_path: Path | str) -> None:
+    """Write the experiments of a JSON file as CSV, one row each, as `flatten_results_to_csv` does.
+
+    Args:
+        json_file_path: a file of many experiments (a dict of dicts by name, or a list of dicts), or of one: a dict
+            with other values than dicts, or one whose keys are all result types (`inference_metrics`, ...).
+
+    Raises:
+        ResultsError: no such file, torn, something else in it, or two keys that would share a column.
+        ResultsNotSaved: the disk does not take it.
+    """
+    write_text_atomically(table_text(read_rows(Path(json_file_path))), Path(csv_file_path))
+
+
+def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[str]) -> None:
+    """Put these columns first, in this order, the rest alphabetically (places in lists by number); cells as they are.
+
+    Columns that the file does not have are passed over.
+
+    Raises:
+        ResultsError: no such file, torn, ragged, or two columns of one name: it is left as it is.
+        ResultsNotSaved: the disk does not take it.
+    """
+    path = Path(csv_file_path)
+    rows = checked_rows(_csv_content(path), str(path))
+    names = [cell.text for cell in rows[0]]
+    places = [
+        names.index(name) for name in ordered_columns(names, [spreadsheet_safe(name) for name in priority_columns])
+    ]
+    write_text_atomically(csv_text([row[place] for place in places] for row in rows), path)
+
+
+def read_results_csv(csv_file_path: Path | str) -> list[dict[str, Cell]]:
+    """The rows of a results CSV by column name: text, numbers, booleans and None (an empty cell) as they were.
+
+    Raises:
+        ResultsError: no such file, torn, ragged, or two columns of one name.
+    """
+    return read_table(_csv_content(Path(csv_file_path)), str(csv_file_path))
+
+
+def _csv_content(path: Path) -> str:
+    try:
+        # A spreadsheet may have put a byte order mark in front; line ends within cells are kept.
+        return path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path} cannot be read ({error}); give a CSV file in UTF-8") from error
 
 
 def failed_sample_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:

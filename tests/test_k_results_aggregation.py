@@ -1,11 +1,13 @@
 """Journals of several processes become one whole, or an error says what does not fit."""
 
+import json
 import signal
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from experiment_core_utils.c_prompt_processing import share_of_process
 from experiment_core_utils.k_results_aggregation import (
     collect_parts,
     finished_ids,
+    load_and_aggregate_per_process_energy_results,
     merge_memory,
     merge_parts,
     remove_journals,
@@ -22,7 +25,7 @@ from experiment_core_utils.k_results_aggregation import (
     whole_window,
 )
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.errors import ResultsError, Stopped, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.primitives.records import (
@@ -298,3 +301,89 @@ def test_a_folder_into_which_another_process_writes_is_left_alone(tmp_path: Path
     ):
         tidy_journals(tmp_path, fingerprint, never_saved)
     assert journal.path.exists()
+
+
+def energy(total: float | None, gpu: float | None = None, reason: str | None = None, **others: float | None) -> Any:
+    """One machine's: of the total, a quarter is memory and the rest the CPU's and the GPU's."""
+    rest = {"cpu_energy_kwh": None, "ram_energy_kwh": None, "total_emissions_kg_co2": None, "duration_seconds": None}
+    if total is not None:
+        rest = {
+            "cpu_energy_kwh": total * 0.75 - (gpu or 0),
+            "ram_energy_kwh": total * 0.25,
+            "total_emissions_kg_co2": total / 2,
+            "duration_seconds": 60.0,
+        }
+    return {"total_energy_kwh": total, "gpu_energy_kwh": gpu, **rest, "reason": reason, **others}
+
+
+def save_energy(folder: Path, *processes: Any) -> None:
+    (folder / "raw_results" / "7").mkdir(parents=True)
+    for rank, content in enumerate(processes):
+        path = folder / "raw_results" / "7" / f"7_6_local_energy_results_process_{rank}.json"
+        path.write_text(json.dumps(content))
+
+
+def test_the_energy_of_two_machines_with_two_processes_each(tmp_path: Path) -> None:
+    shares = energy(None, reason="shares its machine")
+    machines = energy(4.0, 2.0), shares, energy(8.0, 4.0, duration_seconds=90.0), shares
+    save_energy(tmp_path, *machines)
+    pooled = load_and_aggregate_per_process_energy_results("7", 4, results_dir=tmp_path)
+    assert pooled == {
+        "total_energy_kwh": 12.0,
+        "avg_energy_per_process_kwh": 3.0,
+        "cpu_energy_kwh": 3.0,  # 4 * 0.75 - 2, 8 * 0.75 - 4
+        "gpu_energy_kwh": 6.0,
+        "ram_energy_kwh": 3.0,
+        "total_emissions_kg_co2": 6.0,
+        "duration_seconds": 90.0,
+        "total_duration_seconds": 150.0,
+        "num_processes": 4,
+        "num_tracking_processes": 2,
+        "per_process_breakdown": [{"process": rank, **each} for rank, each in enumerate(machines)],
+        "reason": None,
+    }
+
+
+def test_a_machine_without_gpu_does_not_hide_the_others(tmp_path: Path) -> None:
+    save_energy(tmp_path, energy(4.0, 2.0), energy(1.0, reason="gpu_energy_kwh: none in use"))
+    pooled = load_and_aggregate_per_process_energy_results("7", 2, results_dir=tmp_path)
+    assert (pooled["total_energy_kwh"], pooled["gpu_energy_kwh"]) == (5.0, 2.0)
+    assert pooled["reason"] == "process 1: gpu_energy_kwh: none in use"
+
+
+def test_a_machine_whose_gpus_were_not_read_leaves_no_total(tmp_path: Path) -> None:
+    lost = energy(4.0, reason="GPUs in use are not in it") | {"total_energy_kwh": None, "total_emissions_kg_co2": None}
+    save_energy(tmp_path, energy(4.0, 2.0), lost)
+    pooled = load_and_aggregate_per_process_energy_results("7", 2, results_dir=tmp_path)
+    for figure in ("total_energy_kwh", "avg_energy_per_process_kwh", "gpu_energy_kwh", "total_emissions_kg_co2"):
+        assert pooled[figure] is None, figure  # type: ignore[literal-required]
+    assert pooled["cpu_energy_kwh"] == 1.0 + 3.0
+    assert pooled["reason"] == "process 1: GPUs in use are not in it"
+
+
+def test_energy_that_nobody_tracked_is_none_with_the_reason(tmp_path: Path) -> None:
+    save_energy(tmp_path, energy(None, reason="not tracked"), energy(None, reason="shares"))
+    pooled = load_and_aggregate_per_process_energy_results("7", 2, results_dir=tmp_path)
+    assert (pooled["total_energy_kwh"], pooled["duration_seconds"], pooled["num_tracking_processes"]) == (None, None, 0)
+    assert pooled["reason"] == "process 0: not tracked; process 1: shares"
+
+
+def test_the_six_published_figures_are_enough(tmp_path: Path) -> None:
+    published = {key: value for key, value in energy(4.0, 2.0).items() if key != "reason"}
+    save_energy(tmp_path, published)
+    assert load_and_aggregate_per_process_energy_results("7", 1, results_dir=tmp_path)["total_energy_kwh"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "error", "said"),
+    [
+        (0, ConfigurationError, "0 processes"),
+        (2, ResultsError, r"energy results of process 1 \(.*\) lack cpu_energy_kwh, duration_seconds, gpu_energy_kwh"),
+        (5, ResultsError, "no energy results of process 3, 4 in"),
+    ],
+)
+def test_missing_energy_names_the_process(num_processes: int, error: Any, said: str, tmp_path: Path) -> None:
+    save_energy(tmp_path, energy(4.0), {"total_energy_kwh": 1.0, "ram_energy_kwh": 1.0}, energy(4.0))
+    with pytest.raises(error, match=said) as caught:
+        load_and_aggregate_per_process_energy_results("7", num_processes, results_dir=tmp_path)
+    assert "\n" not in str(caught.value)

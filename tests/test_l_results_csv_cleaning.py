@@ -13,7 +13,10 @@ from experiment_core_utils.l_results_csv_cleaning import (
     comparison_table,
     few_samples_sentence,
     few_samples_warning,
+    json_to_csv,
     read_results,
+    read_results_csv,
+    reorder_csv_columns,
     setting_key,
     settings_frame,
     write_settings_csv,
@@ -173,3 +176,69 @@ def test_the_table_says_how_many_samples_were_measured() -> None:
     assert tuple(frame.columns[-2:]) == ("num_latency_samples", "share_outlier_runs")
     assert frame["T_total_mean_ms"].isna().tolist() == [False, True, False]
     assert "tier" not in closing_table([some, none])
+
+
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        (
+            {"e1": {"a": {"x": 1}, "id": "0001"}, "e2": {"a": {"x": 2.5}}},
+            [{"experiment": "e1", "a.x": 1, "id": "0001"}, {"experiment": "e2", "a.x": 2.5, "id": None}],
+        ),
+        ([{"a": 1}, {"b": "=1"}], [{"a": 1, "b": None}, {"a": None, "b": "=1"}]),
+        ({"tokens_per_second": 5.5, "x": {"y": True}}, [{"tokens_per_second": 5.5, "x.y": True}]),
+        (
+            {"inference_metrics": {"flops": 1}, "local_energy_results_process_0": {"k": [2]}},
+            [{"inference_metrics.flops": 1, "local_energy_results_process_0.k.0": 2}],
+        ),
+    ],
+)
+def test_json_becomes_csv_and_comes_back(content: Any, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    json_to_csv(tmp_path / "r.json", str(tmp_path / "r.csv"))
+    assert read_results_csv(tmp_path / "r.csv") == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read"),
+        ("3", "neither a dict nor a list"),
+        ("[3]", "neither a dict nor a list"),
+        ("{}", "nothing to write"),
+    ],
+)
+def test_json_that_holds_no_experiment_is_one_line(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(ResultsError, match=said) as caught:
+        json_to_csv(tmp_path / "r.json", tmp_path / "r.csv")
+    assert "\n" not in str(caught.value) and not (tmp_path / "r.csv").exists()
+
+
+def test_columns_are_reordered_and_cells_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_bytes('\ufeffb,x.10,x.2,id,\'=a\r\n1.50,"",,0001,"1"\r\n"two\nlines",\'=x,é,"a ""q""",7\r\n'.encode())
+    before = read_results_csv(path)
+    reorder_csv_columns(str(path), ["id", "not there", "=a"])
+    assert path.read_bytes().decode() == ('id,\'=a,b,x.2,x.10\n0001,"1",1.50,,""\n"a ""q""",7,"two\nlines",é,\'=x\n')
+    assert read_results_csv(path) == before
+    assert before[0] == {"b": 1.5, "x.10": "", "x.2": None, "id": "0001", "=a": "1"}
+
+
+@pytest.mark.parametrize("content", ["a,b\n1\n", "a,a\n1,2\n", "", 'a\n"x'])
+def test_a_file_that_is_no_table_is_not_reordered(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text(content)
+    with pytest.raises(ResultsError, match="r.csv"):
+        reorder_csv_columns(path, ["a"])
+    assert path.read_text() == content
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no.csv cannot be read"):
+        read_results_csv(tmp_path / "no.csv")
+
+
+def test_no_text_of_a_setting_is_run_by_a_spreadsheet(results: list[dict[str, Any]], tmp_path: Path) -> None:
+    write_settings_csv([results[0] | {"metric": "=HYPERLINK()"}], tmp_path / "settings.csv")
+    assert pd.read_csv(tmp_path / "settings.csv")["metric"].tolist() == ["'=HYPERLINK()"]

@@ -115,6 +115,19 @@ def gpu_uuid(device: torch.device) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
+def visible_gpus() -> list[torch.device]:
+    """The GPUs that this process may use; none for the CPU alone."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cuda", index) for index in range(count)]
+
+
+def synchronize_used_gpus() -> None:
+    """Wait for the GPUs that hold something of this process; waiting for another would occupy memory there."""
+    for device in visible_gpus():
+        if torch.cuda.memory_reserved(device) > 0:
+            synchronize(device)
+
+
 class MemoryWindow:
     """Peak memory between `with` and its end; the high-water mark is reset at the opening."""
 

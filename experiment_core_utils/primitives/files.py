@@ -1,13 +1,23 @@
 """Files that are written whole or not at all; what the disk does not take becomes one line."""
 
+import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ResultsNotSaved, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsNotSaved, first_line
+
+_FILE_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def check_file_name_part(value: str, what: str) -> None:
+    """Raises ConfigurationError for a name that could lead out of its folder or into another file."""
+    if not _FILE_NAME_PART.fullmatch(value):
+        raise ConfigurationError(f"{what} {value!r} is part of file names; use letters, digits, - and _ only")
 
 
 @contextmanager
@@ -34,7 +44,7 @@ def write_text_atomically(text: str, path: Path) -> None:
     with failed_writes_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("w") as file:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -43,6 +53,24 @@ def write_text_atomically(text: str, path: Path) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside, no other process that asks for the lock beside `path` works on it; waits until it is free.
+
+    The lock is a hidden file that stays, because removing it would let two processes in. The system gives the lock
+    back when a process ends in whatever way.
+    """
+    with failed_writes_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        with failed_writes_named(path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -6,11 +6,25 @@ torch, so that stored results can be read and scored again without it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from experiment_core_utils.primitives.distributions import Distribution
 
 When = Literal["open", "between", "close"]
+
+
+class ProcessPlace(Protocol):
+    """A process among those of a run; an `Accelerator` is one."""
+
+    @property
+    def process_index(self) -> int:
+        """Its rank in the run."""
+        ...
+
+    @property
+    def local_process_index(self) -> int:
+        """Its rank on its machine."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -755,32 +769,85 @@ class CustomMetricsReport(TypedDict):
 
 
 class GpuMemory(TypedDict):
-    """torch's allocator on one GPU, in bytes."""
+    """torch's allocator on one GPU, in bytes; all None, with the reason, where there is no GPU."""
 
-    gpu_current_memory_allocated_bytes: int
-    gpu_max_memory_allocated_bytes: int
-    gpu_current_memory_reserved_bytes: int
-    gpu_max_memory_reserved_bytes: int
+    gpu_current_memory_allocated_bytes: int | None
+    gpu_max_memory_allocated_bytes: int | None
+    gpu_current_memory_reserved_bytes: int | None
+    gpu_max_memory_reserved_bytes: int | None
+    reason: str | None
 
 
 class ComputeUtilisation(TypedDict):
-    """Load of the GPU (one figure each) and the CPU in percent, and this process's resident memory in bytes."""
+    """Load of the GPU (one figure each) and the CPU in percent, and this process's resident memory in bytes.
+
+    Attributes:
+        reason: why `gpu_utilization_percent` is empty.
+    """
 
     gpu_utilization_percent: list[float]
     cpu_usage_percent: float
     cpu_memory_usage_bytes: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """The operations of a forward pass, one multiply-add as 2.
+
+    Attributes:
+        flops: None where they were not counted.
+        method: `counter` or `ptflops`.
+        counted_on: `model`, or `meta_twin` (the same architecture without weights).
+        num_prompts, num_tokens: what the pass is over; true tokens, no padding.
+        reason: why `flops` is None.
+    """
+
+    flops: float | None
+    method: str
+    counted_on: str
+    num_prompts: int
+    num_tokens: int
+    reason: str | None
 
 
 class ComputeMetrics(TypedDict):
-    """FLOPs of one forward pass over all prompts, and the device's memory and load; None where there is no figure."""
+    """FLOPs of one forward pass over all prompts, and a process's memory and load; None where there is no figure.
+
+    Attributes:
+        flops_method, flops_counted_on, flops_prompts, flops_tokens, flops_reason: see `FlopCount`.
+        flops_per_prompt, flops_per_token: `flops` over these numbers.
+        process_index: whose memory and load it is; `flops` is the same in every process and does not add up.
+    """
 
     flops: float | None
-    memory: GpuMemory | None
+    memory: GpuMemory
     compute_utilisation: ComputeUtilisation
+    flops_method: str
+    flops_counted_on: str
+    flops_prompts: int
+    flops_tokens: int
+    flops_per_prompt: float | None
+    flops_per_token: float | None
+    flops_reason: str | None
+    process_index: int
 
 
-class EnergyMetrics(TypedDict):
-    """Energy in kWh and emissions in kg of a window; None where it was not measured, never 0."""
+class EnergySource(TypedDict):
+    """Where an energy figure comes from.
+
+    Attributes:
+        source: `nvml_counter`, `rapl`, `codecarbon_estimate` (load or size times a nominal power), their sum, or None
+            where the file does not say.
+        kind: `measured` or `estimated`; a sum is estimated where a part of it is.
+    """
+
+    source: str | None
+    kind: Literal["measured", "estimated"] | None
+
+
+class EnergyFigures(TypedDict):
+    """Energy in kWh, emissions in kg and seconds; None where it was not measured, never 0."""
 
     total_energy_kwh: float | None
     cpu_energy_kwh: float | None
@@ -790,13 +857,40 @@ class EnergyMetrics(TypedDict):
     duration_seconds: float | None
 
 
-class PooledEnergy(TypedDict):
-    """The energy of all processes; a machine that several of them share is counted once.
+class EnergyMetrics(EnergyFigures):
+    """The energy of one machine in an experiment; all monitoring periods summed.
 
     Attributes:
-        per_process_breakdown: by rank.
+        sources: by figure, of those that are not None.
+        num_periods: how many times tracking was started and stopped.
+        tracking_mode: `machine` counts whatever else runs on the CPU, too.
+        emissions_basis: whose electricity mix the emissions are computed with.
+        reason: why figures are None.
     """
 
-    total_energy_kwh: float | None
+    sources: dict[str, EnergySource]
+    num_periods: int
+    tracking_mode: str | None
+    cpu_model: str | None
+    gpu_model: str | None
+    emissions_basis: str | None
+    reason: str | None
+
+
+class PooledEnergy(EnergyFigures):
+    """The energy of all machines of a run; one that several processes share is counted once.
+
+    Attributes:
+        avg_energy_per_process_kwh: the total over all processes, those that did not track included.
+        per_process_breakdown: by rank, each with `process`.
+        duration_seconds: the longest window of a machine.
+        total_duration_seconds: the sum of the machines' windows.
+        reason: why something is missing, by rank.
+    """
+
     avg_energy_per_process_kwh: float | None
     per_process_breakdown: list[dict[str, Any]]
+    total_duration_seconds: float | None
+    num_processes: int
+    num_tracking_processes: int
+    reason: str | None

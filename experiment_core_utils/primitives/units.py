@@ -1,4 +1,6 @@
-"""The one place where a unit becomes another. Memory holds seconds and bytes, the published JSON ms."""
+"""The one place where a unit becomes another. Memory holds seconds and bytes, the published files ms and kWh."""
+
+JOULES_PER_KWH = 3.6e6
 
 
 def milliseconds(seconds: float | None) -> float | None:

@@ -1,12 +1,19 @@
 """Files written whole or not at all."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.errors import ResultsNotSaved
-from experiment_core_utils.primitives.files import remove_leftovers, write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsNotSaved
+from experiment_core_utils.primitives.files import (
+    check_file_name_part,
+    locked,
+    remove_leftovers,
+    write_json_atomically,
+    write_text_atomically,
+)
 
 
 def test_a_file_is_written_whole_in_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -52,3 +59,28 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "drift.json"]
+
+
+def test_one_after_the_other_holds_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "r.json"
+    entered: list[str] = []
+
+    def second() -> None:
+        with locked(path):
+            entered.append("second")
+
+    thread = threading.Thread(target=second)
+    with locked(path):
+        thread.start()
+        thread.join(timeout=0.2)
+        entered.append("first")
+    thread.join(timeout=10)
+    assert entered == ["first", "second"]
+    assert [each.name for each in path.parent.iterdir()] == [".r.json.lock"]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "a\n", "é"])
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    check_file_name_part("text_generation-2", "the task type")
+    with pytest.raises(ConfigurationError, match="the task type .* is part of file names; use letters"):
+        check_file_name_part(name, "the task type")

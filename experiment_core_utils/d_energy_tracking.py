@@ -1,0 +1,91 @@
+"""In: an experiment's id; out: what its machine used between start and stop, in `emissions_{experiment_id}.csv`."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
+from experiment_core_utils.meters.emissions_file import append_window, emissions_path, read_windows
+from experiment_core_utils.primitives.device import gpu_uuid, synchronize_used_gpus, visible_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+
+
+@dataclass
+class EnergyTracker:
+    """A window that is being measured; for `stop_energy_tracking` alone.
+
+    Attributes:
+        is_running: False once it was stopped.
+    """
+
+    experiment_id: str
+    path: Path
+    meter: CodecarbonMeter
+    is_running: bool = True
+
+
+def start_energy_tracking(
+    experiment_id: str,
+    output_dir: Path = Path("."),
+    country_iso_code: str | None = None,
+    *,
+    library: CodecarbonLibrary | None = None,
+) -> EnergyTracker:
+    """Begin a window over the whole machine: CPU, memory and every GPU that this process sees.
+
+    Other work on the machine is counted too, and of several processes on one machine only the first may track: each
+    would count the whole. Machines that share a file system need an `output_dir` each. The hardware is probed before
+    the window opens, and work that this process gave to its GPUs is waited for.
+
+    Args:
+        output_dir: where `stop_energy_tracking` writes; made where it is not there.
+        country_iso_code: three letters, whose electricity mix gives the emissions; None takes the world mean and says
+            so in a warning.
+        library: codecarbon, or what stands in for it; None imports it.
+
+    Raises:
+        ConfigurationError: an id that is no part of a file name, or a country that codecarbon does not know.
+        MeterUnavailable: codecarbon is not installed or does not start, or `output_dir` cannot be made.
+        ResultsError: there is a file of that name to which no window can be added.
+    """
+    path = emissions_path(experiment_id, output_dir)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MeterUnavailable(f"{output_dir} cannot hold an emissions file ({error.strerror})") from error
+    if path.exists():
+        read_windows(path)
+    uuids = [uuid for device in visible_gpus() if (uuid := gpu_uuid(device)) is not None]
+    meter = CodecarbonMeter(country_iso_code, uuids, library)
+    if meter.emissions_basis == WORLD_MEAN:
+        warnings.warn(
+            "no country was given: emissions are computed with the world's mean electricity mix "
+            "(country_iso_code=FRA takes that of France)",
+            stacklevel=2,
+        )
+    synchronize_used_gpus()
+    meter.open()
+    return EnergyTracker(experiment_id, path, meter)
+
+
+def stop_energy_tracking(tracker: EnergyTracker) -> Path:
+    """End the window and add it to `emissions_{experiment_id}.csv`; returns that path.
+
+    Each start and stop of one experiment is a row; `aggregate_energy_metrics` adds them up.
+
+    Raises:
+        ConfigurationError: the tracker was stopped already.
+        MeterUnavailable: codecarbon measured nothing.
+        ResultsError: the file that is there holds something else.
+        ResultsNotSaved: the disk does not take it.
+    """
+    if not tracker.is_running:
+        raise ConfigurationError(
+            f"the tracker of experiment {tracker.experiment_id} was stopped already; start another for a new window"
+        )
+    tracker.is_running = False
+    synchronize_used_gpus()
+    window = tracker.meter.close()
+    tracker.meter.release()
+    append_window({**window, "experiment_id": tracker.experiment_id}, tracker.path)
+    return tracker.path

@@ -1,0 +1,50 @@
+"""In: each process's energy figures; out: those of the run, what was measured summed, what is missing named."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiment_core_utils.primitives.records import PooledEnergy
+
+
+def pool_energy(per_process: Sequence[Mapping[str, Any]]) -> PooledEnergy:
+    """The energy of a run.
+
+    Args:
+        per_process: by rank, what `aggregate_energy_metrics` returned there.
+    """
+    tracking = [each for each in per_process if each["duration_seconds"] is not None]
+    durations = [each["duration_seconds"] for each in tracking]
+    total = _sum("total_energy_kwh", tracking)
+    return PooledEnergy(
+        total_energy_kwh=total,
+        avg_energy_per_process_kwh=None if total is None else total / len(per_process),
+        per_process_breakdown=[{"process": rank, **each} for rank, each in enumerate(per_process)],
+        cpu_energy_kwh=_sum("cpu_energy_kwh", tracking),
+        gpu_energy_kwh=_sum("gpu_energy_kwh", [each for each in tracking if not _has_no_gpu(each)]),
+        ram_energy_kwh=_sum("ram_energy_kwh", tracking),
+        total_emissions_kg_co2=_sum("total_emissions_kg_co2", tracking),
+        duration_seconds=max(durations, default=None),
+        total_duration_seconds=_sum("duration_seconds", tracking),
+        num_processes=len(per_process),
+        num_tracking_processes=len(tracking),
+        reason=_reason(per_process),
+    )
+
+
+def _sum(figure: str, machines: Sequence[Mapping[str, Any]]) -> float | None:
+    """None where one of them lacks it: the sum of the others would pass for that of all."""
+    values = [each[figure] for each in machines]
+    return math.fsum(values) if values and None not in values else None
+
+
+def _has_no_gpu(machine: Mapping[str, Any]) -> bool:
+    """Whether it uses none: its total is whole without."""
+    return machine["gpu_energy_kwh"] is None and machine["total_energy_kwh"] is not None
+
+
+def _reason(per_process: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why something is missing, each process by its rank; one that a tracking process counts lacks nothing."""
+    tracking = [(rank, each) for rank, each in enumerate(per_process) if each["duration_seconds"] is not None]
+    concerned = tracking or list(enumerate(per_process))
+    return "; ".join(f"process {rank}: {each['reason']}" for rank, each in concerned if each.get("reason")) or None

@@ -1,0 +1,193 @@
+"""In: a machine's CPU, memory and GPUs, through codecarbon; out: one window's energy as a row of its own columns.
+
+The one file that imports codecarbon. Only its offline tracker is used: it opens no connection. Its configuration files
+and environment variables are passed over, because some of them would. Energies of a window are taken from the task that
+spans it; codecarbon's powers of a task are means over all tasks so far and are computed anew here.
+"""
+
+import logging
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, first_line
+from experiment_core_utils.primitives.units import JOULES_PER_KWH
+
+WORLD_MEAN = "world mean (no country given)"
+# What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    subprocess.SubprocessError,
+)
+_POWERS = {"cpu_power": "cpu_energy", "gpu_power": "gpu_energy", "ram_power": "ram_energy"}
+# Sampled once a second by codecarbon; 0 where the window was shorter.
+_SAMPLED = ("cpu_utilization_percent", "gpu_utilization_percent", "ram_utilization_percent", "ram_used_gb")
+
+
+@dataclass(frozen=True)
+class CodecarbonLibrary:
+    """What is used of codecarbon.
+
+    Attributes:
+        new_tracker: its `OfflineEmissionsTracker`.
+        countries: three-letter codes of the countries whose electricity mix it knows.
+        reads_rapl: whether it can read the CPU's own energy counters here; else it estimates from the load.
+    """
+
+    new_tracker: Callable[..., Any]
+    countries: Callable[[], Collection[str]]
+    reads_rapl: Callable[[], bool]
+
+
+class CodecarbonMeter:
+    """One machine's energy between `open` and `close`, any number of times one after the other.
+
+    The hardware is probed here (more than a second the first time in a process), not in a window.
+
+    Args:
+        country_iso_code: three letters, whose electricity mix gives the emissions; None takes the world mean.
+        gpu_uuids: the GPUs to count; none given leaves the choice to codecarbon, which takes all it finds.
+        library: codecarbon, or what stands in for it; None imports it.
+
+    Raises:
+        ConfigurationError: codecarbon does not know the country.
+        MeterUnavailable: codecarbon is not installed, or does not start.
+    """
+
+    def __init__(
+        self, country_iso_code: str | None, gpu_uuids: Sequence[str], library: CodecarbonLibrary | None = None
+    ) -> None:
+        library = library if library is not None else codecarbon_library()
+        if country_iso_code is not None and country_iso_code not in library.countries():
+            raise ConfigurationError(
+                f"codecarbon knows no electricity mix of country {country_iso_code!r}; give a three-letter code such "
+                "as FRA, or none for the world mean"
+            )
+        self._num_gpus_wanted = len(gpu_uuids)
+        self._basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
+        self._cpu_source = "rapl" if library.reads_rapl() else "codecarbon_estimate"
+        self._is_open = False
+        self._num_windows = 0
+        logging.getLogger("codecarbon").setLevel(logging.ERROR)
+        self._tracker = self._ask(lambda: _offline_tracker(library, country_iso_code, gpu_uuids))
+        self._ask(self._tracker.get_detected_hardware)
+        # The first task reads data files and primes the counters.
+        self.open()
+        self.close()
+
+    def open(self) -> None:
+        """Begin a window; raises ConfigurationError where one is open, MeterUnavailable where codecarbon fails."""
+        if self._is_open:
+            raise ConfigurationError("this energy meter has an open window; close it before opening another")
+        self._num_windows += 1
+        self._is_open = True
+        self._ask(lambda: self._tracker.start_task(f"window {self._num_windows}"))
+
+    def close(self) -> dict[str, Cell]:
+        """End the window: codecarbon's columns (kWh, kg, s, W), then where the figures come from.
+
+        Columns beyond codecarbon's:
+            cpu_energy_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
+            emissions_basis: whose electricity mix.
+            gpus_in_use: how many GPUs were to be counted; `gpu_count` says how many were.
+
+        Raises:
+            ConfigurationError: no window is open.
+            MeterUnavailable: codecarbon measured nothing.
+        """
+        if not self._is_open:
+            raise ConfigurationError("this energy meter has no open window; open one before closing")
+        self._is_open = False
+        measured = self._ask(lambda: self._tracker.stop_task(f"window {self._num_windows}"))
+        if measured is None:
+            raise MeterUnavailable("codecarbon measured nothing: it did not begin the window, see its error above")
+        return {
+            **_repaired(dict(measured.values)),
+            "cpu_energy_source": self._cpu_source,
+            "emissions_basis": self._basis,
+            "gpus_in_use": self._num_gpus_wanted,
+        }
+
+    def release(self) -> None:
+        """End codecarbon's threads."""
+        self._ask(self._tracker.stop)
+
+    @property
+    def emissions_basis(self) -> str:
+        """Whose electricity mix the emissions are computed with."""
+        return self._basis
+
+    @staticmethod
+    def _ask(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except _FAILURES as error:
+            raise MeterUnavailable(f"codecarbon does not track here: {first_line(error)}") from error
+
+
+def codecarbon_library() -> CodecarbonLibrary:
+    """The installed package; raises MeterUnavailable where there is none."""
+    try:
+        from codecarbon import OfflineEmissionsTracker
+        from codecarbon.core.cpu import is_rapl_available
+        from codecarbon.input import DataSource
+    except ImportError as error:
+        raise MeterUnavailable("codecarbon is not installed (pip install codecarbon)") from error
+    return CodecarbonLibrary(
+        new_tracker=OfflineEmissionsTracker,
+        countries=lambda: DataSource().get_global_energy_mix_data().keys(),
+        reads_rapl=is_rapl_available,
+    )
+
+
+def _offline_tracker(library: CodecarbonLibrary, country_iso_code: str | None, gpu_uuids: Sequence[str]) -> Any:
+    """Every setting that a configuration file or the environment could change is given."""
+    return library.new_tracker(
+        country_iso_code=country_iso_code,
+        country_2letter_iso_code=None,
+        region=None,
+        cloud_provider=None,
+        cloud_region=None,
+        gpu_ids=list(gpu_uuids) or None,
+        tracking_mode="machine",
+        project_name="codecarbon",
+        output_methods=[],
+        output_handlers=[],
+        output_dir=".",
+        emissions_endpoint=None,
+        # Not None: codecarbon would look for a token under an older name, and use it.
+        electricitymaps_api_token="",
+        force_carbon_intensity_g_co2e_kwh=None,
+        force_cpu_power=None,
+        force_ram_power=None,
+        force_mode_cpu_load=False,
+        pue=1.0,
+        wue=0.0,
+        rapl_include_dram=False,
+        rapl_prefer_psys=False,
+        measure_power_secs=15.0,
+        api_call_interval=-1,
+        metadata=None,
+        log_level="error",
+        logger_preamble="",
+        allow_multiple_runs=True,
+    )
+
+
+def _repaired(row: dict[str, Any]) -> dict[str, Cell]:
+    """Powers of this window alone; utilisation that was never sampled is absent."""
+    seconds = row["duration"]
+    for power, energy in _POWERS.items():
+        row[power] = row[energy] * JOULES_PER_KWH / seconds if seconds > 0 else None
+    if not row["ram_used_gb"]:
+        row |= dict.fromkeys(_SAMPLED)
+    return row
