@@ -1,23 +1,21 @@
 """In: a request and a setting in force, or all prompts of a text run; out: tokens and times from marks of the run."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import of_all_processes
+from experiment_core_utils.a_distributed import outcome_of_all
 from experiment_core_utils.c_prompt_processing import share_of_process
 from experiment_core_utils.models.interface import StagedModel, Stages
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.records import InferenceResults, StagedRun, TokenisedPrompts
 from experiment_core_utils.primitives.text_config import TextConfig, judged
 from experiment_core_utils.text_generation import TextGenerator, context_length, generation_values
 from experiment_core_utils.text_share import OwnPrompts, TextShare
-
-T = TypeVar("T")
 
 
 def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
@@ -104,26 +102,22 @@ def run_gen_inference(
         Stopped: someone asked for it.
         WorkerLost: another process is gone or late.
     """
-    share = _in_all(
+    share = prepare_gen_inference(model, tokeniser, tokenised_prompts, experiment_config, accelerator)
+    return run_prepared(share, accelerator, stop)
+
+
+def prepare_gen_inference(
+    model: Any, tokeniser: Any, tokenised_prompts: TokenisedPrompts, experiment_config: Any, accelerator: Accelerator
+) -> TextShare:
+    """The first half of `run_gen_inference`: everything judged and warmed up, so that a meter may open its window."""
+    return outcome_of_all(
         lambda: _warm_share(model, tokeniser, tokenised_prompts, experiment_config, accelerator), accelerator
     )
-    return _in_all(lambda: share.run(stop or StopRequest()), accelerator)
 
 
-def _in_all(make: Callable[[], T], accelerator: Accelerator) -> T:
-    """What `make` returns here, once every process has come as far; raises, in all, what it raised in one of them."""
-    made, error = None, None
-    try:
-        made = make()
-    except ProfilerError as own:
-        error = own
-    errors = of_all_processes(error, accelerator)
-    if error is not None:
-        raise error
-    for rank, other in enumerate(errors):
-        if other is not None:
-            raise type(other)(f"process {rank}: {other}")
-    return made  # type: ignore[return-value]
+def run_prepared(share: TextShare, accelerator: Accelerator, stop: StopRequest | None = None) -> InferenceResults:
+    """The second half: every batch is measured."""
+    return outcome_of_all(lambda: share.run(stop or StopRequest()), accelerator)
 
 
 def _warm_share(

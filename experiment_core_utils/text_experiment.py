@@ -20,7 +20,7 @@ from experiment_core_utils.c_prompt_processing import (
 )
 from experiment_core_utils.custom_metrics import run_custom_metrics
 from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_energy_tracking
-from experiment_core_utils.e_inference import run_gen_inference, warm_up_generation
+from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
@@ -89,13 +89,8 @@ def measure_experiment(
     model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
     prompts = choose_prompts(due, tokenizer)
     tokenised = tokenise_prompts(prompts.texts, tokenizer)
-    outcome_of_all(lambda: warm_up_generation(model, tokenizer, tokenised, config, accelerator), accelerator)
-    own = outcome_of_all(
-        lambda: _in_energy_window(
-            lambda: run_gen_inference(model, tokenizer, tokenised, config, accelerator), config, files, accelerator
-        ),
-        accelerator,
-    )
+    share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator)
+    own = _in_energy_window(lambda: run_prepared(share, accelerator), config, files, accelerator)
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config)
     files.save(aggregate_energy_metrics(files.experiment_id, accelerator, files.folder), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
@@ -130,14 +125,19 @@ def choose_prompts(due: DueExperiment, tokenizer: Any) -> ChosenPrompts:
 def _in_energy_window(
     run: Callable[[], InferenceResults], config: TextConfig, files: _Files, accelerator: Accelerator
 ) -> InferenceResults:
-    """One process a machine tracks: what the meter reads is the whole machine's."""
-    if not (config.track_energy and accelerator.is_local_main_process):
-        return run()
-    tracker = start_energy_tracking(files.experiment_id, files.folder, config.country_iso_code)
+    """One process a machine tracks: what the meter reads is the whole machine's. None runs before all windows are open."""
+    tracks = config.track_energy and accelerator.is_local_main_process
+    tracker = outcome_of_all(
+        lambda: (
+            start_energy_tracking(files.experiment_id, files.folder, config.country_iso_code) if tracks else None
+        ),
+        accelerator,
+    )
     try:
         return run()
     finally:
-        stop_energy_tracking(tracker)
+        if tracker is not None:
+            stop_energy_tracking(tracker)
 
 
 def _entry(

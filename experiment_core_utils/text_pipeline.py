@@ -13,13 +13,10 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import of_main_process, processes_on_this_machine, setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
-from experiment_core_utils.j_results_saving import (
-    flatten_results_to_csv,
-    load_aggregated_results,
-    save_aggregated_results_json,
-)
+from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.result_files import aggregated_path
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
 from experiment_core_utils.text_experiment import ModelAndTokenizer, measure_experiment
@@ -105,12 +102,19 @@ def run_text_experiments(grid: Sequence[Combination], results_dir: Path, say: Sa
         else:
             measured.append(name)
             if is_main:
-                save_aggregated_results_json({name: result}, task_type, results_dir=results_dir)
+                add_to_results({name: result}, task_type, results_dir=results_dir)
                 say(_line(due.title, name, result))
         if is_main and due.title in failed:
             say(f"{due.title}: failed: {failed[due.title]}")
-    results, csv_path = _saved_results(plan, measured, task_type, results_dir) if is_main else ({}, None)
-    return TextReport(is_main, plan, results, len(measured), failed, csv_path)
+    everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
+    return TextReport(
+        is_main_process=is_main,
+        plan=plan,
+        results={name: everything[name] for name in (*plan.saved.values(), *measured) if name in everything},
+        num_measured=len(measured),
+        failed=failed,
+        csv_path=aggregated_path(task_type, ".csv", results_dir) if everything else None,
+    )
 
 
 def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
@@ -124,17 +128,6 @@ def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
 def grid_task_type(grid: Sequence[Combination]) -> str:
     """The one that all combinations have."""
     return next(each.config.task_type for each in grid if each.config is not None)
-
-
-def _saved_results(
-    plan: TextPlan, measured: Sequence[str], task_type: str, results_dir: Path
-) -> tuple[dict[str, Any], Path | None]:
-    """The results of this grid's combinations; the CSV holds those of all grids."""
-    everything = load_aggregated_results(task_type, results_dir=results_dir)
-    if not everything:
-        return {}, None
-    csv_path = flatten_results_to_csv(everything, task_type, results_dir=results_dir)
-    return {name: everything[name] for name in (*plan.saved.values(), *measured)}, csv_path
 
 
 class _ModelInMemory:

@@ -47,8 +47,8 @@ def main() -> int:
         overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
         grid = combinations(with_overrides(read_yaml(given.config) if given.config else {}, overrides))
         # torch and transformers take seconds to import; `--help` and a wrong key need neither.
-        from experiment_core_utils.l_results_csv_cleaning import text_table
         from experiment_core_utils.text_pipeline import plan_of, run_text_experiments
+        from experiment_core_utils.text_table import text_table
 
         if given.dry_run:
             plan, accelerator = plan_of(grid, given.output_dir)
