@@ -39,8 +39,8 @@ class TextGenerator:
 
     Drawn tokens depend on `random_seed`, the index of the batch's first prompt, which prompts are in the batch and how
     far they are padded, the model with its precision, the kind of device and the versions of torch and transformers.
-    They do not depend on the batches before, on warm-ups or on the number of processes. The global random state is
-    afterwards as it was before.
+    They do not depend on the batches before or on warm-ups, and on the number of processes only where that changes
+    which prompts share a batch. The global random state is afterwards as it was before.
 
     Args:
         model: with `generate()`, not wrapped for distribution.

@@ -1,7 +1,5 @@
 """Pooling over processes, by hand."""
 
-from typing import Any
-
 import pytest
 
 from experiment_core_utils.inference_results import pool_inference_results, results_of_records
@@ -85,9 +83,11 @@ def test_processes_are_pooled_first_and_rates_computed_after() -> None:
 
 
 def test_one_process_pooled_is_itself() -> None:
-    first, _ = two_processes()
-    alone: Any = {**first, "num_processes": 1}
+    alone = results_of_records(
+        [query(0, 0, 0, [5, 6]), query(1, 0, 0, [5])], [batch_of(0, 0, [0, 1], 0.5)], DECODING, 0, 1
+    )
     pooled = pool_inference_results([alone])
+    assert pooled["output_tokens"].tolist() == alone["output_tokens"].tolist() == [[5, 6], [5, 8]]
     assert {**pooled, "output_tokens": None} == {**alone, "process_index": None, "output_tokens": None}
 
 
