@@ -1,33 +1,227 @@
+"""FLOPs of prompts by hand, what packed weights count as, and figures that a machine does not have."""
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from transformers import BatchEncoding
 
-from experiment_core_utils.h_metrics_compute import count_flops, get_gpu_cpu_utilisation, get_memory
+from experiment_core_utils.h_metrics_compute import (
+    combine_comp_metrics,
+    count_prompt_flops,
+    get_flops,
+    get_gpu_cpu_utilisation,
+    get_memory,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError
+from tests.tiny_causal_models import causal_model, llama_config, llama_flops, olmoe_config, olmoe_flops
+
+CPU = torch.device("cpu")
+MAIN = SimpleNamespace(process_index=2, local_process_index=0)
 
 
-def test_a_linear_layer_by_hand() -> None:
-    # 3 rows of 4 into 5: 2 * 3 * 4 * 5; the bias is not counted.
-    layer = nn.Linear(4, 5)
-    assert count_flops(lambda: layer(torch.randn(3, 4))) == 120
+@pytest.fixture(scope="module")
+def llama() -> nn.Module:
+    return causal_model(llama_config())
 
 
-def test_fused_attention_by_hand() -> None:
-    # 2 heads, 6 queries over 10 keys of width 8: scores and values, 2 * 2 * 2 * 6 * 10 * 8.
-    query, key, value = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 10, 8), torch.randn(1, 2, 10, 8)
-    assert count_flops(lambda: nn.functional.scaled_dot_product_attention(query, key, value)) == 3840
+def test_prompts_of_one_length_are_one_count_times_their_number(llama: nn.Module) -> None:
+    assert get_flops(llama, torch.full((3, 7), 5)) == 3 * llama_flops(7)
 
 
-def test_grouped_products_count_rows_once() -> None:
-    # 7 rows in 3 groups, each meets one matrix of 16 x 32: 2 * 7 * 16 * 32.
-    if not hasattr(torch, "_grouped_mm"):
-        pytest.skip("this torch has no grouped product")
-    rows, weights = torch.randn(7, 16, dtype=torch.bfloat16), torch.randn(3, 16, 32, dtype=torch.bfloat16)
-    offsets = torch.tensor([2, 5, 7], dtype=torch.int32)
-    assert count_flops(lambda: torch._grouped_mm(rows, weights, offs=offsets)) == 7168
+def test_padding_is_not_counted(llama: nn.Module) -> None:
+    # True lengths 2, 5, 2, padded on the left and in the middle.
+    mask = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1], [0, 1, 0, 0, 1]])
+    tokenised = {"input_ids": torch.full((3, 5), 7), "attention_mask": mask}
+    found = count_prompt_flops(llama, tokenised)
+    assert found.flops == 2 * llama_flops(2) + llama_flops(5)
+    assert (found.num_prompts, found.num_tokens, found.counted_on, found.reason) == (3, 9, "model", None)
+    assert get_flops(llama, BatchEncoding(tokenised)) == found.flops
+
+
+class Lengths(nn.Module):
+    """Remembers what it was run with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(4, 4)
+        self.seen: list[list[int]] = []
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        self.seen.append(input_ids[0].tolist())
+        return self.product(torch.ones(input_ids.shape[1], 4))
+
+
+def test_one_prompt_of_each_length_is_run_with_its_true_tokens() -> None:
+    model = Lengths()
+    ids = torch.tensor([[0, 5, 6], [7, 8, 9], [0, 3, 4]])
+    # 2 * 4 * 4 operations a token, 2 + 3 + 2 tokens.
+    assert get_flops(model, {"input_ids": ids, "attention_mask": (ids > 0).long()}) == 32 * 7
+    assert sorted(map(len, model.seen)) == [2, 3] and [7, 8, 9] in model.seen
+
+
+def test_the_count_moves_with_top_k() -> None:
+    for top_k in (1, 4):
+        assert get_flops(causal_model(olmoe_config(top_k)), torch.full((2, 6), 5)) == 2 * olmoe_flops(6, top_k)
+
+
+def test_ptflops_is_a_method_of_its_own(llama: nn.Module) -> None:
+    found = count_prompt_flops(llama, torch.full((2, 11), 5), method="ptflops")
+    # Without fused attention.
+    assert (found.flops, found.method) == (2 * (llama_flops(11) - 2 * 4 * 11 * 11 * 32), "ptflops")
+
+
+class Slow(nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        time.sleep(30)
+        return input_ids
+
+
+@pytest.mark.parametrize("method", ["counter", "ptflops"])
+def test_a_count_that_takes_too_long_is_none_with_the_reason(method: Any) -> None:
+    found = count_prompt_flops(Slow(), torch.full((2, 3), 5), timeout_per_sample=0.1, method=method)
+    assert (found.flops, found.reason) == (None, "a prompt of 3 tokens was not done after 0.1 s")
+    assert get_flops(Slow(), torch.full((2, 3), 5), timeout_per_sample=0.1, method=method) is None
+
+
+class PackedLinear(nn.Module):
+    """What a product with packed weights is to a counter: an operator that it does not know."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.out_features = linear.out_features
+        self.packed = nn.Parameter(torch.zeros(linear.weight.numel() // 2, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.new_zeros(*rows.shape[:-1], self.out_features)
+
+
+def pack(model: Any) -> Any:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, PackedLinear(child))
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    return model
+
+
+@pytest.mark.parametrize("method", ["counter", "ptflops"])
+def test_packed_weights_have_the_flops_of_full_precision(method: Any) -> None:
+    ids = torch.full((2, 11), 5)
+    packed = pack(causal_model(llama_config()))
+    found = count_prompt_flops(packed, ids, method=method)
+    assert found.counted_on == "meta_twin" and found.reason is None
+    # ptflops knows unfused attention, which the twin has.
+    assert found.flops == 2 * llama_flops(11)
+    assert packed.config.quantization_config["load_in_4bit"] is True
+
+
+def test_packed_experts_count_too() -> None:
+    assert get_flops(pack(causal_model(olmoe_config())), torch.full((1, 6), 5)) == olmoe_flops(6)
+
+
+def test_packed_weights_of_an_architecture_without_twin_are_none_with_the_reason() -> None:
+    packed = pack(causal_model(llama_config()))
+    packed.config.hidden_act = "no such activation"
+    found = count_prompt_flops(packed, torch.full((1, 6), 5))
+    assert found.flops is None and "no copy of LlamaForCausalLM without weights" in str(found.reason)
+
+
+def test_bitsandbytes_models_have_the_flops_of_full_precision(tmp_path: Any) -> None:
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    causal_model(llama_config()).save_pretrained(tmp_path)  # type: ignore[operator]
+    for wanted in ({"load_in_4bit": True}, {"load_in_8bit": True}):
+        packed = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=BitsAndBytesConfig(**wanted))
+        assert get_flops(packed, torch.full((2, 11), 5)) == 2 * llama_flops(11)
+
+
+def test_no_prompt_has_no_figure(llama: nn.Module) -> None:
+    found = count_prompt_flops(llama, torch.zeros((0, 5), dtype=torch.long))
+    assert (found.flops, found.num_prompts, found.reason) == (None, 0, "there is no prompt")
+
+
+@pytest.mark.parametrize(
+    ("tokenised", "method", "said"),
+    [
+        (torch.zeros(1, 2), "guess", "cannot be counted by 'guess'; choose one of counter, ptflops"),
+        (torch.zeros(5), "counter", r"shape \[N, T\] were expected, found \[5\]"),
+        (
+            {"input_ids": torch.zeros(1, 2), "attention_mask": torch.ones(1, 3)},
+            "counter",
+            r"found \[1, 2\] and \[1, 3\]",
+        ),
+        ({"input_ids": torch.zeros(2, 2), "attention_mask": torch.tensor([[1, 1], [0, 0]])}, "counter", "prompt 1 has"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(llama: nn.Module, tokenised: Any, method: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        get_flops(llama, tokenised, method=method)
+
+
+def test_a_time_limit_needs_the_main_thread(llama: nn.Module) -> None:
+    found: list[Any] = []
+
+    def elsewhere() -> None:
+        found.append(get_flops(llama, torch.full((1, 7), 5), timeout_per_sample=None))
+        try:
+            get_flops(llama, torch.full((1, 7), 5))
+        except ConfigurationError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found[0] == llama_flops(7) and "main thread" in found[1]
 
 
 def test_the_cpu_has_no_allocator_figures_and_no_gpu_load() -> None:
-    assert get_memory(torch.device("cpu")) is None
-    load = get_gpu_cpu_utilisation(torch.device("cpu"))
-    assert load["gpu_utilization_percent"] == []
+    memory = get_memory(CPU)
+    assert {key: memory[key] for key in memory if key != "reason"} == dict.fromkeys(  # type: ignore[literal-required]
+        (
+            "gpu_current_memory_allocated_bytes",
+            "gpu_max_memory_allocated_bytes",
+            "gpu_current_memory_reserved_bytes",
+            "gpu_max_memory_reserved_bytes",
+        )
+    )
+    assert memory["reason"] == "cpu is no GPU: torch keeps no such figures there"
+    load = get_gpu_cpu_utilisation(CPU)
+    assert (load["gpu_utilization_percent"], load["reason"]) == ([], "cpu is no GPU")
+    assert 0 <= load["cpu_usage_percent"] <= 100
     assert load["cpu_memory_usage_bytes"] > 10_000_000
+
+
+def test_all_figures_of_a_process(llama: nn.Module) -> None:
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    tokenised = {"input_ids": torch.full((2, 3), 7), "attention_mask": mask}
+    config = SimpleNamespace(flops_method="counter", flops_timeout_s=5.0)
+    metrics: Any = combine_comp_metrics(llama, CPU, tokenised, MAIN, config)
+    flops = llama_flops(2) + llama_flops(3)
+    assert metrics["memory"] == get_memory(CPU)
+    assert set(metrics["compute_utilisation"]) == set(get_gpu_cpu_utilisation(CPU))
+    assert {key: value for key, value in metrics.items() if key not in ("memory", "compute_utilisation")} == {
+        "flops": flops,
+        "flops_method": "counter",
+        "flops_counted_on": "model",
+        "flops_prompts": 2,
+        "flops_tokens": 5,
+        "flops_per_prompt": flops / 2,
+        "flops_per_token": flops / 5,
+        "flops_reason": None,
+        "process_index": 2,
+    }
+
+
+def test_the_configuration_chooses_method_and_time_limit() -> None:
+    metrics = combine_comp_metrics(Slow(), CPU, torch.full((1, 3), 5), MAIN, {"flops_timeout_s": 0.1})
+    assert (metrics["flops"], metrics["flops_per_prompt"]) == (None, None)
+    assert metrics["flops_reason"] == "a prompt of 3 tokens was not done after 0.1 s"
+    chosen = combine_comp_metrics(Lengths(), CPU, torch.full((1, 3), 5), MAIN, {"flops_method": "ptflops"})
+    # ptflops counts each of 4 biases as a multiply-add, too: 3 tokens, 2 * (4 * 4 + 4).
+    assert (chosen["flops_method"], chosen["flops"]) == ("ptflops", 3 * 40)

@@ -31,7 +31,9 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         yield
         return
     if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError("--sample_timeout works in the main thread only; drop it or run from there")
+        raise ConfigurationError(
+            "a time limit works in the main thread only; drop it (--sample_timeout) or run from there"
+        )
 
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise SampleTimedOut(f"not done after {seconds:g} s")
