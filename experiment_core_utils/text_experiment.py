@@ -150,11 +150,12 @@ def _entry(
     accelerator: Accelerator,
 ) -> dict[str, Any]:
     """Steps f to k in the main process: every part is saved under its name, and all of them make the entry."""
+    metrics = combine_inference_metrics(pooled)
     parts: dict[str, Mapping[str, Any]] = {
         "experiment_setup": gather_experiment_info(due.config, accelerator, files.experiment_id),
         "experiment_variables": gather_experimental_variables(due.config),
         "model_architecture": get_model_architecture_info(model),
-        "inference_metrics": combine_inference_metrics(pooled),
+        "inference_metrics": metrics,
         "compute_metrics": compute,
         "global_energy_results": load_and_aggregate_per_process_energy_results(
             files.experiment_id, accelerator.num_processes, results_dir=files.folder.parents[1]
@@ -162,6 +163,7 @@ def _entry(
     }
     for result_type, part in parts.items():
         files.save(part, result_type)
+    custom = run_custom_metrics(due.custom_metrics, pooled, metrics)
     if due.config.save_outputs:
         files.save(_texts(pooled, prompts), "text_output")
         files.save(_token_ids(pooled), "token_output")
@@ -176,7 +178,8 @@ def _entry(
             "num_too_long": prompts.num_too_long,
         },
         **parts,
-        "custom": run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"]),
+        "custom": custom["columns"],
+        "custom_failures": custom["failures"],
     }
 
 
