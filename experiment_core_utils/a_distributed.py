@@ -1,6 +1,5 @@
 """In: a configuration; out: this process's place among all processes of the run, and the run's shared id."""
 
-import fcntl
 import os
 import platform
 import time
@@ -8,15 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
+from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
 from experiment_core_utils.primitives.files import failed_writes_named
 from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.run_ids import next_run_id
+from experiment_core_utils.primitives.text_config import TextConfig, judged
 
 T = TypeVar("T")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -24,38 +28,30 @@ ID_FILE = REPOSITORY / "persistent_progress_trackers" / "experiment_id.txt"
 TOKEN_NAME = "seen_by_all"
 
 
-class DistributedConfig(Protocol):
-    """The part of a configuration that this step reads."""
-
-    @property
-    def num_processes(self) -> int | None: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def worker_timeout(self) -> float: ...
-
-
-def setup_distributed(experiment_config: DistributedConfig) -> Accelerator:
+def setup_distributed(experiment_config: Any) -> Accelerator:
     """The `Accelerator` of this process; the processes wait `worker_timeout` seconds for each other, here and later.
 
     Without a GPU, or where the CPU is asked for, accelerate is told so: under `torchrun` it would otherwise report
     one process to each of them, and every one would believe it was the main one.
 
+    Args:
+        experiment_config: a `ProfilingConfig`, or a text experiment in any form that `text_config.judged` takes. The
+            `mixed_precision` of the latter acts on a model that goes through `Accelerator.prepare_model`.
+
     Raises:
         WorkerLost: the processes found differ in number from those launched (`WORLD_SIZE`) or asked for, or not all
             came.
-        ConfigurationError: more processes were launched on this machine than it has GPUs.
+        ConfigurationError: more processes were launched on this machine than it has GPUs, a GPU is asked for and there
+            is none, or the device has no such mixed precision.
     """
-    on_cpu = experiment_config.device == "cpu" or not torch.cuda.is_available()
+    config = experiment_config if isinstance(experiment_config, ProfilingConfig) else judged(experiment_config)
+    on_cpu = choose_device(config.device).type == "cpu"
     if not on_cpu:
         _refuse_shared_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
-    timeout = timedelta(seconds=experiment_config.worker_timeout)
-    with _lost_processes_named():
-        accelerator = Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
+    mixed_precision = config.mixed_precision if isinstance(config, TextConfig) else None
+    accelerator = _new_accelerator(on_cpu, mixed_precision, config.worker_timeout)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    wanted = experiment_config.num_processes or launched
+    wanted = config.num_processes or launched
     if accelerator.num_processes != launched or accelerator.num_processes != wanted:
         raise WorkerLost(
             f"{wanted} processes were asked for and {launched} launched, but accelerate found "
@@ -63,6 +59,23 @@ def setup_distributed(experiment_config: DistributedConfig) -> Accelerator:
             "(accelerate launch starts one there)"
         )
     return accelerator
+
+
+def _new_accelerator(on_cpu: bool, mixed_precision: str | None, timeout_s: float) -> Accelerator:
+    """None takes the mixed precision of accelerate's own launcher."""
+    if mixed_precision == "fp16" and on_cpu:
+        raise ConfigurationError("mixed_precision fp16 needs a GPU; give bf16 or no on the CPU")
+    if mixed_precision is not None and is_initialized() and AcceleratorState().mixed_precision != mixed_precision:
+        # It is kept for the whole process and refuses another value; the process group stays.
+        AcceleratorState._reset_state()
+    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_s))
+    with _lost_processes_named():
+        try:
+            return Accelerator(cpu=on_cpu, mixed_precision=mixed_precision, kwargs_handlers=[timeout])
+        except ValueError as error:
+            raise ConfigurationError(
+                f"mixed_precision {mixed_precision} is not possible here: {first_line(error)}"
+            ) from error
 
 
 def _refuse_shared_gpus(processes: int, gpus: int) -> None:
@@ -100,15 +113,21 @@ def _machine_id() -> str:
         return platform.node()
 
 
-def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE) -> str:
+def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE, results_dir: Path | None = None) -> str:
     """The next run id, such as "0001", the same on every process.
 
-    The main process takes it from the counter file under a lock, so that runs started together get different ids.
+    The main process takes it from the counter file under a lock, so that runs started together get different ids. A
+    counter that is damaged, gone or too low is repaired, with one line of warning; `run_ids.used_ids` says which ids
+    of earlier runs are found.
+
+    Args:
+        results_dir: whose ids are never given out again; None takes `results` beside the counter's folder.
 
     Raises:
-        WorkerLost: the counter file holds something else than a number.
+        ResultsNotSaved: (in all of them) the counter cannot be written.
     """
-    return of_main_process(lambda: _next_id(id_file), accelerator)
+    results = results_dir if results_dir is not None else id_file.parent.parent / "results"
+    return of_main_process(lambda: next_run_id(id_file, results), accelerator)
 
 
 def of_main_process(make: Callable[[], T], accelerator: Accelerator) -> T:
@@ -134,6 +153,23 @@ def _value_or_error(make: Callable[[], T]) -> tuple[T | None, ProfilerError | No
         return make(), None
     except ProfilerError as error:
         return None, error
+
+
+def outcome_of_all(make: Callable[[], T], accelerator: Accelerator) -> T:
+    """What `make` returns here, once every process has come as far. A collective call.
+
+    Raises:
+        ProfilerError: (in all of them) what `make` raised in one of them.
+        WorkerLost: another process is gone or late.
+    """
+    made, error = _value_or_error(make)
+    errors = of_all_processes(error, accelerator)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(errors):
+        if other is not None:
+            raise type(other)(f"process {rank}: {other}")
+    return cast(T, made)
 
 
 def of_all_processes(own: T, accelerator: Accelerator) -> list[T]:
@@ -185,22 +221,3 @@ def _comes_to_hold(path: Path, token: str, within_s: float) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-def _next_id(id_file: Path) -> str:
-    with failed_writes_named(id_file):
-        id_file.parent.mkdir(parents=True, exist_ok=True)
-        counter = os.open(id_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(counter, fcntl.LOCK_EX)
-            text = os.read(counter, 64).decode(errors="replace").strip()
-            if text and not text.isdecimal():
-                raise WorkerLost(f"{id_file} holds {text!r} instead of a number; write the last used id into it")
-            identifier = f"{int(text or 0) + 1:04d}"
-            # In place and in one call, so that no moment finds the file empty; cut where someone wrote more into it.
-            length = os.pwrite(counter, f"{identifier}\n".encode(), 0)
-            os.ftruncate(counter, length)
-            os.fsync(counter)
-        finally:
-            os.close(counter)
-    return identifier

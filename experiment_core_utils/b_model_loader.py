@@ -1,18 +1,21 @@
-"""In: a model path; out: a staged model on its device, and before that the limits that its config sets to the knobs."""
+"""In: a configuration; out: its model on its device: staged for the profiler, or causal with a tokenizer for text.
+
+Before any weight is read, `find_model` tells the limits that a config sets to the knobs, and `check_loadable` what this
+machine cannot do of a text experiment.
+"""
 
 import copy
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
-from transformers import AutoTokenizer
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel
 
+from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
+from experiment_core_utils.models.checkpoint_files import download, read_raw_config, refuse_misfit, weights_stamp
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,
@@ -27,10 +30,15 @@ from experiment_core_utils.models.molmoe.published_checkpoint import (
     load_published_checkpoint,
 )
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.quantisation import supported_types
 from experiment_core_utils.primitives.config import Precision, ProfilingConfig
+from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.records import QuantSupport
+from experiment_core_utils.primitives.text_config import judged
 
-CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "merges.txt"]
+CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "merges.txt")
+MODEL_HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/MolmoE-1B-0924"
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,8 @@ class ModelSource:
 
     @property
     def weights_stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """Name, size and time of change of each file of weights: other weights in the same folder differ in it."""
-        files = sorted(self.folder.glob("*.safetensors"))
-        return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+        """See `checkpoint_files.weights_stamp`."""
+        return weights_stamp(self.folder)
 
     @property
     def num_experts(self) -> int:
@@ -82,9 +89,9 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
     folder = Path(path)
     revision = None
     if not folder.is_dir():
-        folder = _download(path, cache_dir)
+        folder = download(path, CHECKPOINT_FILES, MODEL_HINT, cache_dir)
         revision = folder.name
-    raw = _read_config(folder)
+    raw = read_raw_config(folder)
     model_type = raw.get("model_type")
     if model_type == PUBLISHED_MODEL_TYPE:
         try:
@@ -122,20 +129,13 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
 
 
 def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
-    """Every tensor must be there and fit: transformers alone would fill a gap with random numbers and a warning."""
     try:
         model, found = MolmoeForConditionalGeneration.from_pretrained(
             source.folder, dtype=dtype, output_loading_info=True
         )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise ConfigurationError(f"the weights in {source.folder} cannot be read: {first_line(error)}") from error
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in found[what])
-        if names:
-            raise ConfigurationError(
-                f"the weights in {source.folder} do not fit its config: {len(names)} {what.replace('_', ' ')}, "
-                f"for example {names[0]}"
-            )
+    refuse_misfit(found, source.folder)
     return model
 
 
@@ -144,31 +144,6 @@ def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
-
-
-def _download(path: str, cache_dir: Path | None) -> Path:
-    hint = "give a folder with config.json and safetensors, or a hub id such as allenai/MolmoE-1B-0924"
-    if path.count("/") != 1 or path.startswith((".", "/")):
-        raise ConfigurationError(f"there is no model folder {path}; {hint}")
-    try:
-        return Path(snapshot_download(path, cache_dir=cache_dir, allow_patterns=CHECKPOINT_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigurationError(
-            f"{path} is no folder, and the hub did not give it ({first_line(error)}); {hint}"
-        ) from error
-
-
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ConfigurationError(f"{folder} holds no model: there is no config.json in it")
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigurationError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} holds no JSON object")
-    return content
 
 
 def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> MolmoeForConditionalGeneration:
@@ -209,3 +184,63 @@ def _read_processor(source: ModelSource) -> MolmoeProcessor:
         return MolmoeProcessor.from_pretrained(source.folder)
     tokenizer = AutoTokenizer.from_pretrained(source.folder, padding_side="left")
     return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))
+
+
+def detect_supported_quant_types() -> QuantSupport:
+    """What this machine can quantise while loading, on the GPU where it has one, else on the CPU.
+
+    4 bits are bitsandbytes' "nf4". 8 bits are its "int8"; where it is missing and the GPU has them (compute capability
+    8.9 or more, with the package kernels) they are "fp8", which `fp_precision: float8` asks for. Never raises.
+    """
+    return supported_types(choose_device("auto"))
+
+
+def check_loadable(configs: Any) -> None:
+    """Judge what this machine cannot do of a text experiment, before any weight is read or fetched.
+
+    The model's own limits of length are not judged, nor whether it fits into memory, nor whether a hub id that has a
+    config also has weights.
+
+    Args:
+        configs: in any form that `text_config.judged` takes.
+
+    Raises:
+        ConfigurationError: see `causal_lm.judge_loadable`.
+    """
+    judge_loadable(judged(configs))
+
+
+def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
+    """The causal language model of a text experiment in evaluation mode on its device, and its tokenizer.
+
+    Of a MolmoE checkpoint it is the language model alone, without vision tower and connector. The tokenizer pads on
+    the left with its end-of-sequence token.
+
+    Args:
+        configs: in any form that `text_config.judged` takes.
+
+    Raises:
+        ConfigurationError: see `check_loadable`; or weights are not there, or do not fit the config one to one.
+        OutOfMemory: the model does not fit the device, or with `device_map` all GPUs together.
+    """
+    config = judged(configs)
+    source = judge_loadable(config)
+    tokenizer = load_tokenizer(config, source)
+    model = load_language_model(config, source)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    if model.generation_config.eos_token_id is None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model, tokenizer
+
+
+class ModelWrapper(nn.Module):
+    """A Hugging Face model as tools expect one that count operations: `forward(input_ids)` gives logits [B, T, V]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[B, T] ids, all of them real -> [B, T, V]; no cache is made."""
+        logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+        return logits

@@ -1,25 +1,156 @@
 """In: a configuration, a process and a model; out: what a reader needs to judge and repeat the run."""
 
+import math
 import os
 import platform
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from enum import Enum
+from typing import Any, cast
 
 import psutil
 import torch
 from accelerate import Accelerator
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from experiment_core_utils.b_model_loader import ModelWrapper
+from experiment_core_utils.host_facts import command_line, cpu_name, git_commit, hardware_info, package_version
+from experiment_core_utils.models.architecture import (
+    MIB,
+    architecture_sizes,
+    computing_dtype,
+    count_parameters,
+    device_map_of,
+    elements_by_dtype,
+    implementations,
+    origin_of,
+    quantisation_in_force,
+    stored_bytes,
+)
 from experiment_core_utils.primitives.config import ProfilingConfig
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.records import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
+from experiment_core_utils.primitives.text_config import judged
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
+TEXT_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "safetensors",
+    "huggingface_hub",
+    "datasets",
+    "bitsandbytes",
+    "codecarbon",
+    "ptflops",
+    "nvidia-ml-py",
+    "numpy",
+    "pandas",
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, experiment_id: str) -> ExperimentInfo:
+    """Who runs what, where and when; sizes of memory in 2**30 bytes.
+
+    Beside the published keys: `command`, `git_commit`, `python`, `versions` (None for a package that is not there),
+    `model` and `data` as asked for, and under `hardware_info` the CPU's name, CUDA's version and `gpus`, what the
+    driver tells of each GPU that this process sees.
+
+    Args:
+        experiment_config: in any form that `text_config.judged` takes.
+    """
+    config = judged(experiment_config)
+    info = {
+        "experiment_id": experiment_id,
+        "cycle_id": config.cycle_id,
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "distributed_config": {
+            "num_processes": accelerator.num_processes,
+            "local_process_index": accelerator.local_process_index,
+            "device": str(accelerator.device),
+            "process_index": accelerator.process_index,
+            "mixed_precision": accelerator.mixed_precision,
+        },
+        "hardware_info": hardware_info(),
+        "command": command_line(),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "versions": {name: package_version(name) for name in TEXT_PACKAGES},
+        "model": {"name": config.model_name, "revision": config.revision},
+        "data": config.prompts.model_dump(),
+    }
+    return cast(ExperimentInfo, info)
+
+
+def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
+    """A loaded model as it is, not as it was asked for; size in 2**20 bytes as stored.
+
+    Beside the published keys: `dtypes` (stored elements by dtype), attention and experts implementations in force,
+    `quantization` in force with the share of the parameters that it covers, `device_map` where the model is sharded,
+    and the `model_type`, `folder` and hub commit (`revision`) that it was loaded from. `architecture` also holds the
+    heads of keys and values, the width of the feed-forward part and the experts; None where the config does not say.
+
+    Args:
+        model: transformers' model, also inside `ModelWrapper` or `DistributedDataParallel`.
+    """
+    while isinstance(model, ModelWrapper | DistributedDataParallel):
+        model = model.model if isinstance(model, ModelWrapper) else model.module
+    info = {
+        "model_class": type(model).__name__,
+        "total_parameters": count_parameters(model),
+        "trainable_parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
+        "model_size_mb": stored_bytes(model) / MIB,
+        "architecture": architecture_sizes(model),
+        "dtype": computing_dtype(model),
+        "device": str(next(model.parameters()).device),
+        "dtypes": elements_by_dtype(model),
+        **implementations(model),
+        "quantization": as_json(quantisation_in_force(model)),
+        "device_map": device_map_of(model),
+        **origin_of(model),
+    }
+    return cast(ModelArchitectureInfo, info)
+
+
+def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariables:
+    """Every parameter of a text experiment as asked for, JSON values only.
+
+    The published names stand for `fp_precision`, `quantization_config`, `batch_size`, `decoder_config` and
+    `latency_simulation`; all others have their own. `num_processes` is the number launched where none was asked for.
+
+    Args:
+        experiment_config: in any form that `text_config.judged` takes.
+    """
+    config = judged(experiment_config)
+    others = config.model_dump()
+    variables = {
+        "model_name": others.pop("model_name"),
+        "precision": others.pop("fp_precision"),
+        "quantization": others.pop("quantization_config"),
+        "batch_size": config.batch_size,
+        "num_processes": others.pop("num_processes") or int(os.environ.get("WORLD_SIZE", "1")),
+        "decoding_config": others.pop("decoder_config"),
+        "latency_config": others.pop("latency_simulation"),
+        **others,
+    }
+    return cast(ExperimentalVariables, as_json(variables))
+
+
+def as_json(value: Any) -> Any:
+    """The value as JSON holds it: mappings with names as keys, lists, numbers; what JSON does not know as its text."""
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, Enum):
+        return as_json(value.value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    is_plain = (
+        value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    )
+    return value if is_plain else str(value)
 
 
 def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> Mapping[str, Any]:
@@ -27,10 +158,10 @@ def gather_provenance(accelerator: Accelerator, device: torch.device, experiment
     return {
         "experiment_id": experiment_id,
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "command": command_line(),
         "git_commit": git_commit(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in RECORDED_PACKAGES},
+        "versions": {name: package_version(name) for name in RECORDED_PACKAGES},
         "num_processes": accelerator.num_processes,
         "hardware": describe_hardware(device),
     }
@@ -45,7 +176,7 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
         "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
         "cuda": torch.version.cuda,
         "num_gpus": torch.cuda.device_count(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "ram_bytes": psutil.virtual_memory().total,
@@ -54,8 +185,8 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
 
 def environment_stamp(device: torch.device) -> tuple[str | None, ...]:
     """Versions and device that times and, in the last digits, answers depend on."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
-    return (_version("torch"), _version("transformers"), device.type, hardware)
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return (package_version("torch"), package_version("transformers"), device.type, hardware)
 
 
 def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]:
@@ -108,37 +239,3 @@ def caveats_of(
     if device.type == "cpu" and processes_here > 1:
         caveats.append(f"{processes_here} processes share the CPU cores: latencies are not those of one alone")
     return caveats
-
-
-def git_commit() -> str | None:
-    """Commit of the working tree, with "+changes" where files differ from it; None outside a checkout."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str | None:
-    try:
-        with open("/proc/cpuinfo") as info:
-            names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
-    except OSError:
-        return platform.processor() or None
-    return names[0] if names else None

@@ -96,9 +96,11 @@ def measure_experiment(
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
     memories = of_all_processes(compute["memory"], accelerator)
+    caveats = _caveats(accelerator)
     entry: dict[str, Any] = {}
     if accelerator.is_main_process:
-        entry = _entry(due, prompts, pooled, {**compute, "memory_by_process": memories}, model, files, accelerator)
+        of_all = {**compute, "memory_by_process": memories}
+        entry = _entry(due, prompts, pooled, of_all, model, files, caveats, accelerator)
     return f"experiment_{files.experiment_id}", entry
 
 
@@ -125,12 +127,10 @@ def choose_prompts(due: DueExperiment, tokenizer: Any) -> ChosenPrompts:
 def _in_energy_window(
     run: Callable[[], InferenceResults], config: TextConfig, files: _Files, accelerator: Accelerator
 ) -> InferenceResults:
-    """One process a machine tracks: what the meter reads is the whole machine's. None runs before all windows are open."""
+    """One process a machine tracks: what the meter reads is the whole machine's. All wait until it is open."""
     tracks = config.track_energy and accelerator.is_local_main_process
     tracker = outcome_of_all(
-        lambda: (
-            start_energy_tracking(files.experiment_id, files.folder, config.country_iso_code) if tracks else None
-        ),
+        lambda: start_energy_tracking(files.experiment_id, files.folder, config.country_iso_code) if tracks else None,
         accelerator,
     )
     try:
@@ -147,6 +147,7 @@ def _entry(
     compute: ComputeMetrics,
     model: Any,
     files: _Files,
+    caveats: list[str],
     accelerator: Accelerator,
 ) -> dict[str, Any]:
     """Steps f to k in the main process: every part is saved under its name, and all of them make the entry."""
@@ -171,7 +172,7 @@ def _entry(
         "experiment_id": files.experiment_id,
         "digest": due.digest,
         "varied": dict(due.varied),
-        "caveats": _caveats(accelerator),
+        "caveats": caveats,
         "prompts": {
             **due.prompts.source,
             "num_prompts": len(prompts.texts),

@@ -7,9 +7,9 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.b_model_loader import TextModelSource, find_text_model
 from experiment_core_utils.custom_metrics import CustomMetric, find_custom_metrics
 from experiment_core_utils.f_experiment_info import environment_stamp
+from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
@@ -31,7 +31,7 @@ class DueExperiment:
     title: str
     varied: Mapping[str, Any]
     config: TextConfig
-    source: TextModelSource
+    source: LanguageModelSource
     prompts: Prompts
     custom_metrics: Sequence[CustomMetric]
     digest: str
@@ -100,7 +100,7 @@ def _found(title: str, combination: Combination, accelerator: Accelerator) -> Du
     if config is None:
         return str(combination.reason)
     try:
-        source = find_text_model(config)
+        source = judge_loadable(config)
         prompts = read_prompts(config.prompts)
         metrics = find_custom_metrics(config.custom_metrics)
         _check_number(config, prompts)
@@ -116,7 +116,9 @@ def _check_number(config: TextConfig, prompts: Prompts) -> None:
         raise ConfigurationError(f"num_input_prompts {wanted} is more than the {len(prompts.texts)} prompts there are")
 
 
-def experiment_digest(config: TextConfig, source: TextModelSource, prompts: Prompts, accelerator: Accelerator) -> str:
+def experiment_digest(
+    config: TextConfig, source: LanguageModelSource, prompts: Prompts, accelerator: Accelerator
+) -> str:
     """Short digest of what the figures depend on; a change of code or of the machine's load is not seen."""
     parts = (
         config.effective().model_dump_json(exclude=set(_OF_THE_RUN)),

@@ -4,6 +4,7 @@ import multiprocessing
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from experiment_core_utils.a_distributed import (
     processes_on_this_machine,
     setup_distributed,
 )
+from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
+from experiment_core_utils.primitives.text_config import judged, published_form
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,42 @@ def accelerator() -> Accelerator:
 def test_one_process_on_the_cpu(accelerator: Accelerator) -> None:
     assert (accelerator.num_processes, accelerator.process_index, accelerator.is_main_process) == (1, 0, True)
     assert accelerator.device.type == "cpu"
+
+
+@pytest.mark.parametrize("config", [{"device": "cpu"}, published_form(device="cpu"), judged({"device": "cpu"})])
+def test_a_text_experiment_in_any_form(config: object) -> None:
+    assert setup_distributed(config).mixed_precision == "no"
+
+
+def test_a_configuration_of_the_profiler(tmp_path: Path) -> None:
+    assert setup_distributed(parse_config(["--device", "cpu"])).device.type == "cpu"
+
+
+def test_mixed_precision_acts_on_a_prepared_model_and_can_be_changed() -> None:
+    model = torch.nn.Linear(4, 4)
+    for asked, dtype in (("bf16", torch.bfloat16), ("no", torch.float32), ("bf16", torch.bfloat16)):
+        prepared = setup_distributed({"device": "cpu", "mixed_precision": asked}).prepare_model(
+            torch.nn.Sequential(model), evaluation_mode=True
+        )
+        inside: list[torch.dtype] = []
+        handle = model.register_forward_hook(lambda _module, _given, output, seen=inside: seen.append(output.dtype))
+        prepared(torch.ones(1, 4))
+        handle.remove()
+        assert inside == [dtype]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"device": "cpu", "mixed_precision": "fp16"}, "mixed_precision fp16 needs a GPU"),
+        ({"mixed_precision": "half"}, "mixed_precision: .*'half'"),
+        ({"device": "cpu", "batchsize": 3}, "batchsize: there is no such key"),
+    ],
+)
+def test_a_text_experiment_that_cannot_be_set_up(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        setup_distributed(config)
+    assert "\n" not in str(caught.value)
 
 
 def test_more_processes_asked_for_than_launched() -> None:
@@ -90,14 +129,21 @@ def test_ids_go_on_from_what_the_file_holds(
 
 
 @pytest.mark.parametrize("content", ["twelve", "1 2", "-3", "0x10", "1.5"])
-def test_a_file_without_a_number_is_an_error_and_left_alone(
-    accelerator: Accelerator, tmp_path: Path, content: str
+def test_a_file_without_a_number_goes_on_after_the_results_beside_its_folder(
+    accelerator: Accelerator, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counter = tmp_path / "experiment_id.txt"
+    counter = tmp_path / "trackers" / "experiment_id.txt"
+    counter.parent.mkdir()
     counter.write_text(content)
-    with pytest.raises(WorkerLost, match="instead of a number"):
-        generate_unique_id(accelerator, counter)
-    assert counter.read_text() == content
+    (tmp_path / "results" / "raw_results" / "0041").mkdir(parents=True)
+    assert generate_unique_id(accelerator, counter) == "0042"
+    assert counter.read_text() == "0042\n"
+    assert len(caplog.records) == 1
+
+
+def test_another_results_folder_can_be_named(accelerator: Accelerator, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "raw_results" / "0007").mkdir(parents=True)
+    assert generate_unique_id(accelerator, tmp_path / "id.txt", tmp_path / "elsewhere") == "0008"
 
 
 def _take_ids(accelerator: Accelerator, counter: Path, start: Barrier, folder: Path, number: int) -> None:

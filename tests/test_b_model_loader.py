@@ -2,18 +2,30 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from experiment_core_utils.b_model_loader import choose_dtype, find_model, load_staged_model
+from experiment_core_utils.b_model_loader import (
+    ModelWrapper,
+    check_loadable,
+    choose_dtype,
+    detect_supported_quant_types,
+    find_model,
+    load_model_tokenizer,
+    load_staged_model,
+)
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.config import Precision, ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.text_config import judged, published_form
 from tests.models.molmoe.golden_model import load_goldens
+from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 CPU = torch.device("cpu")
 
@@ -126,3 +138,63 @@ def test_implementations_asked_for_are_what_runs(config: ProfilingConfig) -> Non
 def test_an_unknown_implementation_is_refused(config: ProfilingConfig, what: str) -> None:
     with pytest.raises(ConfigurationError, match="implementation asked for is not available"):
         loaded(replace(config, **{what: "abacus"}))  # type: ignore[arg-type]
+
+
+# --- text experiments -----------------------------------------------------------------------------------------------
+
+
+PROMPTS = ("what is this", "a", "count the red circles and the blue squares", "is it")
+
+
+def test_the_embedded_model_generates_in_padded_batches_what_it_generates_alone() -> None:
+    model, tokenizer = load_model_tokenizer({"device": "cpu"})
+    options = {"max_new_tokens": 10, "do_sample": False}
+    batch = tokenizer(list(PROMPTS), padding=True, return_tensors="pt")
+    assert batch["attention_mask"].min() == 0
+    together = model.generate(**batch, **options)[:, batch["input_ids"].shape[1] :]
+    for row, prompt in zip(together, PROMPTS, strict=True):
+        single = tokenizer(prompt, return_tensors="pt")
+        alone = model.generate(**single, **options)[0, single["input_ids"].shape[1] :]
+        assert row[: len(alone)].tolist() == alone.tolist()
+        assert set(row[len(alone) :].tolist()) <= {tokenizer.pad_token_id}
+
+
+def test_a_checkpoint_loads_from_every_form_of_a_configuration(tmp_path: Path) -> None:
+    folder = save_checkpoint(tiny_llama(), tmp_path)
+    values = {"model_name": str(folder), "device": "cpu", "fp_precision": "bfloat16"}
+    for form in (values, judged(values), published_form(**values)):
+        check_loadable(form)
+        model, tokenizer = load_model_tokenizer(form)
+        assert (type(model).__name__, model.dtype, model.training) == ("LlamaForCausalLM", torch.bfloat16, False)
+        assert (tokenizer.padding_side, tokenizer.pad_token) == ("left", tokenizer.eos_token)
+        assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+        assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_an_end_of_sequence_that_the_model_does_not_name_is_the_tokenizers(tmp_path: Path) -> None:
+    folder = save_checkpoint(tiny_llama(eos_token_id=None), tmp_path)
+    model, tokenizer = load_model_tokenizer({"model_name": str(folder), "device": "cpu"})
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_configuration_that_is_not_allowed_is_refused_before_anything_is_read() -> None:
+    for call in (check_loadable, load_model_tokenizer):
+        with pytest.raises(ConfigurationError, match="fp_precision"):
+            call({"model_name": "./nowhere", "fp_precision": "float7"})
+        with pytest.raises(ConfigurationError, match="there is no model folder ./nowhere"):
+            call({"model_name": "./nowhere"})
+
+
+def test_what_is_supported_here_is_said_without_an_error() -> None:
+    found = detect_supported_quant_types()
+    assert found["supports_4bit"] == (found["default_4bit_quant_type"] == "nf4")
+    assert found["supports_8bit"] == (found["default_8bit_quant_type"] in ("int8", "fp8"))
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_olmoe])
+def test_wrapped_models_give_logits_for_ids(build: Callable[[], PreTrainedModel]) -> None:
+    model, ids = build(), torch.tensor([[5, 9, 30], [7, 8, 9]])
+    with torch.inference_mode():
+        logits = ModelWrapper(model)(ids)
+        assert logits.shape == (2, 3, 512)
+        assert torch.equal(logits, model(ids).logits)

@@ -19,9 +19,9 @@ from experiment_core_utils.c_prompt_processing import sort_prompts_by_length, to
 from experiment_core_utils.e_inference import generate_greedily, run_gen_inference, run_staged
 from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.config import EMBEDDED_MODEL, REPOSITORY
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL, REPOSITORY
 from experiment_core_utils.primitives.records import InferenceResults, StagedRun
 from experiment_core_utils.primitives.text_config import TextConfig, published_form
 from tests.scripted_model import EOS, ScriptedModel

@@ -6,6 +6,7 @@ of host time and does not wait for the GPU; still none is taken inside a measure
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -38,6 +39,28 @@ def event_reason_names(bits: int) -> tuple[str, ...]:
     return tuple(EVENT_REASONS.get(bit, f"{bit:#x}") for bit in found)
 
 
+@dataclass(frozen=True)
+class GpuDescription:
+    """What does not change while a GPU works; None where it does not tell, for which `reason` says why.
+
+    Attributes:
+        power_limit_w: that is enforced.
+        default_power_limit_w: that the GPU came with.
+        application_sm_clock_mhz, application_memory_clock_mhz: that are set for work; the GPU may go beyond them.
+        max_sm_clock_mhz, max_memory_clock_mhz: the highest that there are.
+    """
+
+    name: str | None
+    driver_version: str | None
+    power_limit_w: float | None
+    default_power_limit_w: float | None
+    application_sm_clock_mhz: int | None
+    application_memory_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    max_memory_clock_mhz: int | None
+    reason: str | None
+
+
 class NvmlGpu:
     """One GPU, opened by the id that the driver gives it.
 
@@ -65,11 +88,7 @@ class NvmlGpu:
         missing: dict[str, str] = {}
 
         def ask(name: str, call: Callable[[], T]) -> T | None:
-            try:
-                return call()
-            except nvml.NVMLError as error:
-                missing[name] = str(error)
-                return None
+            return self._ask(name, call, missing)
 
         power_mw = ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         bits = ask("throttle reasons", self._event_reasons)
@@ -87,8 +106,39 @@ class NvmlGpu:
             utilisation_percent=ask("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
             foreign_processes=count,
             foreign_memory_bytes=memory_bytes,
-            reason="; ".join(f"{name}: {why}" for name, why in missing.items()) or None,
+            reason=_joined(missing),
         )
+
+    def describe(self) -> GpuDescription:
+        """Name, driver, power limits and clocks; what the GPU does not tell is None, and `reason` says why."""
+        nvml, handle = self._nvml, self._handle
+        missing: dict[str, str] = {}
+
+        def ask(name: str, call: Callable[[], T]) -> T | None:
+            return self._ask(name, call, missing)
+
+        limit_mw = ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        default_mw = ask("default power limit", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+        set_clock, max_clock = nvml.nvmlDeviceGetApplicationsClock, nvml.nvmlDeviceGetMaxClockInfo
+        sm, memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
+        return GpuDescription(
+            name=ask("name", lambda: _text(nvml.nvmlDeviceGetName(handle))),
+            driver_version=ask("driver version", lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+            power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
+            default_power_limit_w=default_mw / 1000 if default_mw is not None else None,
+            application_sm_clock_mhz=ask("application SM clock", lambda: set_clock(handle, sm)),
+            application_memory_clock_mhz=ask("application memory clock", lambda: set_clock(handle, memory)),
+            max_sm_clock_mhz=ask("highest SM clock", lambda: max_clock(handle, sm)),
+            max_memory_clock_mhz=ask("highest memory clock", lambda: max_clock(handle, memory)),
+            reason=_joined(missing),
+        )
+
+    def _ask(self, name: str, call: Callable[[], T], missing: dict[str, str]) -> T | None:
+        try:
+            return call()
+        except self._nvml.NVMLError as error:
+            missing[name] = str(error)
+            return None
 
     def _event_reasons(self) -> int:
         """Under the older name where the driver does not know the newer one."""
@@ -108,6 +158,15 @@ class NvmlGpu:
             return None
         others = [each.usedGpuMemory for each in processes if each.pid != self._pid]
         return len(others), None if None in others else sum(others)
+
+
+def _joined(missing: dict[str, str]) -> str | None:
+    return "; ".join(f"{name}: {why}" for name, why in missing.items()) or None
+
+
+def _text(given: str | bytes) -> str:
+    """Older bindings give bytes."""
+    return given.decode() if isinstance(given, bytes) else given
 
 
 def _pynvml() -> ModuleType:

@@ -16,8 +16,8 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.e_inference import run_gen_inference
-from experiment_core_utils.primitives.config import EMBEDDED_MODEL
 from experiment_core_utils.primitives.device import set_cpu_threads
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.primitives.text_config import judged
 from experiments.text_exp.agreement import Agreement, compare
 

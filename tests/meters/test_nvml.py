@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from experiment_core_utils.meters.nvml import EVENT_REASONS, THROTTLING, NvmlGpu, event_reason_names
+from experiment_core_utils.meters.nvml import EVENT_REASONS, THROTTLING, GpuDescription, NvmlGpu, event_reason_names
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.records import GpuReading
 
@@ -47,6 +47,30 @@ class ScriptedNvml:
         self._may("nvmlDeviceGetHandleByUUID")
         self.opened.append(uuid)
         return "handle"
+
+    def nvmlDeviceGetName(self, handle: str) -> bytes:
+        self._may("nvmlDeviceGetName")
+        return b"a GPU"
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        self._may("nvmlSystemGetDriverVersion")
+        return "580.1"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        self._may("nvmlDeviceGetEnforcedPowerLimit")
+        return 650_000
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: str) -> int:
+        self._may("nvmlDeviceGetPowerManagementDefaultLimit")
+        return 700_000
+
+    def nvmlDeviceGetApplicationsClock(self, handle: str, type: int) -> int:
+        self._may("nvmlDeviceGetApplicationsClock")
+        return {self.NVML_CLOCK_SM: 1755, self.NVML_CLOCK_MEM: 2619}[type]
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, type: int) -> int:
+        self._may("nvmlDeviceGetMaxClockInfo")
+        return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 2619}[type]
 
     def nvmlDeviceGetClockInfo(self, handle: str, type: int) -> int:
         self._may("nvmlDeviceGetClockInfo")
@@ -101,6 +125,32 @@ def test_a_reading_has_the_units_of_its_names() -> None:
         reason=None,
     )
     assert library.opened == ["GPU-12"]
+
+
+def test_what_a_gpu_is_and_what_it_is_limited_to() -> None:
+    assert NvmlGpu("GPU-12", ScriptedNvml(), pid=41).describe() == GpuDescription(
+        name="a GPU",
+        driver_version="580.1",
+        power_limit_w=650.0,
+        default_power_limit_w=700.0,
+        application_sm_clock_mhz=1755,
+        application_memory_clock_mhz=2619,
+        max_sm_clock_mhz=1980,
+        max_memory_clock_mhz=2619,
+        reason=None,
+    )
+
+
+def test_what_a_gpu_does_not_say_of_itself_is_none_with_a_reason() -> None:
+    refused: dict[str, type[Exception]] = {
+        "nvmlDeviceGetEnforcedPowerLimit": pynvml.NVMLError_NotSupported,
+        "nvmlDeviceGetApplicationsClock": pynvml.NVMLError_NotSupported,
+    }
+    found = NvmlGpu("GPU-12", ScriptedNvml(refused), pid=41).describe()
+    assert (found.power_limit_w, found.application_sm_clock_mhz, found.default_power_limit_w) == (None, None, 700.0)
+    assert found.reason is not None
+    for name in ("power limit: ", "application SM clock: ", "application memory clock: "):
+        assert name in found.reason
 
 
 def test_other_processes_are_counted_with_their_memory() -> None:

@@ -143,7 +143,7 @@ class MolmoePreTrainedModel(PreTrainedModel):
     config_class = MolmoeConfig
     config: MolmoeConfig
     base_model_prefix = "model"
-    input_modalities = ("image", "text")
+    input_modalities: tuple[str, ...] = ("image", "text")
     main_input_name = "input_ids"
     supports_gradient_checkpointing = False
     _no_split_modules: ClassVar[list[str]] = ["OlmoeDecoderLayer", "CLIPEncoderLayer", "MolmoeConnector"]

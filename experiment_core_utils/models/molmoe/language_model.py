@@ -1,0 +1,104 @@
+"""In: a MolmoE checkpoint; out: its language model alone, the decoder with its head, as a causal language model.
+
+The names of its parameters are those of the whole model, so that it loads from the same files; the tensors of the
+vision tower and the connector are never read into it.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, OlmoeModel
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoePreTrainedModel
+from experiment_core_utils.models.molmoe.published_checkpoint import load_published_checkpoint
+
+
+class MolmoeTextModel(MolmoePreTrainedModel):
+    """The decoder under the name that it has in the whole model."""
+
+    input_modalities = ("text",)
+
+    def __init__(self, config: MolmoeConfig) -> None:
+        super().__init__(config)
+        self.language_model = OlmoeModel(config.text_config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.language_model.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.language_model.embed_tokens = value
+
+    def get_decoder(self) -> OlmoeModel:
+        """The decoder, as transformers' generic code asks for it."""
+        return self.language_model
+
+    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPast:
+        """As `OlmoeModel`: last hidden states [B, T, H] and the cache."""
+        return self.language_model(input_ids=input_ids, **kwargs)
+
+
+class MolmoeForCausalLM(MolmoePreTrainedModel, GenerationMixin):
+    """MolmoE without pictures: `generate(input_ids, attention_mask=...)`, also for left-padded batches."""
+
+    input_modalities = ("text",)
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^model\.vision_tower\.", r"^model\.connector\."]
+
+    def __init__(self, config: MolmoeConfig) -> None:
+        super().__init__(config)
+        self.model = MolmoeTextModel(config)
+        self.lm_head = nn.Linear(config.text_config.hidden_size, config.head_vocab_size, bias=False)
+        self.post_init()
+
+    def get_decoder(self) -> OlmoeModel:
+        """The decoder, as transformers' generic code asks for it."""
+        return self.model.language_model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, T', V] for the last `logits_to_keep` positions (0 means all), and the loss with `labels`."""
+        kwargs.pop("return_dict", None)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.head_vocab_size)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+
+
+def published_language_tensors(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Tensors of `MolmoeForCausalLM` from a folder in the published layout.
+
+    Raises:
+        ConfigurationError: no safetensors, or tensors that do not fit the config one to one.
+    """
+    whole = load_published_checkpoint(folder, dtype).state_dict()
+    return {name: tensor for name, tensor in whole.items() if name.startswith(("model.language_model.", "lm_head."))}
+
+
+AutoModelForCausalLM.register(MolmoeConfig, MolmoeForCausalLM, exist_ok=True)
