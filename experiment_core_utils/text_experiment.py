@@ -29,13 +29,11 @@ from experiment_core_utils.f_experiment_info import (
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
+from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.j_results_saving import save_raw_results_json
-from experiment_core_utils.k_results_aggregation import (
-    load_and_aggregate_per_process_energy_results,
-    pool_inference_results,
-)
+from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.records import ComputeMetrics, InferenceResults
+from experiment_core_utils.primitives.records import InferenceResults
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.text_plan import DueExperiment
 
@@ -144,7 +142,7 @@ def _entry(
     due: DueExperiment,
     prompts: ChosenPrompts,
     pooled: InferenceResults,
-    compute: ComputeMetrics,
+    compute: Mapping[str, Any],
     model: Any,
     files: _Files,
     caveats: list[str],

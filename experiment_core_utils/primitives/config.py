@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flags import MAX_WARMUP_RUNS, PARETO_ALPHA, PARETO_MARGIN, build_parser
@@ -185,7 +185,8 @@ def _check_strategy(given: argparse.Namespace) -> None:
         raise ConfigurationError(f"--num_configs {num_configs} is for --sampling_strategy lhs, not for {name}; drop it")
 
 
-def _at_least(name: str, given: float | Sequence[float] | None, least: float) -> None:
+def _at_least(name: str, given: Any, least: float) -> None:
+    """`given` is a number, a list of numbers, or None."""
     for value in given if isinstance(given, list) else [given]:
         if value is not None and (not math.isfinite(value) or value < least):
             allowed = f"at least {least}" if math.isfinite(value) else "a finite number"
