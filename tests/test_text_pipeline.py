@@ -1,0 +1,205 @@
+"""Grids of text experiments from YAML values to files, on a tiny model; small because every step has tests of its own."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from experiment_core_utils.l_results_csv_cleaning import read_results_csv
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.text_grid import combinations
+from experiment_core_utils.text_pipeline import TextReport, run_text_experiments
+from experiment_core_utils.text_table import text_table
+from tests.tiny_language_models import save_checkpoint, tiny_llama
+
+PROMPTS = ("How many red circles are there?", "=1+1", "What is left of the blue square?", "a", "Is it raining?")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tiny_llama(), tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def values(checkpoint: Path, tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS))
+    return {
+        "model_name": str(checkpoint),
+        "prompts": {"path": str(path)},
+        "max_output_tokens": 6,
+        "device": "cpu",
+        "num_threads": 1,
+        "track_energy": False,
+        "num_warmup_batches": 0,
+    }
+
+
+def measured(values: dict[str, Any], folder: Path, said: list[str] | None = None) -> TextReport:
+    return run_text_experiments(combinations(values), folder, (said if said is not None else []).append)
+
+
+def plain_answers(folder: Path, prompts: Sequence[str], tokens: int) -> list[list[int]]:
+    """Greedy, one prompt at a time, by transformers alone; up to end-of-sequence."""
+    model = tiny_llama()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    answers = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+        row = out[0, ids.shape[1] :].tolist()
+        eos = model.generation_config.eos_token_id
+        answers.append(row[: row.index(eos) + 1] if eos in row else row)
+    return answers
+
+
+def test_a_grid_leaves_every_file_under_its_published_name(
+    values: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    report = measured(
+        {**values, "batching_options": {"batch_size___fixed_batching": [1, 3]}, "save_outputs": True}, folder
+    )
+    assert (report.num_measured, report.exit_code, dict(report.failed)) == (2, 0, {})
+    names = [
+        "1_experiment_setup", "2_experiment_variables", "3_model_architecture", "4_inference_metrics",
+        "5_compute_metrics", "6_local_energy_results_process_0", "7_global_energy_results", "8_text_output",
+        "8_token_output",
+    ]  # fmt: skip
+    for experiment_id in ("0001", "0002"):
+        raw = folder / "raw_results" / experiment_id
+        assert sorted(path.name for path in raw.iterdir()) == [f"{experiment_id}_{name}.json" for name in names]
+        outputs = json.loads((raw / f"{experiment_id}_8_token_output.json").read_text())["output_token_ids"]
+        in_order = sorted(PROMPTS, key=lambda prompt: len(AutoTokenizer.from_pretrained(checkpoint)(prompt).input_ids))
+        assert outputs == plain_answers(checkpoint, in_order, tokens=6)
+        texts = json.loads((raw / f"{experiment_id}_8_text_output.json").read_text())["outputs"]
+        assert [each["prompt"] for each in texts] == in_order
+    saved = json.loads((folder / "text_generation_results.json").read_text())
+    assert list(saved) == ["experiment_0001", "experiment_0002"] == list(report.results)
+    first, second = saved.values()
+    tokens = sum(map(len, plain_answers(checkpoint, PROMPTS, tokens=6)))
+    for each in (first, second):
+        metrics = each["inference_metrics"]
+        assert (metrics["num_prompts"], metrics["total_output_tokens"]) == (5, tokens)
+        assert metrics["tokens_per_second"] == pytest.approx(tokens / metrics["total_time_s"])
+        assert each["global_energy_results"]["total_energy_kwh"] is None
+        assert each["experiment_variables"]["model_name"] == str(checkpoint)
+    assert [each["inference_metrics"]["num_batches"] for each in (first, second)] == [5, 2]
+    assert first["varied"] == {"batching_options.batch_size___fixed_batching": 1}
+    table = text_table([first, second])
+    assert "batch_size___fixed_batching" in table and "0002" in table
+
+
+def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dict[str, Any], tmp_path: Path) -> None:
+    report = measured({**values, "random_seed": [1, 2]}, tmp_path / "results")
+    assert report.csv_path == tmp_path / "results" / "text_generation_results.csv"
+    rows = read_results_csv(report.csv_path)
+    frame = pd.read_csv(report.csv_path)
+    assert len(rows) == len(frame) == 2
+    for row, number, result in zip(rows, frame["inference_metrics.total_time_s"], report.results.values(), strict=True):
+        assert row["inference_metrics.total_time_s"] == number == result["inference_metrics"]["total_time_s"]
+        assert row["experiment_id"] == result["experiment_id"]
+        assert row["inference_metrics.ttft_s.mean"] == result["inference_metrics"]["ttft_s"]["mean"]
+
+
+def test_a_stopped_grid_goes_on_with_what_is_missing(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    measured({**values, "random_seed": [1]}, folder)
+    said: list[str] = []
+    report = measured({**values, "random_seed": [1, 2]}, folder, said)
+    assert report.num_measured == 1 and list(report.results) == ["experiment_0001", "experiment_0002"]
+    assert said[0] == "1/2 random_seed=1: done before, as experiment_0001"
+    again = measured({**values, "random_seed": [2, 1]}, folder)
+    assert again.num_measured == 0 and set(again.results) == {"experiment_0001", "experiment_0002"}
+
+
+def test_other_prompts_or_weights_are_another_experiment(
+    values: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    measured(values, folder)
+    Path(values["prompts"]["path"]).write_text("\n".join((*PROMPTS, "one more")))
+    assert measured(values, folder).num_measured == 1
+    (weights,) = checkpoint.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes())
+    assert measured(values, folder).num_measured == 1
+    assert measured(values, folder).num_measured == 0
+
+
+def test_what_cannot_be_done_here_is_left_out_with_its_reason(values: dict[str, Any], tmp_path: Path) -> None:
+    said: list[str] = []
+    report = measured(
+        {**values, "fp_precision": ["float32", "float8"], "decoder_config": {"decoder_top_k": [5, 6]}},
+        tmp_path / "results",
+        said,
+    )
+    assert report.num_measured == 1 and report.exit_code == 0
+    left_out = report.plan.left_out
+    assert left_out["2/4 fp_precision=float32 decoder_top_k=6"] == (
+        "the same experiment as 1/4 fp_precision=float32 decoder_top_k=5"
+    )
+    assert [title for title, reason in left_out.items() if "float8 needs a GPU" in reason] == [
+        "3/4 fp_precision=float8 decoder_top_k=5",
+        "4/4 fp_precision=float8 decoder_top_k=6",
+    ]
+
+
+def test_a_grid_of_which_nothing_is_possible_is_an_error(values: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="float8 needs a GPU"):
+        measured({**values, "fp_precision": "float8"}, tmp_path / "results")
+    with pytest.raises(ConfigurationError, match="num_input_prompts 6 is more than the 5 prompts"):
+        measured({**values, "num_input_prompts": 6}, tmp_path / "results")
+    assert not (tmp_path / "results" / "text_generation_results.json").exists()
+
+
+def test_a_combination_that_fails_does_not_stop_the_others(values: dict[str, Any], tmp_path: Path) -> None:
+    report = measured({**values, "max_input_tokens": [1, 64]}, tmp_path / "results")
+    assert report.num_measured == 1 and report.exit_code == 1
+    (failure,) = report.failed.items()
+    assert failure[0] == "1/2 max_input_tokens=1" and "0 of 5 are that short" in failure[1]
+
+
+def test_the_first_short_prompts_are_taken_before_they_are_sorted(values: dict[str, Any], tmp_path: Path) -> None:
+    chosen = {**values, "num_input_prompts": 2, "save_outputs": True, "sort_prompts": [True, False]}
+    measured(chosen, tmp_path / "results")
+    orders = [
+        [each["prompt"] for each in json.loads(path.read_text())["outputs"]]
+        for path in sorted((tmp_path / "results").rglob("*text_output.json"))
+    ]
+    assert orders == [["=1+1", PROMPTS[0]], [PROMPTS[0], "=1+1"]]
+
+
+def test_a_metric_of_ones_own_adds_columns_and_a_broken_one_costs_nothing(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_metrics.py").write_text(
+        "def lengths(results, metrics):\n"
+        "    return {'longest': max(q['output_tokens'] for q in results['queries']), 'rate': metrics['tokens_per_second']}\n"
+        "def broken(results, metrics):\n"
+        "    return {'share': 1 / 0}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["my_own_metrics:lengths", "my_own_metrics:broken"]
+    report = measured({**values, "custom_metrics": names}, tmp_path / "results")
+    (result,) = report.results.values()
+    assert result["custom"]["lengths"]["longest"] <= 6
+    assert result["custom"]["lengths"]["rate"] == result["inference_metrics"]["tokens_per_second"]
+    (failure,) = result["custom_failures"]
+    assert (failure["name"], failure["error"]) == ("my_own_metrics:broken", "ZeroDivisionError")
+    assert report.csv_path is not None
+    assert read_results_csv(report.csv_path)[0]["custom.lengths.longest"] == result["custom"]["lengths"]["longest"]
+
+
+def test_energy_is_tracked_around_the_generation_alone(values: dict[str, Any], tmp_path: Path) -> None:
+    report = measured({**values, "track_energy": True, "country_iso_code": "FRA"}, tmp_path / "results")
+    (result,) = report.results.values()
+    energy = result["global_energy_results"]
+    assert energy["total_energy_kwh"] > 0 and energy["num_tracking_processes"] == 1
+    assert energy["duration_seconds"] >= result["inference_metrics"]["total_time_s"]
+    assert (tmp_path / "results" / "raw_results" / "0001" / "emissions_0001.csv").exists()
