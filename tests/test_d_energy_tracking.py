@@ -5,9 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
+from experiment_core_utils.meters.emissions_file import read_windows
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
 from tests.scripted_codecarbon import ScriptedTracker, scripted_library
 
@@ -23,6 +25,14 @@ def test_each_start_and_stop_is_a_row_under_the_experiments_id(tmp_path: Path) -
     header, *rows = path.read_text().splitlines()
     assert header.startswith("experiment_id,duration,") and [row[:10] for row in rows] == ["0001,36.0,", "0001,36.0,"]
     assert [each.calls[-1] for each in made] == ["stop", "stop"]
+
+
+def test_without_a_gpu_the_choice_is_codecarbons(tmp_path: Path) -> None:
+    made: list[ScriptedTracker] = []
+    devices = [torch.device("cpu")]
+    tracker = start_energy_tracking("0001", tmp_path, "FRA", devices=devices, library=scripted_library(made))
+    row = read_windows(stop_energy_tracking(tracker))[0]
+    assert (row["gpus_in_use"], made[0].settings["gpu_ids"]) == (0, None)
 
 
 def test_a_missing_country_is_said(tmp_path: Path) -> None:
