@@ -118,13 +118,20 @@ def test_the_real_package_finds_gpus_by_number_alone(given: list[Any], found: li
 
 
 @pytest.fixture(scope="module")
-def real_row() -> dict[str, Any]:
-    """One window of the real package on this machine; a look-up or connection ends it."""
+def real_window() -> tuple[dict[str, Any], list[Any]]:
+    """One window of the real package on this machine, and the connections and look-ups that it tried."""
+    tried: list[Any] = []
+
+    def refuse(*arguments: Any, **_: Any) -> None:
+        tried.append(arguments)
+        raise OSError("there is no network")
+
     patch = pytest.MonkeyPatch()
-    patch.setattr(socket, "getaddrinfo", _no_network)
-    patch.setattr(socket.socket, "connect", _no_network)
+    patch.setattr(socket, "getaddrinfo", refuse)
+    patch.setattr(socket.socket, "connect", refuse)
     patch.setenv("CODECARBON_EMISSIONS_ENDPOINT", "http://localhost:1")
     patch.setenv("CODECARBON_CO2_SIGNAL_API_TOKEN", "a token")
+    patch.setenv("CODECARBON_SAVE_TO_API", "true")
     patch.setenv("CODECARBON_PUE", "3")
     try:
         meter = CodecarbonMeter("FRA", [], 0)
@@ -132,16 +139,17 @@ def real_row() -> dict[str, Any]:
         sum(range(10**6))
         row = meter.close()
         meter.release()
-        return row
     finally:
         patch.undo()
+    return row, tried
 
 
-def _no_network(*_: Any) -> None:
-    raise AssertionError("codecarbon opened a connection")
+def test_no_connection_is_opened_whatever_the_environment_says(real_window: tuple[dict[str, Any], list[Any]]) -> None:
+    assert real_window[1] == []
 
 
-def test_a_real_window_adds_up(real_row: dict[str, Any]) -> None:
+def test_a_real_window_adds_up(real_window: tuple[dict[str, Any], list[Any]]) -> None:
+    real_row, _ = real_window
     parts = real_row["cpu_energy"] + real_row["gpu_energy"] + real_row["ram_energy"]
     assert real_row["energy_consumed"] == pytest.approx(parts) and parts > 0
     assert real_row["cpu_power"] * real_row["duration"] == pytest.approx(real_row["cpu_energy"] * 3.6e6)
