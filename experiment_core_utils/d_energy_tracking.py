@@ -1,13 +1,20 @@
 """In: an experiment's id; out: what its machine used between start and stop, in `emissions_{experiment_id}.csv`."""
 
-import warnings
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import torch
 
 from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
 from experiment_core_utils.meters.emissions_file import append_window, emissions_path, read_windows
+from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize_used_gpus, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass
@@ -29,9 +36,10 @@ def start_energy_tracking(
     output_dir: Path = Path("."),
     country_iso_code: str | None = None,
     *,
+    devices: Sequence[torch.device] | None = None,
     library: CodecarbonLibrary | None = None,
 ) -> EnergyTracker:
-    """Begin a window over the whole machine: CPU, memory and every GPU that this process sees.
+    """Begin a window over the whole machine: CPU, memory and the GPUs that do the work.
 
     Other work on the machine is counted too, and of several processes on one machine only the first may track: each
     would count the whole. Machines that share a file system need an `output_dir` each. The hardware is probed before
@@ -40,7 +48,9 @@ def start_energy_tracking(
     Args:
         output_dir: where `stop_energy_tracking` writes; made where it is not there.
         country_iso_code: three letters, whose electricity mix gives the emissions; None takes the world mean and says
-            so in a warning.
+            so, once in a process.
+        devices: the GPUs of this machine that all its processes of the run use; None takes every one that this process
+            sees. Where none of them is a GPU, codecarbon counts all that it finds.
         library: codecarbon, or what stands in for it; None imports it.
 
     Raises:
@@ -55,17 +65,31 @@ def start_energy_tracking(
         raise MeterUnavailable(f"{output_dir} cannot hold an emissions file ({error.strerror})") from error
     if path.exists():
         read_windows(path)
-    uuids = [uuid for device in visible_gpus() if (uuid := gpu_uuid(device)) is not None]
-    meter = CodecarbonMeter(country_iso_code, uuids, library)
+    found = visible_gpus() if devices is None else devices
+    uuids = [uuid for device in found if (uuid := gpu_uuid(device)) is not None]
+    meter = CodecarbonMeter(country_iso_code, _nvml_indices(uuids), len(uuids), library)
     if meter.emissions_basis == WORLD_MEAN:
-        warnings.warn(
-            "no country was given: emissions are computed with the world's mean electricity mix "
-            "(country_iso_code=FRA takes that of France)",
-            stacklevel=2,
-        )
+        _say_world_mean()
     synchronize_used_gpus()
     meter.open()
     return EnergyTracker(experiment_id, path, meter)
+
+
+@cache
+def _say_world_mean() -> None:
+    """Once in a process."""
+    LOGGER.warning(
+        "no country was given: emissions are computed with the world's mean electricity mix (country_iso_code=FRA "
+        "takes that of France)"
+    )
+
+
+def _nvml_indices(uuids: Sequence[str]) -> list[int]:
+    """None without NVML, by which codecarbon reads GPUs, too."""
+    try:
+        return [NvmlGpu(uuid).index for uuid in uuids]
+    except MeterUnavailable:
+        return []
 
 
 def stop_energy_tracking(tracker: EnergyTracker) -> Path:

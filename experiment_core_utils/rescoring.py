@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
-from experiment_core_utils.j_results_saving import accuracy_entries, score_entries
+from experiment_core_utils.j_results_saving import accuracy_entries
 from experiment_core_utils.l_results_csv_cleaning import read_results, setting_key, write_settings_csv
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.sample_entries import score_entries
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics

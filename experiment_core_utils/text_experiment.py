@@ -19,7 +19,7 @@ from experiment_core_utils.c_prompt_processing import (
     tokenise_prompts,
 )
 from experiment_core_utils.custom_metrics import run_custom_metrics
-from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_energy_tracking
+from experiment_core_utils.d_energy_tracking import EnergyTracker, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
@@ -62,6 +62,16 @@ class _Files:
         self._accelerator = accelerator
         self._results_dir = results_dir
 
+    @property
+    def energy_folder(self) -> Path:
+        """For this process's emissions file: machines may share the folder of results."""
+        rank = self._accelerator.process_index
+        return self.folder if rank == 0 else self.folder / f"process_{rank}"
+
+    def start_tracking(self, config: TextConfig) -> EnergyTracker:
+        """Of this machine with every GPU that its processes see."""
+        return start_energy_tracking(self.experiment_id, self.energy_folder, config.country_iso_code)
+
     def save(self, content: Mapping[str, Any], result_type: str) -> None:
         """One part under its published name."""
         save_raw_results_json(
@@ -90,7 +100,7 @@ def measure_experiment(
     share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator)
     own = _in_energy_window(lambda: run_prepared(share, accelerator), config, files, accelerator)
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config)
-    files.save(aggregate_energy_metrics(files.experiment_id, accelerator, files.folder), "local_energy_results")
+    files.save(aggregate_energy_metrics(files.experiment_id, accelerator, files.energy_folder), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
     memories = of_all_processes(compute["memory"], accelerator)
@@ -127,10 +137,7 @@ def _in_energy_window(
 ) -> InferenceResults:
     """One process a machine tracks: what the meter reads is the whole machine's. All wait until it is open."""
     tracks = config.track_energy and accelerator.is_local_main_process
-    tracker = outcome_of_all(
-        lambda: start_energy_tracking(files.experiment_id, files.folder, config.country_iso_code) if tracks else None,
-        accelerator,
-    )
+    tracker = outcome_of_all(lambda: files.start_tracking(config) if tracks else None, accelerator)
     try:
         return run()
     finally:

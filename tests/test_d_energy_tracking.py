@@ -1,13 +1,14 @@
 """Start and stop: what is written, what is said, and what is refused."""
 
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_energy_tracking
+from experiment_core_utils.d_energy_tracking import _say_world_mean, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
+from experiment_core_utils.meters.emissions_file import read_windows
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
 from tests.scripted_codecarbon import ScriptedTracker, scripted_library
 
@@ -25,12 +26,22 @@ def test_each_start_and_stop_is_a_row_under_the_experiments_id(tmp_path: Path) -
     assert [each.calls[-1] for each in made] == ["stop", "stop"]
 
 
-def test_a_missing_country_is_said(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="no country was given: .*world's mean"):
-        start_energy_tracking("0001", tmp_path, library=scripted_library())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        start_energy_tracking("0001", tmp_path, "USA", library=scripted_library())
+def test_without_a_gpu_the_choice_is_codecarbons(tmp_path: Path) -> None:
+    made: list[ScriptedTracker] = []
+    devices = [torch.device("cpu")]
+    tracker = start_energy_tracking("0001", tmp_path, "FRA", devices=devices, library=scripted_library(made))
+    row = read_windows(stop_energy_tracking(tracker))[0]
+    assert (row["gpus_in_use"], made[0].settings["gpu_ids"]) == (0, None)
+
+
+def test_a_missing_country_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _say_world_mean.cache_clear()
+    start_energy_tracking("0001", tmp_path, "USA", library=scripted_library())
+    assert not caplog.messages
+    for experiment_id in ("0001", "0002"):
+        start_energy_tracking(experiment_id, tmp_path, library=scripted_library())
+    (said,) = caplog.messages
+    assert said.startswith("no country was given: emissions are computed with the world's mean")
 
 
 def test_a_tracker_is_stopped_once(tmp_path: Path) -> None:

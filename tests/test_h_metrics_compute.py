@@ -61,7 +61,8 @@ def test_one_prompt_of_each_length_is_run_with_its_true_tokens() -> None:
     ids = torch.tensor([[0, 5, 6], [7, 8, 9], [0, 3, 4]])
     # 2 * 4 * 4 operations a token, 2 + 3 + 2 tokens.
     assert get_flops(model, {"input_ids": ids, "attention_mask": (ids > 0).long()}) == 32 * 7
-    assert sorted(map(len, model.seen)) == [2, 3] and [7, 8, 9] in model.seen
+    # Of the two of length 2 either does; the padding is gone.
+    assert sorted(model.seen, key=len) in ([[5, 6], [7, 8, 9]], [[3, 4], [7, 8, 9]])
 
 
 def test_the_count_moves_with_top_k() -> None:

@@ -17,8 +17,6 @@ from experiment_core_utils.j_results_saving import (
     aggregate_stats,
     flatten_results_to_csv,
     load_aggregated_results,
-    sample_metadata,
-    sample_result,
     save_aggregated_results_json,
     save_raw_results_json,
     setting_file_name,
@@ -30,6 +28,7 @@ from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops, VisionGeometry
+from experiment_core_utils.sample_entries import sample_metadata, sample_result
 from experiment_core_utils.tasks.interface import Score
 from tests.hand_made_records import (
     SETTING,
@@ -374,15 +373,17 @@ WRITER = """
 import sys
 from pathlib import Path
 from experiment_core_utils.j_results_saving import add_to_results
-for number in range(15):
-    add_to_results({f"p{sys.argv[1]}_{number}": {"n": number}}, "t", results_dir=Path(sys.argv[2]))
+for number in range(20):
+    _, table = add_to_results({f"p{sys.argv[1]}_{number}": {"n": number}}, "t", results_dir=Path(sys.argv[2]))
+    rows = table.read_text()
+    assert all(f"p{sys.argv[1]}_{each}," in rows for each in range(number + 1)), "a row is gone"
 """
 
 
 def test_several_programs_at_once_lose_nothing(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(each), str(tmp_path)]) for each in range(3)]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
-    expected = {f"p{writer}_{number}": {"n": number} for writer in range(3) for number in range(15)}
+    expected = {f"p{writer}_{number}": {"n": number} for writer in range(3) for number in range(20)}
     assert load_aggregated_results("t", results_dir=tmp_path) == expected
     table = pd.read_csv(tmp_path / "t_results.csv")
     assert dict(zip(table["experiment"], table["n"], strict=True)) == {key: each["n"] for key, each in expected.items()}

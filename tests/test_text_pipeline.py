@@ -1,4 +1,4 @@
-"""Grids of text experiments from YAML values to files, on a tiny model; small because every step has tests of its own."""
+"""Grids of text experiments from YAML values to files, on a tiny model; every step has tests of its own."""
 
 import json
 from collections.abc import Sequence
@@ -44,6 +44,11 @@ def measured(values: dict[str, Any], folder: Path, said: list[str] | None = None
     return run_text_experiments(combinations(values), folder, (said if said is not None else []).append)
 
 
+def ids_of(report: TextReport) -> list[str]:
+    """Run ids count on from whatever ran on this checkout before."""
+    return [result["experiment_id"] for result in report.results.values()]
+
+
 def plain_answers(folder: Path, prompts: Sequence[str], tokens: int) -> list[list[int]]:
     """Greedy, one prompt at a time, by transformers alone; up to end-of-sequence."""
     model = tiny_llama()
@@ -72,7 +77,7 @@ def test_a_grid_leaves_every_file_under_its_published_name(
         "5_compute_metrics", "6_local_energy_results_process_0", "7_global_energy_results", "8_text_output",
         "8_token_output",
     ]  # fmt: skip
-    for experiment_id in ("0001", "0002"):
+    for experiment_id in ids_of(report):
         raw = folder / "raw_results" / experiment_id
         assert sorted(path.name for path in raw.iterdir()) == [f"{experiment_id}_{name}.json" for name in names]
         outputs = json.loads((raw / f"{experiment_id}_8_token_output.json").read_text())["output_token_ids"]
@@ -81,7 +86,7 @@ def test_a_grid_leaves_every_file_under_its_published_name(
         texts = json.loads((raw / f"{experiment_id}_8_text_output.json").read_text())["outputs"]
         assert [each["prompt"] for each in texts] == in_order
     saved = json.loads((folder / "text_generation_results.json").read_text())
-    assert list(saved) == ["experiment_0001", "experiment_0002"] == list(report.results)
+    assert list(saved) == list(report.results) == [f"experiment_{each}" for each in ids_of(report)]
     first, second = saved.values()
     tokens = sum(map(len, plain_answers(checkpoint, PROMPTS, tokens=6)))
     for each in (first, second):
@@ -93,7 +98,7 @@ def test_a_grid_leaves_every_file_under_its_published_name(
     assert [each["inference_metrics"]["num_batches"] for each in (first, second)] == [5, 2]
     assert first["varied"] == {"batching_options.batch_size___fixed_batching": 1}
     table = text_table([first, second])
-    assert "batch_size___fixed_batching" in table and "0002" in table
+    assert "batch_size___fixed_batching" in table and ids_of(report)[1] in table
 
 
 def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dict[str, Any], tmp_path: Path) -> None:
@@ -110,13 +115,13 @@ def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dic
 
 def test_a_stopped_grid_goes_on_with_what_is_missing(values: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    measured({**values, "random_seed": [1]}, folder)
+    (first,) = ids_of(measured({**values, "random_seed": [1]}, folder))
     said: list[str] = []
     report = measured({**values, "random_seed": [1, 2]}, folder, said)
-    assert report.num_measured == 1 and list(report.results) == ["experiment_0001", "experiment_0002"]
-    assert said[0] == "1/2 random_seed=1: done before, as experiment_0001"
+    assert report.num_measured == 1 and ids_of(report)[0] == first and len(report.results) == 2
+    assert said[0] == f"1/2 random_seed=1: done before, as experiment_{first}"
     again = measured({**values, "random_seed": [2, 1]}, folder)
-    assert again.num_measured == 0 and set(again.results) == {"experiment_0001", "experiment_0002"}
+    assert again.num_measured == 0 and set(again.results) == set(report.results)
 
 
 def test_other_prompts_or_weights_are_another_experiment(
@@ -180,7 +185,8 @@ def test_a_metric_of_ones_own_adds_columns_and_a_broken_one_costs_nothing(
 ) -> None:
     (tmp_path / "my_own_metrics.py").write_text(
         "def lengths(results, metrics):\n"
-        "    return {'longest': max(q['output_tokens'] for q in results['queries']), 'rate': metrics['tokens_per_second']}\n"
+        "    longest = max(query['output_tokens'] for query in results['queries'])\n"
+        "    return {'longest': longest, 'rate': metrics['tokens_per_second']}\n"
         "def broken(results, metrics):\n"
         "    return {'share': 1 / 0}\n"
     )
@@ -202,4 +208,5 @@ def test_energy_is_tracked_around_the_generation_alone(values: dict[str, Any], t
     energy = result["global_energy_results"]
     assert energy["total_energy_kwh"] > 0 and energy["num_tracking_processes"] == 1
     assert energy["duration_seconds"] >= result["inference_metrics"]["total_time_s"]
-    assert (tmp_path / "results" / "raw_results" / "0001" / "emissions_0001.csv").exists()
+    (experiment_id,) = ids_of(report)
+    assert (tmp_path / "results" / "raw_results" / experiment_id / f"emissions_{experiment_id}.csv").exists()

@@ -55,7 +55,9 @@ class CodecarbonMeter:
 
     Args:
         country_iso_code: three letters, whose electricity mix gives the emissions; None takes the world mean.
-        gpu_uuids: the GPUs to count; none given leaves the choice to codecarbon, which takes all it finds.
+        gpu_indices: the GPUs to count, by NVML's numbers (codecarbon does not find them by the driver's ids, though it
+            says so); none given leaves the choice to codecarbon, which takes all it finds.
+        gpus_in_use: how many GPUs do the work, to be recorded beside.
         library: codecarbon, or what stands in for it; None imports it.
 
     Raises:
@@ -64,7 +66,11 @@ class CodecarbonMeter:
     """
 
     def __init__(
-        self, country_iso_code: str | None, gpu_uuids: Sequence[str], library: CodecarbonLibrary | None = None
+        self,
+        country_iso_code: str | None,
+        gpu_indices: Sequence[int],
+        gpus_in_use: int,
+        library: CodecarbonLibrary | None = None,
     ) -> None:
         library = library if library is not None else codecarbon_library()
         if country_iso_code is not None and country_iso_code not in library.countries():
@@ -72,13 +78,13 @@ class CodecarbonMeter:
                 f"codecarbon knows no electricity mix of country {country_iso_code!r}; give a three-letter code such "
                 "as FRA, or none for the world mean"
             )
-        self._num_gpus_wanted = len(gpu_uuids)
+        self._gpus_in_use = gpus_in_use
         self._basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
         self._cpu_source = "rapl" if library.reads_rapl() else "codecarbon_estimate"
         self._is_open = False
         self._num_windows = 0
         logging.getLogger("codecarbon").setLevel(logging.ERROR)
-        self._tracker = self._ask(lambda: _offline_tracker(library, country_iso_code, gpu_uuids))
+        self._tracker = self._ask(lambda: _offline_tracker(library, country_iso_code, gpu_indices))
         self._ask(self._tracker.get_detected_hardware)
         # The first task reads data files and primes the counters.
         self.open()
@@ -98,7 +104,7 @@ class CodecarbonMeter:
         Columns beyond codecarbon's:
             cpu_energy_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
             emissions_basis: whose electricity mix.
-            gpus_in_use: how many GPUs were to be counted; `gpu_count` says how many were.
+            gpus_in_use: how many GPUs did the work; `gpu_count` says how many codecarbon sees.
 
         Raises:
             ConfigurationError: no window is open.
@@ -114,7 +120,7 @@ class CodecarbonMeter:
             **_repaired(dict(measured.values)),
             "cpu_energy_source": self._cpu_source,
             "emissions_basis": self._basis,
-            "gpus_in_use": self._num_gpus_wanted,
+            "gpus_in_use": self._gpus_in_use,
         }
 
     def release(self) -> None:
@@ -149,7 +155,7 @@ def codecarbon_library() -> CodecarbonLibrary:
     )
 
 
-def _offline_tracker(library: CodecarbonLibrary, country_iso_code: str | None, gpu_uuids: Sequence[str]) -> Any:
+def _offline_tracker(library: CodecarbonLibrary, country_iso_code: str | None, gpu_indices: Sequence[int]) -> Any:
     """Every setting that a configuration file or the environment could change is given."""
     return library.new_tracker(
         country_iso_code=country_iso_code,
@@ -157,7 +163,7 @@ def _offline_tracker(library: CodecarbonLibrary, country_iso_code: str | None, g
         region=None,
         cloud_provider=None,
         cloud_region=None,
-        gpu_ids=list(gpu_uuids) or None,
+        gpu_ids=list(gpu_indices) or None,
         tracking_mode="machine",
         project_name="codecarbon",
         output_methods=[],

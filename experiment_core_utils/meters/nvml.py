@@ -82,6 +82,14 @@ class NvmlGpu:
         except self._nvml.NVMLError as error:
             raise MeterUnavailable(f"NVML does not open {uuid}: {error}") from error
 
+    @property
+    def index(self) -> int:
+        """Its number among all GPUs of the machine, whatever number it has in this process."""
+        try:
+            return int(self._nvml.nvmlDeviceGetIndex(self._handle))
+        except self._nvml.NVMLError as error:
+            raise MeterUnavailable(f"NVML does not number this GPU: {error}") from error
+
     def read(self) -> GpuReading:
         """The GPU now; what it does not tell is None, and `reason` says why."""
         nvml, handle = self._nvml, self._handle

@@ -35,9 +35,10 @@ def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert "2 experiments of this grid are saved (2 measured now), 0 combinations left out, 0 failed" in done.stdout
     assert done.stdout.endswith(f"table of all experiments: {tmp_path / 'text_generation_results.csv'}\n")
+    (_, second) = json.loads((tmp_path / "text_generation_results.json").read_text())
     planned = run("--config", config_file, "--output_dir", tmp_path, "--set", "random_seed=[2, 3]", "--dry_run")
     assert planned.stdout.splitlines() == [
-        "1/2 random_seed=2: done before, as experiment_0002",
+        f"1/2 random_seed=2: done before, as {second}",
         "2/2 random_seed=3: due",
     ]
 
@@ -64,22 +65,19 @@ def test_two_processes_come_to_what_one_comes_to(config_file: Path, tmp_path: Pa
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     done = run(*common, tmp_path / "two", launcher=launcher)
     assert done.returncode == 0, done.stderr
-    one, two = (
-        json.loads((tmp_path / name / "text_generation_results.json").read_text())["experiment_0001"]
-        for name in ("one", "two")
+    (one,), (two,) = (
+        json.loads((tmp_path / name / "text_generation_results.json").read_text()).values() for name in ("one", "two")
     )
     for key in ("num_prompts", "total_input_tokens", "total_output_tokens", "avg_output_tokens_per_prompt"):
         assert one["inference_metrics"][key] == two["inference_metrics"][key]
-    one_text, two_text = (
-        (tmp_path / name / "raw_results" / "0001" / "0001_8_text_output.json").read_text() for name in ("one", "two")
+    (one_text,), (two_text,) = (
+        [path.read_text() for path in (tmp_path / name).rglob("*_8_text_output.json")] for name in ("one", "two")
     )
     assert one_text == two_text
     assert two["experiment_setup"]["distributed_config"]["num_processes"] == 2
     assert two["caveats"] == ["2 processes share the CPU cores: times are not those of one alone"]
-    raw = tmp_path / "two" / "raw_results" / "0001"
-    assert {path.name for path in raw.glob("*_6_*")} == {
-        f"0001_6_local_energy_results_process_{rank}.json" for rank in (0, 1)
-    }
+    found = {path.name.partition("_6_")[2] for path in (tmp_path / "two").rglob("*_6_*")}
+    assert found == {f"local_energy_results_process_{rank}.json" for rank in (0, 1)}
 
 
 def test_a_killed_grid_is_finished_by_the_same_command(config_file: Path, tmp_path: Path) -> None:

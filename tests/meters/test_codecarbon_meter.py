@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from tests.scripted_codecarbon import WINDOW, ScriptedTracker, scripted_library
 
 def test_hardware_is_probed_and_a_first_task_thrown_away_before_a_window() -> None:
     made: list[ScriptedTracker] = []
-    meter = CodecarbonMeter("FRA", ["GPU-1"], scripted_library(made))
+    meter = CodecarbonMeter("FRA", [3], 1, scripted_library(made))
     assert made[0].calls == ["probe", "start window 1", "stop window 1"]
+    assert made[0].settings["gpu_ids"] == [3]
     meter.open()
     meter.close()
     meter.release()
@@ -24,7 +26,7 @@ def test_hardware_is_probed_and_a_first_task_thrown_away_before_a_window() -> No
 
 
 def test_a_window_by_hand() -> None:
-    meter = CodecarbonMeter("FRA", ["GPU-1", "GPU-2"], scripted_library(rapl=True))
+    meter = CodecarbonMeter("FRA", [0, 1], 2, scripted_library(rapl=True))
     meter.open()
     # Powers of this window: 1e-4, 3e-3 and 2e-4 kWh are 360, 10800 and 720 J, over 36 s.
     powers = {"cpu_power": pytest.approx(10.0), "gpu_power": pytest.approx(300.0), "ram_power": pytest.approx(20.0)}
@@ -39,7 +41,7 @@ def test_a_window_by_hand() -> None:
 
 def test_what_was_never_sampled_is_absent() -> None:
     window = WINDOW | {"ram_used_gb": 0, "ram_utilization_percent": 0, "gpu_utilization_percent": 0, "duration": 0.0}
-    meter = CodecarbonMeter(None, [], scripted_library(window=window))
+    meter = CodecarbonMeter(None, [], 0, scripted_library(window=window))
     meter.open()
     row = meter.close()
     assert [row[name] for name in ("cpu_utilization_percent", "ram_used_gb", "cpu_power")] == [None, None, None]
@@ -51,7 +53,7 @@ def test_what_was_never_sampled_is_absent() -> None:
 
 def test_nothing_that_could_open_a_connection_is_left_to_a_configuration_file() -> None:
     made: list[ScriptedTracker] = []
-    CodecarbonMeter(None, [], scripted_library(made))
+    CodecarbonMeter(None, [], 0, scripted_library(made))
     settings = made[0].settings
     assert (settings["output_methods"], settings["emissions_endpoint"], settings["cloud_provider"]) == ([], None, None)
     assert settings["electricitymaps_api_token"] == "" and settings["gpu_ids"] is None
@@ -61,19 +63,19 @@ def test_nothing_that_could_open_a_connection_is_left_to_a_configuration_file() 
 @pytest.mark.parametrize("fail_at", ["probe", "start window 1", "stop window 1"])
 def test_a_codecarbon_that_does_not_start_is_one_line(fail_at: str) -> None:
     with pytest.raises(MeterUnavailable, match="codecarbon does not track here: .*has no attribute") as caught:
-        CodecarbonMeter(None, [], scripted_library(fail_at=fail_at))
+        CodecarbonMeter(None, [], 0, scripted_library(fail_at=fail_at))
     assert "\n" not in str(caught.value)
 
 
 def test_a_window_that_codecarbon_did_not_begin_is_no_silence() -> None:
-    meter = CodecarbonMeter(None, [], scripted_library(silent_at="start window 2"))
+    meter = CodecarbonMeter(None, [], 0, scripted_library(silent_at="start window 2"))
     meter.open()
     with pytest.raises(MeterUnavailable, match="codecarbon measured nothing"):
         meter.close()
 
 
 def test_windows_are_opened_and_closed_in_turn() -> None:
-    meter = CodecarbonMeter(None, [], scripted_library())
+    meter = CodecarbonMeter(None, [], 0, scripted_library())
     with pytest.raises(ConfigurationError, match="no open window"):
         meter.close()
     meter.open()
@@ -83,12 +85,12 @@ def test_windows_are_opened_and_closed_in_turn() -> None:
 
 def test_a_country_that_codecarbon_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no electricity mix of country 'XXX'"):
-        CodecarbonMeter("XXX", [], scripted_library())
+        CodecarbonMeter("XXX", [], 0, scripted_library())
 
 
 def test_the_real_package_takes_every_setting_and_has_every_column() -> None:
     made: list[ScriptedTracker] = []
-    CodecarbonMeter(None, [], scripted_library(made))
+    CodecarbonMeter(None, [], 0, scripted_library(made))
     from codecarbon.output_methods.emissions_data import EmissionsData
 
     real = codecarbon_library()
@@ -100,31 +102,54 @@ def test_the_real_package_takes_every_setting_and_has_every_column() -> None:
         inspect.signature(getattr(real.new_tracker, method)).bind(None, "a name")
 
 
+@pytest.mark.parametrize(("given", "found"), [([1], [1]), ([0, 1], [0, 1]), (["GPU-4e817856"], [])])
+def test_the_real_package_finds_gpus_by_number_alone(given: list[Any], found: list[int]) -> None:
+    """The last case is why numbers are given; where it fails, ids can be."""
+    from codecarbon.external.hardware import GPU
+
+    listed = [{"uuid": "GPU-9d1b0000", "gpu_index": 0}, {"uuid": "GPU-4e817856", "gpu_index": 1}]
+    machine = SimpleNamespace(
+        gpu_ids=given,
+        num_gpus=2,
+        devices=SimpleNamespace(get_gpu_static_info=lambda: listed),
+        _emit_selection_warning_for_gpu_id=lambda _: None,
+    )
+    assert GPU._get_gpu_ids(machine) == found
+
+
 @pytest.fixture(scope="module")
-def real_row() -> dict[str, Any]:
-    """One window of the real package on this machine; a look-up or connection ends it."""
+def real_window() -> tuple[dict[str, Any], list[Any]]:
+    """One window of the real package on this machine, and the connections and look-ups that it tried."""
+    tried: list[Any] = []
+
+    def refuse(*arguments: Any, **_: Any) -> None:
+        tried.append(arguments)
+        raise OSError("there is no network")
+
     patch = pytest.MonkeyPatch()
-    patch.setattr(socket, "getaddrinfo", _no_network)
-    patch.setattr(socket.socket, "connect", _no_network)
+    patch.setattr(socket, "getaddrinfo", refuse)
+    patch.setattr(socket.socket, "connect", refuse)
     patch.setenv("CODECARBON_EMISSIONS_ENDPOINT", "http://localhost:1")
     patch.setenv("CODECARBON_CO2_SIGNAL_API_TOKEN", "a token")
+    patch.setenv("CODECARBON_SAVE_TO_API", "true")
     patch.setenv("CODECARBON_PUE", "3")
     try:
-        meter = CodecarbonMeter("FRA", [])
+        meter = CodecarbonMeter("FRA", [], 0)
         meter.open()
         sum(range(10**6))
         row = meter.close()
         meter.release()
-        return row
     finally:
         patch.undo()
+    return row, tried
 
 
-def _no_network(*_: Any) -> None:
-    raise AssertionError("codecarbon opened a connection")
+def test_no_connection_is_opened_whatever_the_environment_says(real_window: tuple[dict[str, Any], list[Any]]) -> None:
+    assert real_window[1] == []
 
 
-def test_a_real_window_adds_up(real_row: dict[str, Any]) -> None:
+def test_a_real_window_adds_up(real_window: tuple[dict[str, Any], list[Any]]) -> None:
+    real_row, _ = real_window
     parts = real_row["cpu_energy"] + real_row["gpu_energy"] + real_row["ram_energy"]
     assert real_row["energy_consumed"] == pytest.approx(parts) and parts > 0
     assert real_row["cpu_power"] * real_row["duration"] == pytest.approx(real_row["cpu_energy"] * 3.6e6)

@@ -72,6 +72,10 @@ class ScriptedNvml:
         self._may("nvmlDeviceGetMaxClockInfo")
         return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 2619}[type]
 
+    def nvmlDeviceGetIndex(self, handle: str) -> int:
+        self._may("nvmlDeviceGetIndex")
+        return 5
+
     def nvmlDeviceGetClockInfo(self, handle: str, type: int) -> int:
         self._may("nvmlDeviceGetClockInfo")
         return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 2619}[type]
@@ -190,6 +194,12 @@ def test_an_old_driver_is_asked_for_throttle_reasons_by_their_old_name() -> None
 def test_without_driver_or_gpu_the_meter_is_unavailable(name: str) -> None:
     with pytest.raises(MeterUnavailable, match="NVML does not open GPU-12"):
         read(ScriptedNvml({name: pynvml.NVMLError_LibraryNotFound}))
+
+
+def test_a_gpu_has_its_number_on_the_machine() -> None:
+    assert NvmlGpu("GPU-12", ScriptedNvml()).index == 5
+    with pytest.raises(MeterUnavailable, match="does not number this GPU"):
+        _ = NvmlGpu("GPU-12", ScriptedNvml({"nvmlDeviceGetIndex": pynvml.NVMLError_NotSupported})).index
 
 
 def test_the_real_library_says_that_there_is_no_such_gpu() -> None:
