@@ -164,10 +164,10 @@ def test_a_grid_of_which_nothing_is_possible_is_an_error(values: dict[str, Any],
 
 
 def test_a_combination_that_fails_does_not_stop_the_others(values: dict[str, Any], tmp_path: Path) -> None:
-    report = measured({**values, "max_input_tokens": [1, 64]}, tmp_path / "results")
+    report = measured({**values, "max_input_tokens": [1, 64], "num_input_prompts": 2}, tmp_path / "results")
     assert report.num_measured == 1 and report.exit_code == 1
     (failure,) = report.failed.items()
-    assert failure[0] == "1/2 max_input_tokens=1" and "0 of 5 are that short" in failure[1]
+    assert failure[0] == "1/2 max_input_tokens=1" and "1 of 5 are that short" in failure[1]
 
 
 def test_the_first_short_prompts_are_taken_before_they_are_sorted(values: dict[str, Any], tmp_path: Path) -> None:
