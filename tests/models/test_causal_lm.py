@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.causal_lm import (
-    compute_dtype,
     find_language_model,
     judge_loadable,
     load_language_model,
@@ -91,12 +90,6 @@ def test_the_embedded_model_loads_as_a_language_model() -> None:
         for file in EMBEDDED_MODEL.glob("*.safetensors")
         for tensor in load_file(file).values()
     )
-
-
-def test_auto_is_float32_on_the_cpu_and_bfloat16_on_a_gpu() -> None:
-    assert compute_dtype(judged({}), CPU) == torch.float32
-    assert compute_dtype(judged({}), torch.device("cuda", 0)) == torch.bfloat16
-    assert compute_dtype(judged({"fp_precision": "float8"}), torch.device("cuda", 0)) == torch.bfloat16
 
 
 def test_the_attention_asked_for_is_in_force(llama: Path) -> None:
