@@ -177,6 +177,12 @@ def test_pickled_weights_are_loaded_only_where_they_are_allowed(copied: Path) ->
     assert torch.equal(model.lm_head.weight, tiny_llama().lm_head.weight)
 
 
+def test_other_safetensors_beside_pickled_weights_do_not_let_them_in(copied: Path) -> None:
+    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+    (copied / "model.safetensors").rename(copied / "other.safetensors")
+    refused(asked(copied), "the weights in .* cannot be loaded: ", load=True)
+
+
 def test_code_of_a_checkpoint_runs_only_where_it_is_allowed(copied: Path, tmp_path: Path) -> None:
     trace = tmp_path / "it_ran"
     (copied / "own.py").write_text(
