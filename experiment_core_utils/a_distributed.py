@@ -74,7 +74,7 @@ def _new_accelerator(on_cpu: bool, mixed_precision: str | None, timeout_s: float
             return Accelerator(cpu=on_cpu, mixed_precision=mixed_precision, kwargs_handlers=[timeout])
         except ValueError as error:
             raise ConfigurationError(
-                f"mixed_precision {mixed_precision} is not possible here: {first_line(error)}"
+                f"accelerate refuses this process (mixed_precision {mixed_precision}): {first_line(error)}"
             ) from error
 
 

@@ -31,8 +31,8 @@ from experiment_core_utils.models.molmoe.published_checkpoint import (
 )
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.quantisation import supported_types
-from experiment_core_utils.primitives.config import Precision, ProfilingConfig
-from experiment_core_utils.primitives.device import choose_device
+from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.records import QuantSupport
 from experiment_core_utils.primitives.text_config import judged
@@ -137,13 +137,6 @@ def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditiona
         raise ConfigurationError(f"the weights in {source.folder} cannot be read: {first_line(error)}") from error
     refuse_misfit(found, source.folder)
     return model
-
-
-def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU and float32 on the CPU."""
-    if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
 def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> MolmoeForConditionalGeneration:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.a_distributed import processes_on_this_machine, setup_distributed
-from experiment_core_utils.b_model_loader import ModelSource, choose_dtype, find_model, load_processor
+from experiment_core_utils.b_model_loader import ModelSource, find_model, load_processor
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
@@ -36,7 +36,12 @@ from experiment_core_utils.plan_estimate import (
     source_sentences,
 )
 from experiment_core_utils.primitives.config import ProfilingConfig
-from experiment_core_utils.primitives.device import choose_device, matmul_flops_per_second, set_cpu_threads
+from experiment_core_utils.primitives.device import (
+    choose_device,
+    choose_dtype,
+    matmul_flops_per_second,
+    set_cpu_threads,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import StageFlops

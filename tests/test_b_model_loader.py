@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from experiment_core_utils.b_model_loader import (
     ModelWrapper,
     check_loadable,
-    choose_dtype,
     detect_supported_quant_types,
     find_model,
     load_model_tokenizer,
@@ -121,12 +120,6 @@ def test_the_precision_asked_for_is_what_runs(config: ProfilingConfig, precision
     described = loaded(replace(config, precision=precision)).describe()
     assert described["dtype"] == precision
     assert described["num_total_blocks"] == 4
-
-
-def test_auto_is_float32_on_the_cpu_and_bfloat16_on_a_gpu() -> None:
-    assert choose_dtype("auto", CPU) == torch.float32
-    assert choose_dtype("auto", torch.device("cuda", 0)) == torch.bfloat16
-    assert choose_dtype("float16", CPU) == torch.float16
 
 
 def test_implementations_asked_for_are_what_runs(config: ProfilingConfig) -> None:

@@ -24,7 +24,7 @@ from experiment_core_utils.models.quantisation import (
     transformers_config,
     type_of_4bit_weights,
 )
-from experiment_core_utils.primitives.device import choose_device, out_of_memory_named
+from experiment_core_utils.primitives.device import choose_device, choose_dtype, out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.text_config import ImpossibleCombination, TextConfig
 
@@ -187,7 +187,7 @@ def _judge_architecture(config: TextConfig, source: LanguageModelSource, device:
     with _vendor_errors_named(what), torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(
             copy.deepcopy(source.config),
-            dtype=compute_dtype(config, device),
+            dtype=choose_dtype(config.fp_precision, device),
             attn_implementation=config.attn_implementation,
             trust_remote_code=config.trust_remote_code,
         )
@@ -196,15 +196,6 @@ def _judge_architecture(config: TextConfig, source: LanguageModelSource, device:
         head = skeleton.get_output_embeddings()
         layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
         refuse_wrong_4bit_products(layers, device, quant_type)
-
-
-def compute_dtype(config: TextConfig, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU and float32 on the CPU; beside float8 weights it is bfloat16."""
-    if config.fp_precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if config.fp_precision == "float8":
-        return torch.bfloat16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.fp_precision]
 
 
 def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
@@ -234,7 +225,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         OutOfMemory: it does not fit the device, or all GPUs together.
     """
     device = device_of(config)
-    dtype = compute_dtype(config, device)
+    dtype = choose_dtype(config.fp_precision, device)
     # A quantised checkpoint says itself what it is multiplied in.
     keeps_own = source.quant_method is not None and config.fp_precision == "auto"
     options = {

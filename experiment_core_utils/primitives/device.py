@@ -110,6 +110,18 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on the CPU; beside `float8` weights the rest is bfloat16."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float8": torch.bfloat16,
+    }[precision]
+
+
 def gpu_uuid(device: torch.device) -> str | None:
     """The id that the driver gives a GPU, whatever number it has in this process; None for the CPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None

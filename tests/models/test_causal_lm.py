@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.causal_lm import (
-    compute_dtype,
     find_language_model,
     judge_loadable,
     load_language_model,
@@ -91,12 +90,6 @@ def test_the_embedded_model_loads_as_a_language_model() -> None:
         for file in EMBEDDED_MODEL.glob("*.safetensors")
         for tensor in load_file(file).values()
     )
-
-
-def test_auto_is_float32_on_the_cpu_and_bfloat16_on_a_gpu() -> None:
-    assert compute_dtype(judged({}), CPU) == torch.float32
-    assert compute_dtype(judged({}), torch.device("cuda", 0)) == torch.bfloat16
-    assert compute_dtype(judged({"fp_precision": "float8"}), torch.device("cuda", 0)) == torch.bfloat16
 
 
 def test_the_attention_asked_for_is_in_force(llama: Path) -> None:
@@ -182,6 +175,12 @@ def test_pickled_weights_are_loaded_only_where_they_are_allowed(copied: Path) ->
     refused(asked(copied), "allow_pickled_weights: true loads its pytorch_model")
     model = loaded(asked(copied, allow_pickled_weights=True))
     assert torch.equal(model.lm_head.weight, tiny_llama().lm_head.weight)
+
+
+def test_other_safetensors_beside_pickled_weights_do_not_let_them_in(copied: Path) -> None:
+    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+    (copied / "model.safetensors").rename(copied / "other.safetensors")
+    refused(asked(copied), "the weights in .* cannot be loaded: ", load=True)
 
 
 def test_code_of_a_checkpoint_runs_only_where_it_is_allowed(copied: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from experiment_core_utils.primitives.device import (
     MemoryWindow,
     NoMarks,
     choose_device,
+    choose_dtype,
     new_marks,
     out_of_memory_named,
     release_cached_memory,
@@ -136,3 +137,10 @@ def test_free_memory_is_within_the_limit_of_the_control_group(tmp_path: Path, mo
     assert device.available_memory_bytes() == 1700 - 1000
     (tmp_path / "memory.max").write_text("900\n")
     assert device.available_memory_bytes() == 0
+
+
+def test_auto_is_float32_on_the_cpu_and_bfloat16_on_a_gpu() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert (choose_dtype("auto", cpu), choose_dtype("auto", gpu)) == (torch.float32, torch.bfloat16)
+    assert (choose_dtype("float16", cpu), choose_dtype("float32", gpu)) == (torch.float16, torch.float32)
+    assert choose_dtype("float8", gpu) == torch.bfloat16

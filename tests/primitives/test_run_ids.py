@@ -102,6 +102,8 @@ def test_ids_are_found_wherever_results_carry_them(tmp_path: Path) -> None:
     )
     (results / "core_exp" / "parts" / "x.rank0.jsonl").write_text(json.dumps({"experiment_id": "0032"}) + "\n")
     (results / "core_exp" / "by_hand.json").write_text('{"experiment_id": 33, "experiment_id_of": "99"}')
+    too_long = "9" * 25
+    (results / "core_exp" / "no_ids.json").write_text(f'{{"experiment_id": 96.5, "experiment_id": "{too_long}"}}')
     (results / "core_exp" / "said.json").write_text(json.dumps({"text": '"experiment_98": and "experiment_id": "97"'}))
     assert sorted(used_ids(results)) == [7, 11, 12, 13, 21, 22, 31, 32, 33]
 
