@@ -1,0 +1,33 @@
+"""Every notebook runs from its first cell to its last, and was committed without outputs."""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from experiment_core_utils.primitives.paths import REPOSITORY
+
+NOTEBOOKS = REPOSITORY / "notebooks"
+
+
+def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook
+
+
+def test_the_steps_leave_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = executed("pipeline_steps.ipynb", tmp_path, monkeypatch)
+    imported = "".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    letters = {path.stem for path in (REPOSITORY / "experiment_core_utils").glob("[a-l]_*.py")}
+    assert len(letters) == 12 and all(f"experiment_core_utils.{letter} import" in imported for letter in letters)
+    (experiment,) = json.loads((tmp_path / "results" / "notebook_results.json").read_text()).values()
+    assert experiment["inference_metrics"]["num_prompts"] == 8
+    assert experiment["global_energy_results"]["total_energy_kwh"] > 0
+    assert len(list((tmp_path / "results" / "raw_results").rglob("*.json"))) == 7
