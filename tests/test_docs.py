@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from pydantic import BaseModel
 
 from experiment_core_utils.g_metrics_inference import QUANTITIES
 from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
@@ -17,6 +18,7 @@ from experiment_core_utils.primitives.flags import build_parser
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import FailedSample
 from experiment_core_utils.primitives.run_plan import RunPlan
+from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.progress import Ledger
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 
@@ -143,6 +145,32 @@ def test_every_flag_is_documented_with_its_default() -> None:
             assert default == " ".join(f"`{value}`" for value in action.default)
         for choice in action.choices or ():
             assert f"`{choice}`" in rows[flag]
+
+
+def keys_of(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a configuration with their defaults."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys_of(field.annotation, f"{above}{name}.")
+        else:
+            yield above + name, field.get_default(call_default_factory=True)
+
+
+def test_every_key_of_a_text_experiment_is_documented_with_its_default() -> None:
+    text = (DOCS / "text_generation.md").read_text(encoding="utf-8")
+    rows = dict(
+        re.findall(r"^\| `([a-z_0-9.]+)` \| ([^|]*) \|", text.partition("## What is measured")[0], re.MULTILINE)
+    )
+    keys = {key: default for key, default in keys_of(TextConfig) if key != "further"}
+    assert set(rows) == set(keys)
+    for key, default in keys.items():
+        if isinstance(default, bool) or default is None:
+            expected = {"True": "true", "False": "false", "None": "null"}[str(default)]
+            assert rows[key] == expected or key.endswith("quant_type")
+        elif isinstance(default, int | float):
+            assert float(rows[key]) == default
+        elif isinstance(default, str) and key != "model_name":
+            assert rows[key] == f"`{default}`"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
