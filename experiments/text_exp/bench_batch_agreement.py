@@ -7,21 +7,23 @@ python -m experiments.text_exp.bench_batch_agreement --dtypes float32 bfloat16 -
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
-from experiment_core_utils.c_prompt_processing import tokenise_prompts
+from experiment_core_utils.c_prompt_processing import (
+    filter_prompts_by_length,
+    sort_prompts_by_length,
+    tokenise_prompts,
+)
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.primitives.device import set_cpu_threads
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.primitives.text_config import PromptSource, judged
+from experiment_core_utils.tasks.prompts import read_prompts
 from experiments.text_exp.agreement import Agreement, compare
 
-PROMPTS = Path(__file__).parent / "prompts.jsonl"
 HEADER = (
     f"{'precision':10} {'batch':>5} {'prompts':>7} {'differ':>6} {'flip rate':>9}  {'95 % interval':17} first token"
 )
@@ -30,7 +32,10 @@ HEADER = (
 def answers_by_size(
     arguments: argparse.Namespace, dtype: str, sizes: Sequence[int], prompts: Sequence[str]
 ) -> dict[int, list[list[int]]]:
-    """Token ids of each prompt's greedy answer, by batch size; one model for all."""
+    """Token ids of each prompt's greedy answer, by batch size; one model for all.
+
+    Prompts are sorted by length, as a run sorts them.
+    """
     values = {
         "model_name": arguments.model_path,
         "device": arguments.device,
@@ -41,7 +46,8 @@ def answers_by_size(
     }
     accelerator = setup_distributed(judged(values))
     model, tokenizer = load_model_tokenizer(values)
-    tokenised = tokenise_prompts(prompts, tokenizer)
+    short = filter_prompts_by_length(prompts, tokenizer, arguments.max_input_tokens)[: arguments.num_prompts]
+    tokenised = tokenise_prompts(sort_prompts_by_length(short, tokenizer), tokenizer)
     answers = {}
     for size in sizes:
         batching = {"batching_options": {"batch_size___fixed_batching": size}}
@@ -64,16 +70,15 @@ def row(dtype: str, size: int, agreement: Agreement) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_path", default=str(EMBEDDED_MODEL))
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help='JSONL with a "text" in each object')
+    parser.add_argument("--prompts", metavar="FILE", help="text or JSONL (default: the embedded prompts)")
+    parser.add_argument("--max_input_tokens", type=int, default=512, help="longer prompts are left out (%(default)s)")
     parser.add_argument("--num_prompts", type=int, help="the first so many; all by default")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--max_output_tokens", type=int, default=32)
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
-    if not arguments.prompts.is_file():
-        parser.error(f"there is no file {arguments.prompts}; give --prompts FILE.jsonl")
-    prompts = [json.loads(line)["text"] for line in arguments.prompts.read_text().splitlines()][: arguments.num_prompts]
+    prompts = read_prompts(PromptSource(path=arguments.prompts)).texts
     set_cpu_threads(None, 1)
     print(HEADER)
     for dtype in arguments.dtypes:
