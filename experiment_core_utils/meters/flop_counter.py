@@ -13,14 +13,23 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 
 # Counting pictures of these operators, which torch's counter does not know; rows are routed token-expert pairs.
 _GROUPED_PRODUCTS = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
-_CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_FUSED_ATTENTION = tuple(
+    f"aten::_scaled_dot_product_{kind}"
+    for kind in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "fused_attention_overrideable",
+    )
+)
 
 
 def _grouped_mm_flops(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
@@ -29,7 +38,12 @@ def _grouped_mm_flops(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
+    """[B, H, T, D] x [B, G, S, D] x [B, G, S, V] with G <= H heads of keys: scores 2 * B*H*T*S*D, values 2 * B*H*T*S*V.
+
+    torch's own formula takes as many heads of keys as of queries only.
+    """
+    batch, heads, positions, width = query
+    return int(2 * batch * heads * positions * key[-2] * (width + value[-1]))
 
 
 def extra_flop_formulas() -> dict[Any, Callable[..., int]]:
@@ -39,7 +53,7 @@ def extra_flop_formulas() -> dict[Any, Callable[..., int]]:
     this version of torch or transformers does not have is left out.
     """
     formulas: dict[str, Callable[..., int]] = dict.fromkeys(_GROUPED_PRODUCTS, _grouped_mm_flops)
-    formulas[_CPU_ATTENTION] = _attention_flops
+    formulas |= dict.fromkeys(_FUSED_ATTENTION, _attention_flops)
     found = {}
     for name, formula in formulas.items():
         namespace, operator = name.split("::")
