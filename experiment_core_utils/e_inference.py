@@ -86,8 +86,7 @@ def run_gen_inference(
     simulated waiting, nor decoding to text, nor attempts that ran out of memory. Only real tokens count: no padding,
     nothing after the first end-of-sequence, which itself counts. See `TextGenerator` for what drawn tokens depend on.
 
-    A warm-up runs the first batch for at most `WARM_UP_TOKENS` tokens: the kernels for its shape are loaded and the
-    allocator holds its memory. The decode steps after that use the same kernels.
+    Before, batches are warmed up as `TextShare.warm_up` says.
 
     Args:
         model: with transformers' `generate()`; what `accelerator.prepare` made of it will do.

@@ -32,6 +32,7 @@ from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results
+from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import InferenceResults
 from experiment_core_utils.primitives.text_config import TextConfig
@@ -98,7 +99,8 @@ def measure_experiment(
     prompts = choose_prompts(due, tokenizer)
     tokenised = tokenise_prompts(prompts.texts, tokenizer)
     share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator)
-    own = _in_energy_window(lambda: run_prepared(share, accelerator), config, files, accelerator)
+    with MemoryWindow(accelerator.device):
+        own = _in_energy_window(lambda: run_prepared(share, accelerator), config, files, accelerator)
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config)
     files.save(aggregate_energy_metrics(files.experiment_id, accelerator, files.energy_folder), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.

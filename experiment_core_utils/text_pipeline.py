@@ -106,6 +106,8 @@ def run_text_experiments(grid: Sequence[Combination], results_dir: Path, say: Sa
                 say(_line(due.title, name, result))
         if is_main and due.title in failed:
             say(f"{due.title}: failed: {failed[due.title]}")
+    # Leaves the process group; torch warns at exit where that is forgotten.
+    accelerator.end_training()
     everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
     return TextReport(
         is_main_process=is_main,

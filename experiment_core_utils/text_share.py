@@ -57,12 +57,18 @@ class TextShare:
     num_processes: int
 
     def warm_up(self) -> None:
-        """The first batch as often as asked for, without a trace in the results."""
-        tokens = min(WARM_UP_TOKENS, self.config.max_output_tokens)
-        for batch in self._planned()[:1]:
-            for _ in range(self.config.num_warmup_batches):
-                for _unmeasured in self._generated(batch, tokens):
-                    pass
+        """As many batches as asked for, from the first on, without a trace in the results.
+
+        On a GPU they run to their end, by default all of them: libraries choose and build kernels for every new shape,
+        and each token's is new. On the CPU the first batch's first tokens are enough.
+        """
+        is_gpu = self.generator.device.type == "cuda"
+        planned, wanted = self._planned(), self.config.num_warmup_batches
+        number = (len(planned) if is_gpu else 1) if wanted is None else wanted
+        most = self.config.max_output_tokens
+        for batch in planned[:number]:
+            for _unmeasured in self._generated(batch, most if is_gpu else min(WARM_UP_TOKENS, most)):
+                pass
 
     def run(self, stop: StopRequest) -> InferenceResults:
         """Every batch once, each after its simulated delay.

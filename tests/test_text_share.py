@@ -111,14 +111,15 @@ def test_a_prompt_that_does_not_fit_alone_is_an_error() -> None:
         share(ScriptedTextModel(SCRIPTS, largest_batch=0), batching_options=options).run(StopRequest())
 
 
-def test_warm_ups_leave_no_trace() -> None:
+@pytest.mark.parametrize(("wanted", "number"), [(None, 1), (0, 0), (2, 2), (7, 3)])
+def test_warm_ups_take_the_first_batches_and_leave_no_trace(wanted: int | None, number: int) -> None:
     model = ScriptedTextModel({**SCRIPTS, 60: [1] * 40})
-    warmed = share(model, num_warmup_batches=3, max_output_tokens=40)
+    warmed = share(model, num_warmup_batches=wanted, max_output_tokens=40)
     warmed.warm_up()
-    assert model.calls == [(2, 4)] * 3
-    assert model.limits == [WARM_UP_TOKENS] * 3
+    warm_calls = list(model.calls)
+    assert len(warm_calls) == number and model.limits == [WARM_UP_TOKENS] * number
     results = warmed.run(StopRequest())
-    assert model.limits[3:] == [40] * 3
+    assert warm_calls == model.calls[number:][:number] and model.limits[number:] == [40] * 3
     assert results["num_prompts_processed"] == 5
 
 

@@ -113,7 +113,7 @@ class PromptSource(_Part):
     config_name: str | None = None
     split: str = "train"
     column: str = "text"
-    revision: str = "main"
+    revision: str | None = None
 
 
 class TextConfig(_Part):
@@ -149,7 +149,7 @@ class TextConfig(_Part):
     decoder_config: Decoding = Decoding()
     latency_simulation: LatencySimulation = LatencySimulation()
     random_seed: int = Field(default=42, ge=0, lt=2**32)
-    num_warmup_batches: int = Field(default=1, ge=0)
+    num_warmup_batches: int | None = Field(default=None, ge=0)
 
     task_type: str = "text_generation"
     cycle_id: int = Field(default=1, ge=0)

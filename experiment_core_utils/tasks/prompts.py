@@ -81,7 +81,7 @@ def _of_dataset(wanted: PromptSource, cache_dir: Path | None) -> tuple[list[str]
     from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
 
     name = str(wanted.dataset_name)
-    hub = HubDataset(name, wanted.config_name, wanted.revision)
+    hub = HubDataset(name, wanted.config_name, wanted.revision or "main")
     try:
         if Path(name).is_dir():
             table = read_folder(Path(name), hub, wanted.split, cache_dir)
