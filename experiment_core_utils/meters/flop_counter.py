@@ -1,0 +1,140 @@
+"""In: something that runs a model once; out: its floating-point operations, one multiply-add as 2.
+
+Two counters: torch's own, with the formulas that it lacks, and ptflops, whose gaps are larger: it knows no fused
+attention and no grouped expert products, so that its figure leaves attention out and does not move with top-k.
+"""
+
+import contextlib
+import copy
+import io
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from transformers import PreTrainedModel
+
+from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
+
+# Counting pictures of these operators, which torch's counter does not know; rows are routed token-expert pairs.
+_GROUPED_PRODUCTS = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
+_CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def _grouped_mm_flops(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
+    """[S, in] x [E, in, out]: each row meets one expert, so 2 * S * in * out."""
+    return int(2 * rows[0] * rows[1] * weights[-1])
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def extra_flop_formulas() -> dict[Any, Callable[..., int]]:
+    """Formulas for `FlopCounterMode(custom_mapping=...)`: grouped expert products and the CPU's fused attention.
+
+    Without them the experts of a mixture count as nothing and the figure does not depend on top-k. An operator that
+    this version of torch or transformers does not have is left out.
+    """
+    formulas: dict[str, Callable[..., int]] = dict.fromkeys(_GROUPED_PRODUCTS, _grouped_mm_flops)
+    formulas[_CPU_ATTENTION] = _attention_flops
+    found = {}
+    for name, formula in formulas.items():
+        namespace, operator = name.split("::")
+        packet = getattr(getattr(torch.ops, namespace), operator, None)
+        if packet is not None:
+            found[packet] = formula
+    return found
+
+
+def count_flops(run: Callable[[], object]) -> int:
+    """Operations of everything that `run` computes; attention as the full rectangle.
+
+    Operators without a formula (elementwise work, norms, look-ups, packed weights) count as nothing. Never use it while
+    timing.
+    """
+    with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=extra_flop_formulas()) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def count_with_ptflops(model: nn.Module, input_ids: torch.Tensor) -> int:
+    """ptflops' multiply-adds of `model(input_ids)`, twice; `input_ids` [1, T] on the model's device.
+
+    Raises:
+        MeterUnavailable: ptflops is not installed, or gives no figure.
+    """
+    shell = _Shell(model)
+    said = io.StringIO()
+    # Its aten engine sees what inference mode hides from it only without that mode.
+    with torch.no_grad(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        products, _ = _ptflops().get_model_complexity_info(
+            shell,
+            tuple(input_ids.shape[1:]),
+            print_per_layer_stat=False,
+            as_strings=False,
+            backend="aten",
+            input_constructor=lambda _shape: {"input_ids": input_ids},
+        )
+    if shell.failure is not None:
+        # ptflops prints it and goes on.
+        raise shell.failure
+    if products is None:
+        raise MeterUnavailable(f"ptflops gives no figure: {said.getvalue().strip().splitlines()[:1]}")
+    return 2 * int(products)
+
+
+class _Shell(nn.Module):
+    """A model as ptflops wants it: one tensor in, one out.
+
+    The model is no submodule, because ptflops leaves hooks on those and sets them to evaluation.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._run = (model,)
+        self.failure: BaseException | None = None
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        try:
+            return self._run[0](input_ids=input_ids)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+
+def is_quantised(model: nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Whether weights are packed: their products are operators that no counter has a formula for."""
+    return isinstance(model, PreTrainedModel) and getattr(model.config, "quantization_config", None) is not None
+
+
+def meta_twin(model: PreTrainedModel) -> PreTrainedModel:
+    """The model's architecture with full-precision weights that hold no memory, in forms that count alike.
+
+    Attention is unfused and experts are batched products, because routed work must not depend on what was routed.
+
+    Raises:
+        MeterUnavailable: the architecture cannot be built like that.
+    """
+    config = copy.deepcopy(model.config)
+    vars(config).pop("quantization_config", None)
+    try:
+        with torch.device("meta"):
+            twin = type(model)._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError) as error:
+        raise MeterUnavailable(f"no copy of {type(model).__name__} without weights: {first_line(error)}") from error
+    # An architecture without experts may refuse.
+    with contextlib.suppress(ValueError):
+        twin.set_experts_implementation("batched_mm")
+    return twin.eval()
+
+
+def _ptflops() -> ModuleType:
+    try:
+        import ptflops
+    except ImportError as error:
+        raise MeterUnavailable("ptflops is not installed (pip install ptflops)") from error
+    found: ModuleType = ptflops
+    return found
