@@ -50,7 +50,7 @@ class Architecture:
         if self.vision is None:
             raise ConfigurationError(f"{self.model_type} takes no pictures; give no crops and no patches")
         if isinstance(self.vision, CropVision):
-            if patches or crops < 0:
+            if patches:
                 raise ConfigurationError(f"{self.model_type} cuts pictures into crops; give crops, no patches")
             return crops * self.vision.flops_per_crop
         if crops:
@@ -69,13 +69,8 @@ class Architecture:
         """Every stage of `size.requests` requests, and their sum.
 
         Raises:
-            ConfigurationError: no token in the prompt, a negative number, or a picture that the model cannot take.
+            ConfigurationError: a picture that the model cannot take.
         """
-        if size.prompt_tokens < 1 or size.output_tokens < 0 or size.requests < 1:
-            raise ConfigurationError(
-                f"prompt, output and requests of {size.prompt_tokens}, {size.output_tokens} and {size.requests} "
-                "are not possible; give at least 1, 0 and 1"
-            )
         vision = self.vision_flops(size.crops, size.patches)
         steps = max(size.output_tokens - 1, 0)
         decode = size.requests * self.decoder.decode_flops(size.prompt_tokens + 1, steps) if steps else 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 When = Literal["open", "between", "close"]
 
@@ -138,6 +139,9 @@ class RequestSize:
         crops: pictures or crops of one size, the crop of a whole picture counted, for models that cut so.
         patches: patches of each picture (or of each frame pair), for models that take pictures as they are.
         requests: how many requests of this size run.
+
+    Raises:
+        ConfigurationError: no token in the prompt, no request, or a negative number.
     """
 
     prompt_tokens: int
@@ -145,6 +149,12 @@ class RequestSize:
     crops: int = 0
     patches: tuple[int, ...] = ()
     requests: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_tokens, self.requests) < 1 or min(self.output_tokens, self.crops, *self.patches, 0) < 0:
+            raise ConfigurationError(
+                f"{self} is not possible; give at least one prompt token and one request, and no negative number"
+            )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from experiment_core_utils.h_metrics_compute import count_flops
+from experiment_core_utils.meters.flop_counter import count_flops
 from experiment_core_utils.models.architecture_flops import (
     Architecture,
     architecture_of,
@@ -277,16 +277,21 @@ def test_an_architecture_without_formulas_has_a_reason_and_no_figure() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "named"),
     [
-        ("llama", RequestSize(0, 5), "at least 1, 0 and 1"),
-        ("llama", RequestSize(5, -1), "at least 1, 0 and 1"),
-        ("llama", RequestSize(5, 5, requests=0), "at least 1, 0 and 1"),
         ("llama", RequestSize(5, 5, crops=1), "takes no pictures"),
         ("llava", RequestSize(5, 5, patches=(9,)), "no patches"),
-        ("llava", RequestSize(5, 5, crops=-1), "no patches"),
         ("qwen3_vl", RequestSize(5, 5, crops=1), "no crops"),
         ("qwen3_vl", RequestSize(5, 5, patches=(6,)), "multiple of 4"),
     ],
 )
-def test_sizes_that_are_not_possible(name: str, size: RequestSize, named: str) -> None:
+def test_pictures_that_the_model_cannot_take(name: str, size: RequestSize, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         known(ALL_FAMILIES[name]()).request_flops(size)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(0, 5), (5, -1), (5, 5, -1), (5, 5, 0, (4, -4)), (5, 5, 0, (), 0)],
+)
+def test_sizes_that_are_not_possible(numbers: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="at least one prompt token"):
+        RequestSize(*numbers)
