@@ -154,6 +154,14 @@ def test_answers_to_pictures_of_any_size_agree_with_counted_operations(name: str
     assert_agrees(counted, flops.total_flops, prompt.shape[1] + 2)
 
 
+def test_frame_pairs_of_a_video_are_pictures_of_their_own() -> None:
+    config = PATCH_FAMILIES["qwen3_vl_moe"]()
+    model: Any = build(config)
+    pixels, grid = torch.rand(3 * 24, 3 * 2 * 4 * 4), torch.tensor([[3, 4, 6]])  # three pairs of 4 x 6 patches
+    counted = count_flops(lambda: model.base_model.get_video_features(pixels, grid))
+    assert counted == known(config).vision_flops(patches=(24, 24, 24))
+
+
 def test_pictures_of_a_batch_are_a_multiple_of_one() -> None:
     config = CROP_FAMILIES["llava"]()
     model: Any = build(config)
