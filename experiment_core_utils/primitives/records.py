@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
 from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 When = Literal["open", "between", "close"]
 
@@ -140,6 +141,65 @@ class StageFlops:
     vision_flops: int | None
     prefill_flops: int
     decode_flops_per_token: float | None
+
+
+@dataclass(frozen=True)
+class RequestSize:
+    """What a request's operations depend on beside the model and its setting.
+
+    Attributes:
+        prompt_tokens: positions of the prompt, those of pictures among them; no padding.
+        output_tokens: n, generated tokens; n - 1 decode steps, since the first comes from the prefill.
+        crops: pictures or crops of one size, the crop of a whole picture counted, for models that cut so.
+        patches: patches of each picture (or of each frame pair), for models that take pictures as they are.
+        requests: how many requests of this size run.
+
+    Raises:
+        ConfigurationError: no token in the prompt, no request, or a negative number.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    crops: int = 0
+    patches: tuple[int, ...] = ()
+    requests: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_tokens, self.requests) < 1 or min(self.output_tokens, self.crops, *self.patches, 0) < 0:
+            raise ConfigurationError(
+                f"{self} is not possible; give at least one prompt token and one request, and no negative number"
+            )
+
+
+@dataclass(frozen=True)
+class RequestFlops:
+    """Operations of all requests of a `RequestSize`; one multiply-add is 2.
+
+    Attributes:
+        stages: by stage; decode as the mean over steps.
+        decode_flops: sum over all decode steps; 0 where there is none.
+    """
+
+    stages: StageFlops
+    decode_flops: int
+
+    @property
+    def total_flops(self) -> int:
+        """Vision, prefill and every decode step."""
+        return (self.stages.vision_flops or 0) + self.stages.prefill_flops + self.decode_flops
+
+
+@dataclass(frozen=True)
+class FlopsFigure:
+    """Operations of a request, or why there is no figure.
+
+    Attributes:
+        source: `formula`, or `counted` on a model without weights.
+    """
+
+    flops: RequestFlops | None
+    source: Literal["formula", "counted"]
+    reason: str | None
 
 
 @dataclass(frozen=True)

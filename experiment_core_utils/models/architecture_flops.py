@@ -1,0 +1,112 @@
+"""In: a transformers config, a setting of the knobs and a request's sizes; out: operations of each stage.
+
+    architecture = architecture_of(config)          # once, from the config of the model as it was trained
+    architecture.at_setting(top_k=4).request_flops(RequestSize(prompt_tokens=300, output_tokens=32, crops=5))
+
+Plain arithmetic on the config: no weights, so that quantised models have the operations of full precision. What counts
+and what does not: `decoder_flops`, `vision_flops`. The head runs where `generate()` needs it: on the last position of a
+prefill, and on each decoded token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiment_core_utils.models.architecture_table import CropVision, NotInTable, Vision, shapes_of
+from experiment_core_utils.models.decoder_flops import DecoderShape
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.records import FlopsFigure, RequestFlops, RequestSize, StageFlops
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A known architecture; `vision` is None for a text model."""
+
+    model_type: str
+    decoder: DecoderShape
+    vision: Vision | None
+
+    def at_setting(self, top_k: int | None = None, active_blocks: Sequence[int] | None = None) -> "Architecture":
+        """As it runs under a setting; None means the model's own value.
+
+        Args:
+            top_k: experts per token in the blocks with experts after the first such block of the whole model, which
+                keeps its own number.
+            active_blocks: indices of the blocks that run, ascending; the others cost nothing.
+
+        Raises:
+            ConfigurationError: the model cannot be set so.
+        """
+        return replace(self, decoder=self.decoder.at_setting(top_k, active_blocks))
+
+    def vision_flops(self, crops: int = 0, patches: Sequence[int] = ()) -> int | None:
+        """Tower and projector; see `RequestSize` for the arguments. None without a picture.
+
+        Raises:
+            ConfigurationError: a picture for a text model, or one of the other kind than the model takes.
+        """
+        if not crops and not patches:
+            return None
+        if self.vision is None:
+            raise ConfigurationError(f"{self.model_type} takes no pictures; give no crops and no patches")
+        if isinstance(self.vision, CropVision):
+            if patches:
+                raise ConfigurationError(f"{self.model_type} cuts pictures into crops; give crops, no patches")
+            return crops * self.vision.flops_per_crop
+        if crops:
+            raise ConfigurationError(f"{self.model_type} takes pictures as they are; give patches, no crops")
+        return sum(self.vision.shape.flops(number) for number in patches)
+
+    def prefill_flops(self, prompt_tokens: int) -> int:
+        """Blocks for every position of the prompt, head for the last one."""
+        return self.decoder.prefill_flops(prompt_tokens)
+
+    def decode_step_flops(self, context: int) -> int:
+        """One token that attends to `context` keys, its own among them."""
+        return self.decoder.decode_flops(context)
+
+    def request_flops(self, size: RequestSize) -> RequestFlops:
+        """Every stage of `size.requests` requests, and their sum.
+
+        Raises:
+            ConfigurationError: a picture that the model cannot take.
+        """
+        vision = self.vision_flops(size.crops, size.patches)
+        steps = max(size.output_tokens - 1, 0)
+        decode = size.requests * self.decoder.decode_flops(size.prompt_tokens + 1, steps) if steps else 0
+        stages = StageFlops(
+            vision_flops=None if vision is None else size.requests * vision,
+            prefill_flops=size.requests * self.prefill_flops(size.prompt_tokens),
+            decode_flops_per_token=decode / steps if steps else None,
+        )
+        return RequestFlops(stages, decode)
+
+
+@dataclass(frozen=True)
+class UnknownArchitecture:
+    """No formula holds for a model."""
+
+    reason: str
+
+
+def architecture_of(config: Any) -> Architecture | UnknownArchitecture:
+    """The architecture that a transformers config describes, before any knob is turned in it."""
+    try:
+        decoder, vision = shapes_of(config)
+    except NotInTable as unknown:
+        return UnknownArchitecture(str(unknown))
+    return Architecture(config.model_type, decoder, vision)
+
+
+def formula_flops(
+    config: Any, size: RequestSize, top_k: int | None = None, active_blocks: Sequence[int] | None = None
+) -> FlopsFigure:
+    """Operations of a request by formula; None with the reason for an architecture that is not known.
+
+    Raises:
+        ConfigurationError: as `Architecture.at_setting` and `Architecture.request_flops`.
+    """
+    architecture = architecture_of(config)
+    if isinstance(architecture, UnknownArchitecture):
+        return FlopsFigure(None, "formula", architecture.reason)
+    return FlopsFigure(architecture.at_setting(top_k, active_blocks).request_flops(size), "formula", None)

@@ -1,0 +1,167 @@
+"""In: the shape of a text decoder and token counts; out: floating-point operations.
+
+Convention: one multiply-add is 2 operations. Attention counts the full rectangle of queries and keys, although a causal
+kernel may skip half of it in prefill; a sliding window narrows it in decode only, where the cache holds no more keys
+than the window. Not counted: look-ups, norms, rotary positions, softmax, biases, the elementwise product of gated
+units, sorting experts; positions of padding, and those of a static cache that hold no token.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """Routed experts of a block, each of three products (gated).
+
+    Attributes:
+        num_experts: that the router chooses from.
+        top_k: that run for a token.
+        width: inner width of each.
+        shared_width: inner width of the gated MLP that runs for every token beside them; 0 without one.
+        has_shared_gate: whether a product with one column weighs the shared part.
+    """
+
+    num_experts: int
+    top_k: int
+    width: int
+    shared_width: int = 0
+    has_shared_gate: bool = False
+
+    def products(self, hidden: int) -> int:
+        """Multiply-adds for a token of width `hidden`."""
+        router = hidden * (self.num_experts + self.has_shared_gate)
+        return router + 3 * hidden * (self.top_k * self.width + self.shared_width)
+
+
+@dataclass(frozen=True)
+class MlpShape:
+    """A dense MLP: three products where it is gated (SwiGLU), two where it is plain."""
+
+    width: int
+    is_gated: bool = True
+
+    def products(self, hidden: int) -> int:
+        """Multiply-adds for a token of width `hidden`."""
+        return (3 if self.is_gated else 2) * hidden * self.width
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """A transformer block.
+
+    Attributes:
+        query_width: heads * head size.
+        kv_width: key-value heads * head size.
+        window: most keys that a decode step sees; None without a limit.
+    """
+
+    query_width: int
+    kv_width: int
+    window: int | None
+    mlp: MlpShape | ExpertsShape
+
+    def token_products(self, hidden: int) -> int:
+        """Multiply-adds for a token of width `hidden`, whatever it attends to."""
+        return 2 * hidden * (self.query_width + self.kv_width) + self.mlp.products(hidden)
+
+    def with_top_k(self, top_k: int) -> "BlockShape":
+        """With `top_k` experts for a token; a dense block as it is. Raises ConfigurationError for too many experts."""
+        if isinstance(self.mlp, MlpShape):
+            return self
+        if not 1 <= top_k <= self.mlp.num_experts:
+            raise ConfigurationError(
+                f"top-k {top_k} is not possible; a block has {self.mlp.num_experts} experts, give 1 to that"
+            )
+        return replace(self, mlp=replace(self.mlp, top_k=top_k))
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """A text decoder with its head.
+
+    Attributes:
+        hidden: width of the residual stream.
+        kinds: the different blocks that occur.
+        order: of each block its place in `kinds`.
+        head_rows: logits of a position.
+    """
+
+    hidden: int
+    kinds: tuple[BlockShape, ...]
+    order: tuple[int, ...]
+    head_rows: int
+
+    @classmethod
+    def of_blocks(cls, hidden: int, blocks: Sequence[BlockShape], head_rows: int) -> "DecoderShape":
+        """From every block in its order."""
+        places: dict[BlockShape, int] = {}
+        order = tuple(places.setdefault(block, len(places)) for block in blocks)
+        return cls(hidden, tuple(places), order, head_rows)
+
+    def at_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> "DecoderShape":
+        """The blocks that run under a setting; None means the model's own value.
+
+        `top_k` acts on blocks with experts after the first such block of the whole model, which keeps its own number.
+
+        Raises:
+            ConfigurationError: more experts than there are, experts for a dense model, or blocks that are not there.
+        """
+        turned = self if top_k is None else self._with_top_k(top_k)
+        if active_blocks is None:
+            return turned
+        self._judge_blocks(active_blocks)
+        return replace(turned, order=tuple(turned.order[index] for index in active_blocks))
+
+    def _with_top_k(self, top_k: int) -> "DecoderShape":
+        routed = {place for place, kind in enumerate(self.kinds) if isinstance(kind.mlp, ExpertsShape)}
+        if not routed:
+            raise ConfigurationError(f"top-k {top_k} was asked for, but this model has no experts; leave it out")
+        turned = tuple(kind.with_top_k(top_k) for kind in self.kinds)
+        first = next(block for block, place in enumerate(self.order) if place in routed)
+        shifted = (place + len(self.kinds) if block > first else place for block, place in enumerate(self.order))
+        return replace(self, kinds=self.kinds + turned, order=tuple(shifted))
+
+    def _judge_blocks(self, active_blocks: Sequence[int]) -> None:
+        total = len(self.order)
+        ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
+        if not active_blocks or not ascending or active_blocks[0] < 0 or active_blocks[-1] >= total:
+            raise ConfigurationError(
+                f"active blocks {list(active_blocks)} are not possible; give ascending indices from 0 to {total - 1}"
+            )
+
+    def prefill_flops(self, prompt_tokens: int) -> int:
+        """All positions through the blocks, the last one through the head."""
+        attention = sum(count * 4 * prompt_tokens**2 * kind.query_width for kind, count in self._counted_kinds())
+        return prompt_tokens * self._token_flops() + attention + self._head_flops()
+
+    def decode_flops(self, first_context: int, steps: int = 1) -> int:
+        """`steps` tokens one after the other; the first sees `first_context` keys, its own among them."""
+        last = first_context + steps - 1
+        attention = sum(
+            count * 4 * _keys_seen(first_context, last, kind.window) * kind.query_width
+            for kind, count in self._counted_kinds()
+        )
+        return steps * (self._token_flops() + self._head_flops()) + attention
+
+    def _token_flops(self) -> int:
+        """Everything in the blocks but attention, for one position."""
+        return sum(2 * count * kind.token_products(self.hidden) for kind, count in self._counted_kinds())
+
+    def _head_flops(self) -> int:
+        return 2 * self.hidden * self.head_rows
+
+    def _counted_kinds(self) -> list[tuple[BlockShape, int]]:
+        return [(self.kinds[place], count) for place, count in Counter(self.order).items()]
+
+
+def _keys_seen(first: int, last: int, window: int | None) -> int:
+    """Sum of min(context, window) over the contexts `first` to `last`."""
+    growing_until = last if window is None else min(last, window)
+    growing = max(growing_until - first + 1, 0)
+    full = (last - first + 1) - growing
+    return growing * (first + growing_until) // 2 + full * (window or 0)

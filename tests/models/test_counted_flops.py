@@ -1,0 +1,113 @@
+"""Counting where there are no formulas: against sums by hand and against formulas, and what happens when it fails."""
+
+import sys
+from typing import Any
+
+import pytest
+from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig
+
+from experiment_core_utils.models.architecture_flops import formula_flops
+from experiment_core_utils.models.counted_flops import count_request, counted_flops
+from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.primitives.records import RequestFlops, RequestSize, StageFlops
+from tests.models.tiny_families import TEXT_FAMILIES
+
+# Far beyond what a spawned process that imports transformers takes on a busy machine.
+AMPLE_S = 300.0
+
+
+def gpt2(**changed: Any) -> GPT2Config:
+    return GPT2Config(vocab_size=90, n_embd=16, n_layer=3, n_head=2, n_positions=64, **changed)
+
+
+def gpt2_pass(tokens: int, attended: int) -> int:
+    """Three blocks of width 16: 3 + 1 + 4 + 4 products of width 16 x 16, attention; head on one position."""
+    return 3 * (2 * tokens * 12 * 16 * 16 + 4 * tokens * attended * 16) + 2 * 16 * 90
+
+
+@pytest.mark.parametrize("output_tokens", [1, 2, 9])
+def test_an_unknown_architecture_by_hand(output_tokens: int) -> None:
+    assert formula_flops(gpt2(), RequestSize(11, 2)).flops is None
+    steps = [gpt2_pass(1, 11 + step) for step in range(1, output_tokens)]
+    mean = 2 * sum(steps) / len(steps) if steps else None
+    expected = RequestFlops(StageFlops(None, 2 * gpt2_pass(11, 11), mean), 2 * sum(steps))
+    assert count_request(gpt2(), RequestSize(11, output_tokens, requests=2)) == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral, window", "starcoder2", "olmoe", "mixtral", "qwen2_moe"])
+def test_counts_agree_with_the_formulas_where_there_are_some(name: str) -> None:
+    """With a window of 8 keys the steps from 5 tokens on do not lie on a line."""
+    config, size = TEXT_FAMILIES[name](), RequestSize(5, 12)
+    by_formula = formula_flops(config, size).flops
+    assert by_formula is not None
+    counted = count_request(config, size)
+    assert counted.total_flops == pytest.approx(by_formula.total_flops, rel=1e-3)
+    assert counted.decode_flops == pytest.approx(by_formula.decode_flops, rel=1e-3)
+
+
+def test_packed_weights_count_as_full_precision() -> None:
+    packed = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    size = RequestSize(5, 3)
+    assert count_request(gpt2(quantization_config=packed), size) == count_request(gpt2(), size)
+
+
+def test_the_config_stays_as_it_was() -> None:
+    config = TEXT_FAMILIES["olmoe"]()
+    before = str(vars(config))
+    count_request(config, RequestSize(5, 1))
+    assert str(vars(config)) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (
+            BertConfig(num_hidden_layers=1, hidden_size=24, num_attention_heads=5),
+            "'bert' cannot be counted .*ValueError",
+        ),
+        (MambaConfig(hidden_size=8, num_hidden_layers=1), "'mamba' cannot be counted .*AttributeError"),
+    ],
+)
+def test_what_cannot_be_counted_is_named(config: Any, named: str) -> None:
+    with pytest.raises(MeterUnavailable, match=named):
+        count_request(config, RequestSize(5, 3))
+
+
+def test_a_process_of_its_own_counts_the_same() -> None:
+    size = RequestSize(11, 3)
+    figure = counted_flops(gpt2(), size, AMPLE_S)
+    assert figure.reason is None
+    assert figure.source == "counted"
+    assert figure.flops == count_request(gpt2(), size)
+
+
+def test_failure_in_the_process_is_a_reason() -> None:
+    figure = counted_flops(GPT2Config(n_embd=15, n_head=2), RequestSize(5, 3), AMPLE_S)
+    assert figure.flops is None
+    assert figure.reason is not None and "'gpt2' cannot be counted" in figure.reason
+
+
+class Unreadable(LlamaConfig):
+    """A config that another process cannot make sense of."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (7,)
+
+
+def test_a_process_that_dies_is_a_reason() -> None:
+    figure = counted_flops(Unreadable(), RequestSize(5, 3), AMPLE_S)
+    assert figure.flops is None
+    assert figure.reason == "the process that counted 'llama' ended with exit code 7"
+
+
+def test_the_time_limit_ends_the_process() -> None:
+    """A process that imports transformers does not answer within a millisecond."""
+    figure = counted_flops(gpt2(), RequestSize(5, 3), timeout_s=1e-3)
+    assert figure.flops is None
+    assert figure.reason == "counting 'gpt2' took longer than 0.001 s"
+
+
+def test_pictures_are_not_counted() -> None:
+    figure = counted_flops(gpt2(), RequestSize(5, 3, crops=1), AMPLE_S)
+    assert figure.flops is None
+    assert figure.reason is not None and "pictures" in figure.reason

@@ -1,0 +1,39 @@
+"""Vision formulas against sums by hand."""
+
+import pytest
+
+from experiment_core_utils.models.vision_flops import ProjectorShape, VisionShape
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+def tower(projector: ProjectorShape, class_tokens: int = 0, has_pooling_head: bool = False) -> VisionShape:
+    """Two blocks of width 6, MLP 10; patches of 4 x 4 pixels in 3 channels."""
+    return VisionShape(6, 10, 2, 48, class_tokens, has_pooling_head, projector)
+
+
+def test_a_tower_with_a_class_token_by_hand() -> None:
+    embedding = 2 * 9 * 48 * 6  # 9 patches -> 5184
+    block = 2 * 10 * (4 * 36 + 2 * 60) + 4 * 100 * 6  # 10 tokens -> 7680
+    projector = 2 * 9 * (6 * 8 + 8 * 8)  # without the class token -> 2016
+    shape = tower(ProjectorShape((6, 8, 8), dropped_tokens=1), class_tokens=1)
+    assert shape.flops(9) == embedding + 2 * block + projector == 22560
+
+
+def test_merged_patches_and_several_projectors_by_hand() -> None:
+    bare = tower(ProjectorShape((24,), merged=4)).flops(12)
+    # 12 patches are 3 features of 4 * 6; three projectors of 24 x 24 and 24 x 8.
+    shape = tower(ProjectorShape((24, 24, 8), merged=4, copies=3))
+    assert shape.flops(12) - bare == 3 * 2 * 3 * (24 * 24 + 24 * 8) == 13824
+
+
+def test_a_pooling_head_by_hand() -> None:
+    projector = ProjectorShape((6, 8))
+    # One query over 9 tokens: query and output products, keys and values of 9, scores and values, MLP on one.
+    head = 2 * 36 + 2 * 36 + 2 * 9 * 36 * 2 + 4 * 9 * 6 + 2 * 2 * 6 * 10
+    assert tower(projector, has_pooling_head=True).flops(9) - tower(projector).flops(9) == head == 1896
+
+
+@pytest.mark.parametrize("patches", [0, -4, 6])
+def test_pictures_that_are_not_possible(patches: int) -> None:
+    with pytest.raises(ConfigurationError, match="multiple of 4"):
+        tower(ProjectorShape((24, 8), merged=4)).flops(patches)
