@@ -51,13 +51,8 @@ class NvmlGpu:
     """
 
     def __init__(self, uuid: str, library: ModuleType | Any | None = None, pid: int | None = None) -> None:
-        self._nvml = library if library is not None else _pynvml()
+        self._nvml, self._handle = open_gpu(uuid, library)
         self._pid = os.getpid() if pid is None else pid
-        try:
-            self._nvml.nvmlInit()
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"NVML does not open {uuid}: {error}") from error
 
     def read(self) -> GpuReading:
         """The GPU now; what it does not tell is None, and `reason` says why."""
@@ -108,6 +103,16 @@ class NvmlGpu:
             return None
         others = [each.usedGpuMemory for each in processes if each.pid != self._pid]
         return len(others), None if None in others else sum(others)
+
+
+def open_gpu(uuid: str, library: ModuleType | Any | None = None) -> tuple[Any, Any]:
+    """The library and its handle of a GPU; arguments and errors are those of `NvmlGpu`."""
+    nvml = library if library is not None else _pynvml()
+    try:
+        nvml.nvmlInit()
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError as error:
+        raise MeterUnavailable(f"NVML does not open {uuid}: {error}") from error
 
 
 def _pynvml() -> ModuleType:
