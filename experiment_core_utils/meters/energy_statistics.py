@@ -20,8 +20,6 @@ from experiment_core_utils.primitives.energy_records import (
     IdlePower,
 )
 
-LEAST_REPEATS = 5
-
 
 class CounterDelta(NamedTuple):
     """What a counter rose by; None with the reason, or with a remark on what was done to it."""
@@ -121,6 +119,18 @@ def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
     )
 
 
+def summed_idle(parts: Sequence[IdlePower]) -> IdlePower:
+    """The same for idle power."""
+    missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.watts is None]
+    return IdlePower(
+        common_origin([each.origin for each in parts]),
+        sum_of_known([each.watts for each in parts]),
+        sum_of_known([each.bound_w for each in parts]),
+        parts[0].seconds,
+        "; ".join(missing) or None,
+    )
+
+
 def common_origin(origins: Sequence[EnergyOrigin]) -> EnergyOrigin:
     """The origin of a sum: `device` "all" for more than one. Raises ValueError where anything else differs."""
     first = origins[0]
@@ -193,21 +203,18 @@ def _idle(readings: Sequence[IdlePower | None]) -> tuple[float | None, float | N
     return mean, math.hypot((max(watts) - min(watts)) / 2, max(bounds))
 
 
-def closure(end_to_end: EnergyFigure, stages: Mapping[str, EnergyFigure], times: Mapping[str, int]) -> Closure:
-    """End-to-end less the sum of the stages, each `times` as often as it happens; windows are independent of each
-    other, so their uncertainties add in squares."""
+def closure(end_to_end: EnergyFigure, stages: Mapping[str, EnergyFigure]) -> Closure:
+    """End-to-end less the sum of the stages; windows are independent of each other, so their uncertainties add in
+    squares."""
     missing = [
         f"{name}: {figure.reason or 'no windows'}"
         for name, figure in {"end_to_end": end_to_end, **stages}.items()
         if figure.gross_j is None
     ]
     whole = None if end_to_end.gross_j is None else end_to_end.gross_j.mean
-    parts = [None if each.gross_j is None else each.gross_j.mean * times[name] for name, each in stages.items()]
-    stages_j = sum_of_known(parts)
+    stages_j = sum_of_known([None if each.gross_j is None else each.gross_j.mean for each in stages.values()])
     residual = None if whole is None or stages_j is None else whole - stages_j
-    uncertain = [end_to_end.uncertainty_j] + [
-        None if each.uncertainty_j is None else each.uncertainty_j * times[name] for name, each in stages.items()
-    ]
+    uncertain = [each.uncertainty_j for each in (end_to_end, *stages.values())]
     known = [value for value in uncertain if value is not None]
     return Closure(
         origin=end_to_end.origin,

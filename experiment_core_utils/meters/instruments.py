@@ -17,7 +17,7 @@ from experiment_core_utils.meters.rapl import POWERCAP, rapl_counters
 from experiment_core_utils.meters.side_by_side import SideBySide
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.device import gpu_uuid
-from experiment_core_utils.primitives.energy_records import TickCalibration
+from experiment_core_utils.primitives.energy_records import EnergyOrigin, TickCalibration
 from experiment_core_utils.primitives.errors import MeterUnavailable
 
 
@@ -56,9 +56,14 @@ class Instruments:
         return Instruments(self.clock, counters, probes, self.ticks, self.missing, self.sample_every_s)
 
     @property
+    def origins(self) -> tuple[EnergyOrigin, ...]:
+        """Of the counters, then of the probes."""
+        return tuple(each.origin for each in (*self.counters, *self.probes))
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Names of the devices that there is something to read of, each once."""
-        return tuple(dict.fromkeys(each.origin.device for each in (*self.counters, *self.probes)))
+        return tuple(dict.fromkeys(each.device for each in self.origins))
 
     def require_any(self) -> None:
         """Raises MeterUnavailable where there is neither a counter nor a power reading."""

@@ -40,19 +40,13 @@ def trapezoid_j(
 
 
 class PowerSampler:
-    """Reads power of devices at once, then every `interval_s` beside the running code, and once more at the stop.
-
-    Raises:
-        MeterUnavailable: a probe cannot be read now.
-    """
+    """Reads power of devices at once, then every `interval_s` beside the running code, and once more at the stop."""
 
     def __init__(self, probes: Sequence[PowerProbe], clock: Clock, interval_s: float = SAMPLE_EVERY_S) -> None:
         self._probes = tuple(probes)
         self._clock = clock
         self._interval_s = interval_s
         self._repeating: Repeating | None = None
-        for probe in self._probes:
-            probe.read_w()
         self._forget()
 
     def start(self) -> None:
@@ -120,12 +114,18 @@ def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_a
 
 
 class PowerIntegralMeter:
-    """An `EnergyMeter` of power readings; see `PowerSampler`."""
+    """An `EnergyMeter` of power readings; see `PowerSampler`.
+
+    Raises:
+        MeterUnavailable: a probe cannot be read now.
+    """
 
     def __init__(self, probes: Sequence[PowerProbe], clock: Clock, interval_s: float = SAMPLE_EVERY_S) -> None:
         self._clock = clock
         self._sampler = PowerSampler(probes, clock, interval_s)
         self._begun_s: float | None = None
+        for probe in probes:
+            probe.read_w()
 
     def open(self) -> None:
         """See `EnergyMeter.open`; power is read before the window begins."""

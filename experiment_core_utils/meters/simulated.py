@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from experiment_core_utils.primitives.clock import Repeating
+from experiment_core_utils.primitives.clock import Clock, Repeating
 from experiment_core_utils.primitives.energy_records import Basis, Component, EnergyOrigin
 from experiment_core_utils.primitives.errors import MeterUnavailable
 
@@ -105,6 +105,7 @@ class SimulatedDevice:
     """One device: what it draws by its curve, more while something runs on it, and what it tells of that.
 
     Attributes:
+        clock: a scripted one, or the host's, on which the script is played in real time.
         idle: power while nothing runs.
         tick_s, phase_s: the counter shows the energy up to the last of the moments phase + k * tick.
         read_cost_s, power_read_cost_s: time that a reading takes; it tells of the middle of it.
@@ -115,9 +116,10 @@ class SimulatedDevice:
         missing: readings that it does not have: `energy`, `power`.
         vanishes_at_s: from when on no reading succeeds.
         averaged_over_s: the power reading is a mean over this time; 0 for the power at the moment.
+        num_readings: how often it was asked for anything.
     """
 
-    clock: ScriptedClock
+    clock: Clock
     idle: PowerCurve
     name: str = "GPU-simulated"
     component: Component = "gpu"
@@ -132,6 +134,7 @@ class SimulatedDevice:
     missing: frozenset[str] = frozenset()
     vanishes_at_s: float = math.inf
     averaged_over_s: float = 0.0
+    num_readings: int = 0
     _begins: list[float] = field(default_factory=list)
     _ends: list[float] = field(default_factory=list)
     _powers: list[float] = field(default_factory=list)
@@ -183,6 +186,7 @@ class SimulatedDevice:
 
     def _reading(self, what: str, cost_s: float) -> float:
         """Lets the time of a reading pass; returns the moment that it tells of."""
+        self.num_readings += 1
         if what in self.missing:
             raise MeterUnavailable(f"{self.name}: Not Supported")
         begun_s = self.clock.now_s()

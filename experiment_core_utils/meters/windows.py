@@ -18,6 +18,7 @@ from experiment_core_utils.meters.interface import EnergyCounter
 from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.energy_records import ActEnergy, Alignment, DeviceEnergy, IdlePower, PowerTrace
+from experiment_core_utils.primitives.errors import MeterUnavailable
 
 RELATIVE_ERROR = 0.02
 # Shorter windows hold too few power readings to tell anything of a second source.
@@ -93,7 +94,7 @@ def energy_of_act(act: Callable[[], object], using: Instruments, goal: WindowGoa
     What fails on the way is the reason of the figure that it cost; what the act raises is not caught.
 
     Raises:
-        MeterUnavailable: there is nothing to measure with, or it is gone before the window is opened.
+        MeterUnavailable: there is nothing to measure with.
     """
     using.require_any()
     goal = goal or WindowGoal()
@@ -181,7 +182,10 @@ def _whole_acts(act: Callable[[], object], act_s: float, using: Instruments, goa
     ticks_s = using.longest_ticks_s
     costs = [tick.read_cost_s or 0.0 for tick in using.ticks.values()]
     uncertain_s = max(ticks_s.values(), default=2 * using.sample_every_s) + 2 * sum(costs)
-    meter = using.meter()
+    try:
+        meter = using.meter()
+    except MeterUnavailable as error:
+        return [_absent(DeviceEnergy(origin, None, None, str(error)), "acts") for origin in using.origins]
     try:
         meter.open()
         acts = RepeatedAct(act, using.clock)
@@ -203,7 +207,11 @@ def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
 
     Context and model are to be resident: a GPU draws more with them than without.
     """
-    meter = using.meter()
+    using.require_any()
+    try:
+        meter = using.meter()
+    except MeterUnavailable as error:
+        return [IdlePower(origin, None, None, 0.0, str(error)) for origin in using.origins]
     meter.open()
     using.clock.sleep(seconds)
     reading = meter.close()

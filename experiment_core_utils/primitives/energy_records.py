@@ -180,7 +180,7 @@ class Closure:
     """An independent end-to-end figure against the sum of its stages.
 
     Attributes:
-        stages_j: sum of the stages' gross energy, each as often as it happens end to end.
+        stages_j: sum of the stages' gross energy.
         residual_j: end-to-end less stages.
         residual_share: residual over end-to-end.
         uncertainty_j: standard uncertainty of the residual.
@@ -200,14 +200,21 @@ class StageEnergies:
     """Energy of one request, stage by stage, each stage repeated in windows of its own.
 
     Attributes:
-        times: how often each stage happens in the request: `decode` as many steps as tokens after the first.
-        figures: for each stage and for `end_to_end` one figure for each source and device, and for all devices.
-        closures: one for each source, over all devices.
-        source_ratios: integrated power over counter, for each stage and `end_to_end`, over all devices; None where one
-            of the two is missing.
+        output_tokens: of the request; `decode` is all steps after the first of them.
+        figures: for each of `vision`, `prefill`, `decode` that the request has, and for `end_to_end`: one for each
+            source and device, and one for each source over all its devices where they are several.
+        closures: one for each source, over all its devices.
+        source_ratios: of GPUs, integrated power over counter, by stage; None where one of the two is missing.
+        idle: before the first window and after the last, for each source and device.
     """
 
-    times: Mapping[str, int]
+    output_tokens: int
     figures: Mapping[str, tuple[EnergyFigure, ...]]
     closures: tuple[Closure, ...]
     source_ratios: Mapping[str, float | None]
+    idle: tuple[tuple[IdlePower, IdlePower], ...]
+
+    @property
+    def decode_steps(self) -> int:
+        """What the energy of `decode` is to be divided by for one output token after the first."""
+        return self.output_tokens - 1

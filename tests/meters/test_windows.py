@@ -217,7 +217,10 @@ def test_what_the_act_raises_ends_the_readings_beside_it() -> None:
 
     with pytest.raises(KeyError, match="eleventh"):
         energy_of_act(act, using)
-    assert device.clock._repeating == []
+    # Nothing is read any more, however much time passes.
+    read_before = device.num_readings
+    device.clock.sleep(10.0)
+    assert device.num_readings == read_before
 
 
 def test_idle_power_before_and_after_by_hand() -> None:
