@@ -73,8 +73,8 @@ def stage_energies(
         MeterUnavailable: there is nothing to measure with.
     """
     how.using.require_any()
-    output_tokens, acts = stage_acts(model, inputs, max_new_tokens, rewind)
-    names = list(acts)
+    request = StagedRequest(model, inputs, max_new_tokens, rewind)
+    acts, names = request.acts, list(request.acts)
     rounds: dict[str, list[list[ActEnergy]]] = {name: [] for name in names}
     before = idle_power(how.using, how.idle_s)
     for repeat in range(how.repeats):
@@ -84,7 +84,7 @@ def stage_energies(
     figures = {name: tuple(_figure(windows, idle) for windows in zip(*rounds[name], strict=True)) for name in names}
     totals = {name: _totals(rounds[name], idle) for name in names}
     return StageEnergies(
-        output_tokens=output_tokens,
+        output_tokens=request.output_tokens,
         figures={name: figures[name] + tuple(_sums(totals[name])) for name in names},
         closures=_closures(totals),
         source_ratios={name: _source_ratio(totals[name]) for name in names},
@@ -92,58 +92,68 @@ def stage_energies(
     )
 
 
-def stage_acts(
-    model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rewind: Rewind
-) -> tuple[int, dict[str, Act]]:
-    """The number of output tokens, and one act for each stage, all synchronised.
+class StagedRequest:
+    """A request whose stages can be done again and again, each by itself; all are synchronised.
 
-    `vision` is left out without a picture, `decode` where there is one token. Stages begin and end as in
-    `StagedRun`: the choice of a token and its copy to the host belong to the stage that it ends.
+    Stages begin and end as in `StagedRun`: the choice of a token and its copy to the host belong to the stage that it
+    ends.
+
+    Attributes:
+        output_tokens: of the whole request, the same every time.
     """
-    with torch.inference_mode():
-        features = model.encode_image(inputs)
-        first, state = _first_token(model, inputs, features)
-    token_ids, has_vision = generate_greedily(model, inputs, max_new_tokens, NoMarks())
-    steps = len(token_ids) - 1
+
+    def __init__(self, model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rewind: Rewind) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._max_new_tokens = max_new_tokens
+        self._rewind = rewind
+        token_ids, self._has_vision = generate_greedily(model, inputs, max_new_tokens, NoMarks())
+        self.output_tokens = len(token_ids)
+        with torch.inference_mode():
+            self._features = model.encode_image(inputs)
+            self._first_token, self._state = self._prefilled()
+
+    @property
+    def acts(self) -> dict[str, Act]:
+        """By name; `vision` is left out without a picture, `decode` where there is one token."""
+        acts: dict[str, Act] = {"vision": self.vision} if self._has_vision else {}
+        acts["prefill"] = self.prefill
+        if self.output_tokens > 1:
+            acts["decode"] = self.decode
+        return {**acts, END_TO_END: self.whole}
 
     @torch.inference_mode()
-    def vision() -> None:
-        model.encode_image(inputs)
-        synchronize(model.device)
+    def vision(self) -> None:
+        """Crops on the device -> features ready."""
+        self._model.encode_image(self._inputs)
+        synchronize(self._model.device)
 
     @torch.inference_mode()
-    def prefill() -> None:
-        _first_token(model, inputs, features)
-        synchronize(model.device)
+    def prefill(self) -> None:
+        """Features and prompt on the device -> first token on the host."""
+        self._prefilled()
+        synchronize(self._model.device)
 
     @torch.inference_mode()
-    def decode() -> None:
-        token = first
+    def decode(self) -> None:
+        """First token -> last token, always from the state behind the prefill."""
+        token, steps = self._first_token, self.output_tokens - 1
         for _ in range(steps):
-            token = model.decode_step(token, state).argmax(dim=-1, keepdim=True)
+            token = self._model.decode_step(token, self._state).argmax(dim=-1, keepdim=True)
             int(token)
-        rewind(state, steps)
-        synchronize(model.device)
+        self._rewind(self._state, steps)
+        synchronize(self._model.device)
 
-    def whole() -> None:
-        generate_greedily(model, inputs, max_new_tokens, NoMarks())
-        synchronize(model.device)
+    def whole(self) -> None:
+        """Request handed over -> last token."""
+        generate_greedily(self._model, self._inputs, self._max_new_tokens, NoMarks())
+        synchronize(self._model.device)
 
-    acts: dict[str, Act] = {}
-    if has_vision:
-        acts["vision"] = vision
-    acts["prefill"] = prefill
-    if steps:
-        acts["decode"] = decode
-    acts[END_TO_END] = whole
-    return len(token_ids), acts
-
-
-def _first_token(model: Stages, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-    logits, state = model.prefill(inputs, features)
-    token = logits.argmax(dim=-1, keepdim=True)
-    int(token)
-    return token, state
+    def _prefilled(self) -> tuple[torch.Tensor, Any]:
+        logits, state = self._model.prefill(self._inputs, self._features)
+        token = logits.argmax(dim=-1, keepdim=True)
+        int(token)
+        return token, state
 
 
 def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> EnergyFigure:

@@ -63,7 +63,7 @@ def selftest(given: argparse.Namespace, gpus: Sequence[torch.device], using: Ins
         print(line, flush=True)
     for line in missing_lines({**using.missing, **_always_missing(using)}):
         print(line)
-    components = {each.origin.component for each in (*using.counters, *using.probes)}
+    components = {each.component for each in using.origins}
     for required in given.require:
         if required not in components:
             raise MeterUnavailable(f"--require {required}: its energy is not measured here, see above")

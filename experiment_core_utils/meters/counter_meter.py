@@ -141,9 +141,9 @@ class CounterMeter:
             before_j = rise.joules
             _add(rise, counter, edge.joules, edge.at_s)
             last_tick_j = rise.joules - before_j
-            after_end = min((edge.at_s - ended_s) / tick_s, 1.0)
+            after_end = (edge.at_s - ended_s) / tick_s
             rise.joules -= last_tick_j * after_end
-            rise.uncertain_j = last_tick_j * max(after_end, 1 - after_end)
+            rise.uncertain_j = last_tick_j * max(after_end, abs(1 - after_end))
 
     def _note_powers(self) -> None:
         """The larger of the powers at the two ends, where they can be read."""

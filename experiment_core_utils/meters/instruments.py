@@ -58,7 +58,7 @@ class Instruments:
     @property
     def origins(self) -> tuple[EnergyOrigin, ...]:
         """Of the counters, then of the probes."""
-        return tuple(each.origin for each in (*self.counters, *self.probes))
+        return (*(each.origin for each in self.counters), *(each.origin for each in self.probes))
 
     @property
     def devices(self) -> tuple[str, ...]:

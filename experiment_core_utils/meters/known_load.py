@@ -29,11 +29,14 @@ class KnownLoad:
 
 
 def matrix_products(device: torch.device) -> KnownLoad:
-    """Some large products, and many small ones that leave the device waiting; warmed up."""
+    """Some large products, and many small ones that leave the device waiting; warmed up.
+
+    Numbers are random: products of equal ones draw less power.
+    """
     is_cuda = device.type == "cuda"
     dtype = torch.bfloat16 if is_cuda else torch.float32
     large_side, small_side, small_times = (8192, 1024, 64) if is_cuda else (1024, 128, 256)
-    large, small = (torch.ones(side, side, dtype=dtype, device=device) for side in (large_side, small_side))
+    large, small = (torch.randn(side, side, dtype=dtype, device=device) for side in (large_side, small_side))
 
     @torch.inference_mode()
     def products(factor: torch.Tensor, times: int) -> None:

@@ -8,6 +8,7 @@ window are the second source.
 """
 
 import bisect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ RELATIVE_ERROR = 0.02
 # Shorter windows hold too few power readings to tell anything of a second source.
 LEAST_WINDOW_S = 2.0
 LONGEST_WINDOW_S = 60.0
+# Acts are done for this long, at least one, before a window, to see how long they take.
+WARM_UP_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,9 @@ class RepeatedAct:
             self.once()
 
     @property
-    def mean_s(self) -> float:
-        """Mean time of an act so far."""
-        return (self.done_at_s[-1] - self.done_at_s[0]) / (len(self.done_at_s) - 1)
+    def shortest_s(self) -> float:
+        """Shortest time of an act so far: the first ones may be slow."""
+        return min(after - before for before, after in itertools.pairwise(self.done_at_s))
 
     def count_at(self, at_s: float) -> float:
         """How many were done at a moment, one that was under way in part."""
@@ -99,14 +102,14 @@ def energy_of_act(act: Callable[[], object], using: Instruments, goal: WindowGoa
     using.require_any()
     goal = goal or WindowGoal()
     acts = RepeatedAct(act, using.clock)
-    acts.once()
+    acts.go_on_until(acts.done_at_s[0] + WARM_UP_S)
     ticks_s = using.longest_ticks_s
     poll_s = _poll_s(using)
     is_aligned = bool(using.counters) and all(
-        each.origin.device in ticks_s and acts.mean_s + 2 * poll_s < ticks_s[each.origin.device]
+        each.origin.device in ticks_s and acts.shortest_s + 2 * poll_s < ticks_s[each.origin.device]
         for each in using.counters
     )
-    return _between_ticks(acts, using, goal, poll_s) if is_aligned else _whole_acts(act, acts.mean_s, using, goal)
+    return _between_ticks(acts, using, goal, poll_s) if is_aligned else _whole_acts(act, using, goal)
 
 
 def _poll_s(using: Instruments) -> float:
@@ -117,7 +120,7 @@ def _poll_s(using: Instruments) -> float:
 
 def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll_s: float) -> list[ActEnergy]:
     sampler = PowerSampler(using.probes, using.clock, using.sample_every_s)
-    uncertain_s = 2 * poll_s + acts.mean_s
+    uncertain_s = 2 * poll_s + acts.shortest_s
     # Power is read once within the act before the window and once behind it.
     margin_s = 2 * using.sample_every_s if using.probes else 0.0
     sampler.start()
@@ -178,7 +181,7 @@ def _act_of_trace(trace: PowerTrace, begin: Edge, end: Edge, acts: RepeatedAct) 
     return _per_act(energy, count, end.at_s - begin.at_s, "ticks")
 
 
-def _whole_acts(act: Callable[[], object], act_s: float, using: Instruments, goal: WindowGoal) -> list[ActEnergy]:
+def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal) -> list[ActEnergy]:
     ticks_s = using.longest_ticks_s
     costs = [tick.read_cost_s or 0.0 for tick in using.ticks.values()]
     uncertain_s = max(ticks_s.values(), default=2 * using.sample_every_s) + 2 * sum(costs)

@@ -39,7 +39,14 @@ def test_acts_are_counted_in_part_where_one_is_under_way() -> None:
     for _ in range(4):
         acts.once()
     assert [acts.count_at(at_s) for at_s in (0.0, 0.25, 0.5, 1.75, 2.0)] == [0.0, 0.5, 1.0, 3.5, 4.0]
-    assert acts.mean_s == 0.5
+
+
+def test_the_time_of_an_act_is_that_of_the_shortest() -> None:
+    clock = ScriptedClock()
+    lengths = iter([0.9, 0.5, 0.6])
+    acts = RepeatedAct(lambda: clock.sleep(next(lengths)), clock)
+    acts.go_on_until(1.5)
+    assert (len(acts.done_at_s), acts.shortest_s) == (4, pytest.approx(0.5))
 
 
 def test_a_short_act_is_repeated_between_ticks_until_the_error_is_small_enough() -> None:
@@ -208,14 +215,14 @@ def test_with_nothing_to_measure_with_it_says_so_before_the_act() -> None:
 def test_what_the_act_raises_ends_the_readings_beside_it() -> None:
     device = gpu()
     using = instruments(device)
-    acts = iter(range(20))
+    acts = iter(range(200))
 
     def act() -> None:
         device.run(0.004, 300.0)
-        if next(acts) == 10:
-            raise KeyError("the eleventh act")
+        if next(acts) == 110:
+            raise KeyError("no memory")
 
-    with pytest.raises(KeyError, match="eleventh"):
+    with pytest.raises(KeyError, match="no memory"):
         energy_of_act(act, using)
     # Nothing is read any more, however much time passes.
     read_before = device.num_readings
