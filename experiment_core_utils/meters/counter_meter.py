@@ -80,8 +80,8 @@ class CounterMeter:
         edges = wait_for_edges(self._counters, self._clock) if self._is_aligned else ()
         self._look()
         self._begun_s = self._clock.now_s()
-        for rise, edge in zip(self._rises, edges, strict=False):
-            _count_from(rise, edge, self._begun_s)
+        for counter, rise, edge in zip(self._counters, self._rises, edges, strict=False):
+            _count_from(rise, edge, self._begun_s, self._powers_w.get(counter.origin.device))
         times_to_wrap = [each.wraps_at_j / each.limit_w for each in self._counters if each.wraps_at_j and each.limit_w]
         if times_to_wrap:
             self._looking = self._clock.every(min(times_to_wrap) / LOOKS_PER_WRAP, self._look)
@@ -138,6 +138,7 @@ class CounterMeter:
             rise.reason = rise.reason or edge.reason
             if rise.reason is not None or tick_s is None:
                 continue
+            _add(rise, counter, edge.before_j, edge.earliest_s)
             before_j = rise.joules
             _add(rise, counter, edge.joules, edge.at_s)
             last_tick_j = rise.joules - before_j
@@ -177,8 +178,13 @@ def _add(rise: _Rise, counter: EnergyCounter, now_j: float, now_s: float) -> Non
     rise.last_j, rise.last_s = now_j, now_s
 
 
-def _count_from(rise: _Rise, edge: Edge, begun_s: float) -> None:
-    """The tick before the window, in place of the reading after it, which may be a tick later for another counter."""
+def _count_from(rise: _Rise, edge: Edge, begun_s: float, power_w: float | None) -> None:
+    """The tick before the window, in place of the reading after it, which may be a tick later for another counter.
+
+    What was drawn between that tick and the window is taken off where the power before it is known.
+    """
     rise.reason = rise.reason or edge.reason
     rise.last_j, rise.last_s = edge.joules, edge.at_s
     rise.early_s = begun_s - edge.earliest_s
+    if power_w is not None:
+        rise.joules -= power_w * (begun_s - edge.at_s)

@@ -22,11 +22,12 @@ class Edge:
     Attributes:
         earliest_s, latest_s: it happened between the beginning of the last reading that did not show it and the end of
             the first that did.
-        joules: what the counter shows from then on.
+        before_j, joules: what the counter shows up to then, and from then on.
     """
 
     earliest_s: float
     latest_s: float
+    before_j: float
     joules: float
     reason: str | None = None
 
@@ -77,12 +78,12 @@ class EdgeWatch:
         try:
             joules = self._counters[place].read_j()
         except MeterUnavailable as error:
-            return Edge(begun_s, begun_s, 0.0, f"the counter could not be read: {error}")
+            return Edge(begun_s, begun_s, 0.0, 0.0, f"the counter could not be read: {error}")
         ended_s = self._clock.now_s()
         if last is not None and joules != last[1]:
-            return Edge(last[0], ended_s, joules)
+            return Edge(last[0], ended_s, last[1], joules)
         if begun_s > self._given_up_s:
-            return Edge(begun_s, begun_s, joules, f"the counter did not advance from {joules:.3f} J")
+            return Edge(begun_s, begun_s, joules, joules, f"the counter did not advance from {joules:.3f} J")
         self._last[place] = (begun_s, joules)
         return None
 

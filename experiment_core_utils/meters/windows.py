@@ -139,11 +139,11 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
         for counter, begin, end in zip(using.counters, opened, closed, strict=True)
     ]
     windows = {
-        counter.origin.device: (begin, end)
+        counter.origin.device: (begin.at_s, end.at_s)
         for counter, begin, end in zip(using.counters, opened, closed, strict=True)
         if begin.reason is None and end.reason is None
     }
-    whole = (Edge(begun_s, begun_s, 0.0), Edge(acts.done_at_s[-1], acts.done_at_s[-1], 0.0))
+    whole = (begun_s, acts.done_at_s[-1])
     return figures + [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
 
 
@@ -172,13 +172,12 @@ def _act_between(counter: EnergyCounter, begin: Edge, end: Edge, acts: RepeatedA
     return _per_act(energy, count, seconds, "ticks", remark)
 
 
-def _act_of_trace(trace: PowerTrace, begin: Edge, end: Edge, acts: RepeatedAct) -> ActEnergy:
+def _act_of_trace(trace: PowerTrace, begin_s: float, end_s: float, acts: RepeatedAct) -> ActEnergy:
     """The integral over the very window of the device's counter."""
-    energy = energy_of_trace(trace, begin.at_s, end.at_s)
+    energy = energy_of_trace(trace, begin_s, end_s)
     if energy.joules is None:
         return _absent(energy, "ticks")
-    count = acts.count_at(end.at_s) - acts.count_at(begin.at_s)
-    return _per_act(energy, count, end.at_s - begin.at_s, "ticks")
+    return _per_act(energy, acts.count_at(end_s) - acts.count_at(begin_s), end_s - begin_s, "ticks")
 
 
 def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal) -> list[ActEnergy]:

@@ -27,7 +27,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
-from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.stage_energy import IDLE_S, REPEATS, StageMeasurement, stage_energies
@@ -139,7 +139,12 @@ def measure(given: argparse.Namespace, using: Instruments) -> dict[str, Any]:
     model, inputs = load_request(given.model_path, given.random_weights, given.tier, device)
     blocks = select_active_blocks(model.num_total_blocks, model.num_total_blocks)
     how = StageMeasurement(using, WindowGoal(given.error), given.repeats, given.idle_seconds)
-    results: dict[str, Any] = {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    results: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "ticks": {name: asdict(tick) for name, tick in using.ticks.items()},
+    }
+    print(results, flush=True)
     for top_k in given.top_k_list:
         setting = KnobSetting(tier_target(given.tier), top_k, blocks)
         model.apply(setting)
@@ -154,7 +159,6 @@ def measure(given: argparse.Namespace, using: Instruments) -> dict[str, Any]:
             f"tracked / not tracked = {middle:.4f} (quartiles {low:.4f} to {high:.4f}, {given.pairs} pairs)", flush=True
         )
         results[setting.key] = {**asdict(found), "tracking_ratios": ratios}
-    results["ticks"] = {device: asdict(tick) for device, tick in using.ticks.items()}
     return results
 
 
@@ -167,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in missing_lines(using.missing):
             print(line)
         using.require_any()
+        if given.pairs < 2:
+            raise ConfigurationError(f"--pairs {given.pairs} say nothing of their spread; give 2 or more")
         results = measure(given, using.calibrated())
         if given.output is not None:
             write_json_atomically(results, given.output)

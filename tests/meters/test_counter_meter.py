@@ -83,6 +83,15 @@ def test_an_aligned_window_by_hand() -> None:
     assert energy.bound_j is not None and 10.0 <= energy.bound_j <= 10.5
 
 
+def test_what_is_drawn_between_the_tick_and_the_window_is_taken_off() -> None:
+    clock = ScriptedClock(1.05)
+    # The reading after the tick takes 40 ms: 4 J before the window.
+    device = SimulatedDevice(clock, constant(100.0), tick_s=0.1, read_cost_s=0.04)
+    (energy,) = window(2.0, device, is_aligned=True).devices
+    assert energy.joules == pytest.approx(200.0, abs=2.5)
+    assert energy.bound_j is not None and energy.bound_j > 4.0
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_aligned_windows_of_at_least_fifty_ticks_are_within_one_percent(seed: int) -> None:
     """At the end at most a quarter of a tick of 700 W, against 50 ticks of 375 W on average."""
