@@ -74,13 +74,8 @@ class NvmlGpu:
     """
 
     def __init__(self, uuid: str, library: ModuleType | Any | None = None, pid: int | None = None) -> None:
-        self._nvml = library if library is not None else _pynvml()
+        self._nvml, self._handle = open_gpu(uuid, library)
         self._pid = os.getpid() if pid is None else pid
-        try:
-            self._nvml.nvmlInit()
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"NVML does not open {uuid}: {error}") from error
 
     @property
     def index(self) -> int:
@@ -175,6 +170,16 @@ def _joined(missing: dict[str, str]) -> str | None:
 def _text(given: str | bytes) -> str:
     """Older bindings give bytes."""
     return given.decode() if isinstance(given, bytes) else given
+
+
+def open_gpu(uuid: str, library: ModuleType | Any | None = None) -> tuple[Any, Any]:
+    """The library and its handle of a GPU; arguments and errors are those of `NvmlGpu`."""
+    nvml = library if library is not None else _pynvml()
+    try:
+        nvml.nvmlInit()
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError as error:
+        raise MeterUnavailable(f"NVML does not open {uuid}: {error}") from error
 
 
 def _pynvml() -> ModuleType:

@@ -1,0 +1,227 @@
+"""In: energies of windows and acts; out: their error bounds, uncertainty, idle share, sums and closure. Pure.
+
+Nothing is clamped: a net energy or a residual may be negative.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from experiment_core_utils.primitives.distributions import describe
+from experiment_core_utils.primitives.energy_records import (
+    ALL_DEVICES,
+    ActEnergy,
+    Closure,
+    DeviceEnergy,
+    EnergyFigure,
+    EnergyOrigin,
+    IdlePower,
+)
+
+
+class CounterDelta(NamedTuple):
+    """What a counter rose by; None with the reason, or with a remark on what was done to it."""
+
+    joules: float | None
+    reason: str | None
+    remark: str | None
+
+
+def counter_delta(
+    before_j: float, after_j: float, seconds: float, wraps_at_j: float | None, limit_w: float | None
+) -> CounterDelta:
+    """What a counter rose by in `seconds`; one that went backwards has wrapped or was reset.
+
+    It has wrapped where it is known to and the rise is within the device's limit (twice, with a second to spare:
+    limits hold on average). A counter that was reset and has since passed its old value cannot be told from one that
+    rose.
+    """
+    if after_j >= before_j:
+        return CounterDelta(after_j - before_j, None, None)
+    went = f"the counter went backwards, from {before_j:.3f} to {after_j:.3f} J"
+    if wraps_at_j is None:
+        return CounterDelta(None, f"{went}: it was reset", None)
+    rise_j = after_j + wraps_at_j - before_j
+    if limit_w is not None and rise_j > 2 * limit_w * (seconds + 1):
+        return CounterDelta(None, f"{went}: it was reset, a wrap at {wraps_at_j:.0f} J would be too much energy", None)
+    return CounterDelta(rise_j, None, f"{went}: it wrapped at {wraps_at_j:.0f} J, which was undone")
+
+
+def quantisation_bound_j(tick_s: float, power_w: float) -> float:
+    """Most by which a window that is not aligned to a counter's ticks can be off: |error| <= tick * power.
+
+    What the counter shows is at most one tick old at both ends; the two errors have opposite signs.
+    """
+    return tick_s * power_w
+
+
+def aligned_bound_j(open_jitter_s: float, close_jitter_s: float, act_s: float, power_w: float) -> float:
+    """The same for a window between two ticks in which an act is repeated without a pause.
+
+    Args:
+        open_jitter_s, close_jitter_s: most by which the moment of each tick may be off.
+        act_s: of one act: how far within an act the window begins and ends is known in time, not in energy, and the
+            energy of the two pieces of acts is off by that of one act at most.
+    """
+    return (open_jitter_s + close_jitter_s + act_s) * power_w
+
+
+def window_for_error(uncertain_s: float, relative: float) -> float:
+    """Length at which an error of `uncertain_s` at the window's power is `relative` of its energy."""
+    return uncertain_s / relative
+
+
+def combined_uncertainty(values: Sequence[float], bound: float, baseline: float = 0.0) -> float | None:
+    """Standard uncertainty of the mean of repeats: u^2 = s^2 / n + bound^2 + baseline^2; None for fewer than 2.
+
+    For energies of an act, `bound` is tick * power / count: the whole bound stands for a standard deviation, and is not
+    made smaller by repeats, so u errs on the large side. The sensor's own error, which all repeats share, is not in it.
+    """
+    if len(values) < 2:
+        return None
+    return math.sqrt(statistics.variance(values) / len(values) + bound**2 + baseline**2)
+
+
+def summed_reading(parts: Sequence[DeviceEnergy]) -> DeviceEnergy:
+    """One window's energy over all devices of one source; None where that of any is missing.
+
+    Raises ValueError where the parts are of several sources.
+    """
+    origin = common_origin([each.origin for each in parts])
+    missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.joules is None]
+    remarks = [f"{each.origin.device}: {each.remark}" for each in parts if each.remark is not None]
+    return DeviceEnergy(
+        origin,
+        None if missing else math.fsum(each.joules for each in parts if each.joules is not None),
+        sum_of_known([each.bound_j for each in parts]),
+        "; ".join(missing) or None,
+        "; ".join(remarks) or None,
+    )
+
+
+def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
+    """The same for an act. Windows of several devices end at different ticks, so counts and lengths are means."""
+    origin = common_origin([each.origin for each in parts])
+    missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.joules is None]
+    remarks = [f"{each.origin.device}: {each.remark}" for each in parts if each.remark is not None]
+    return ActEnergy(
+        origin=origin,
+        joules=None if missing else math.fsum(each.joules for each in parts if each.joules is not None),
+        bound_j=sum_of_known([each.bound_j for each in parts]),
+        act_s=mean_of_known([each.act_s for each in parts]),
+        count=mean_of_known([each.count for each in parts]),
+        window_s=mean_of_known([each.window_s for each in parts]),
+        alignment="acts" if any(each.alignment == "acts" for each in parts) else "ticks",
+        reason="; ".join(missing) or None,
+        remark="; ".join(remarks) or None,
+    )
+
+
+def summed_idle(parts: Sequence[IdlePower]) -> IdlePower:
+    """The same for idle power."""
+    missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.watts is None]
+    return IdlePower(
+        common_origin([each.origin for each in parts]),
+        sum_of_known([each.watts for each in parts]),
+        sum_of_known([each.bound_w for each in parts]),
+        parts[0].seconds,
+        "; ".join(missing) or None,
+    )
+
+
+def common_origin(origins: Sequence[EnergyOrigin]) -> EnergyOrigin:
+    """The origin of a sum: `device` "all" for more than one. Raises ValueError where anything else differs."""
+    first = origins[0]
+    if len(origins) == 1:
+        return first
+    sums = {replace(each, device=ALL_DEVICES) for each in origins}
+    if len(sums) > 1:
+        raise ValueError(f"energies of different sources are not added up: {sorted(map(str, sums))}")
+    return sums.pop()
+
+
+def sum_of_known(values: Sequence[float | None]) -> float | None:
+    """None where any is."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if len(known) == len(values) else None
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """None where any is, or where there are none."""
+    total = sum_of_known(values)
+    return total / len(values) if total is not None and values else None
+
+
+def energy_figure(
+    windows: Sequence[ActEnergy], idle_before: IdlePower | None = None, idle_after: IdlePower | None = None
+) -> EnergyFigure:
+    """Windows of one act on one device with one source, at least one, as a figure.
+
+    The idle power is the mean of before and after, of the one that there is where the other is missing. Its uncertainty
+    is half of their difference (the drift) and the larger of their bounds, in squares.
+    """
+    found = [each for each in windows if each.joules is not None]
+    failed = [each.reason for each in windows if each.joules is None]
+    joules = [each.joules for each in found if each.joules is not None]
+    bounds = [each.bound_j for each in found if each.bound_j is not None]
+    act_s = mean_of_known([each.act_s for each in found])
+    bound_j = max(bounds) if found and len(bounds) == len(found) else None
+    idle_w, idle_uncertainty_w = _idle([idle_before, idle_after])
+    idle_j = None if idle_w is None or act_s is None else idle_w * act_s
+    gross = describe(joules)
+    baseline_j = None if idle_uncertainty_w is None or act_s is None else idle_uncertainty_w * act_s
+    return EnergyFigure(
+        origin=windows[0].origin,
+        gross_j=gross,
+        uncertainty_j=None if bound_j is None else combined_uncertainty(joules, bound_j),
+        idle_w=idle_w,
+        idle_j=idle_j,
+        net_j=None if gross is None or idle_j is None else gross.mean - idle_j,
+        net_uncertainty_j=(
+            None if bound_j is None or baseline_j is None else combined_uncertainty(joules, bound_j, baseline_j)
+        ),
+        act_s=act_s,
+        count=sum_of_known([each.count for each in found]) if found else None,
+        window_s=sum_of_known([each.window_s for each in found]) if found else None,
+        num_windows=len(found),
+        reason=f"{len(failed)} of {len(windows)} windows gave no figure: {failed[0]}" if failed else None,
+    )
+
+
+def _idle(readings: Sequence[IdlePower | None]) -> tuple[float | None, float | None]:
+    """Mean watts and their uncertainty."""
+    found = [each for each in readings if each is not None and each.watts is not None]
+    watts = [each.watts for each in found if each.watts is not None]
+    bounds = [each.bound_w for each in found if each.bound_w is not None]
+    if not watts:
+        return None, None
+    mean = statistics.fmean(watts)
+    if len(bounds) < len(watts):
+        return mean, None
+    return mean, math.hypot((max(watts) - min(watts)) / 2, max(bounds))
+
+
+def closure(end_to_end: EnergyFigure, stages: Mapping[str, EnergyFigure]) -> Closure:
+    """End-to-end less the sum of the stages; windows are independent of each other, so their uncertainties add in
+    squares."""
+    missing = [
+        f"{name}: {figure.reason or 'no windows'}"
+        for name, figure in {"end_to_end": end_to_end, **stages}.items()
+        if figure.gross_j is None
+    ]
+    whole = None if end_to_end.gross_j is None else end_to_end.gross_j.mean
+    stages_j = sum_of_known([None if each.gross_j is None else each.gross_j.mean for each in stages.values()])
+    residual = None if whole is None or stages_j is None else whole - stages_j
+    uncertain = [each.uncertainty_j for each in (end_to_end, *stages.values())]
+    known = [value for value in uncertain if value is not None]
+    return Closure(
+        origin=end_to_end.origin,
+        end_to_end_j=whole,
+        stages_j=stages_j,
+        residual_j=residual,
+        residual_share=residual / whole if residual is not None and whole else None,
+        uncertainty_j=math.hypot(*known) if len(known) == len(uncertain) else None,
+        reason="; ".join(missing) or None,
+    )

@@ -1,0 +1,122 @@
+"""In: the GPUs to watch; out: what there is on this machine to measure energy with, and what is missing and why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from experiment_core_utils.meters.counter_meter import CounterMeter
+from experiment_core_utils.meters.edges import calibrate_tick
+from experiment_core_utils.meters.interface import EnergyCounter, EnergyMeter, PowerProbe
+from experiment_core_utils.meters.nvml_energy import NvmlCounter, NvmlPower
+from experiment_core_utils.meters.power_integral import SAMPLE_EVERY_S, PowerIntegralMeter
+from experiment_core_utils.meters.rapl import POWERCAP, rapl_counters
+from experiment_core_utils.meters.side_by_side import SideBySide
+from experiment_core_utils.primitives.clock import Clock
+from experiment_core_utils.primitives.device import gpu_uuid
+from experiment_core_utils.primitives.energy_records import EnergyOrigin, TickCalibration
+from experiment_core_utils.primitives.errors import MeterUnavailable
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """Counters and power probes of the devices to be measured, on one clock.
+
+    Attributes:
+        ticks: of the counters, by device; filled by `calibrated`.
+        missing: what is not there, by name, and why.
+        sample_every_s: between two power readings of a device.
+    """
+
+    clock: Clock
+    counters: tuple[EnergyCounter, ...]
+    probes: tuple[PowerProbe, ...]
+    ticks: Mapping[str, TickCalibration] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    sample_every_s: float = SAMPLE_EVERY_S
+
+    def calibrated(self) -> "Instruments":
+        """The same with the ticks of the counters, which takes some twenty ticks for each."""
+        ticks = {each.origin.device: calibrate_tick(each, self.clock) for each in self.counters}
+        return Instruments(self.clock, self.counters, self.probes, ticks, self.missing, self.sample_every_s)
+
+    @property
+    def longest_ticks_s(self) -> dict[str, float]:
+        """Of the counters that are calibrated, by device."""
+        found = {device: tick.longest_tick_s for device, tick in self.ticks.items()}
+        return {device: seconds for device, seconds in found.items() if seconds is not None}
+
+    def of_device(self, device: str) -> "Instruments":
+        """Those of one device alone."""
+        counters = tuple(each for each in self.counters if each.origin.device == device)
+        probes = tuple(each for each in self.probes if each.origin.device == device)
+        return Instruments(self.clock, counters, probes, self.ticks, self.missing, self.sample_every_s)
+
+    @property
+    def origins(self) -> tuple[EnergyOrigin, ...]:
+        """Of the counters, then of the probes."""
+        return (*(each.origin for each in self.counters), *(each.origin for each in self.probes))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices that there is something to read of, each once."""
+        return tuple(dict.fromkeys(each.device for each in self.origins))
+
+    def require_any(self) -> None:
+        """Raises MeterUnavailable where there is neither a counter nor a power reading."""
+        if not self.counters and not self.probes:
+            why = "; ".join(f"{name}: {reason}" for name, reason in self.missing.items())
+            raise MeterUnavailable(f"nothing on this machine measures energy ({why or 'no source was given'})")
+
+    def meter(self) -> EnergyMeter:
+        """A new meter of all: the counters, aligned to their ticks, beside the integrated power.
+
+        Raises:
+            MeterUnavailable: there is nothing to measure with, or it is gone.
+        """
+        self.require_any()
+        meters: list[EnergyMeter] = []
+        if self.counters:
+            meters.append(CounterMeter(self.counters, self.clock, self.longest_ticks_s, self.probes, is_aligned=True))
+        if self.probes:
+            meters.append(PowerIntegralMeter(self.probes, self.clock, self.sample_every_s))
+        return SideBySide(meters)
+
+
+def find_instruments(
+    gpu_uuids: Sequence[str], clock: Clock, library: ModuleType | Any | None = None, powercap: Path = POWERCAP
+) -> Instruments:
+    """Whatever can be read of these GPUs and of the CPU; not calibrated.
+
+    Args:
+        library: the module `pynvml`, or what stands in for it; None imports it.
+    """
+    counters: list[EnergyCounter] = []
+    probes: list[PowerProbe] = []
+    missing: dict[str, str] = {}
+
+    def take(name: str, make: Callable[[], None]) -> None:
+        try:
+            make()
+        except MeterUnavailable as error:
+            missing[name] = str(error)
+
+    for uuid in gpu_uuids:
+        take(f"energy counter of {uuid}", lambda uuid=uuid: counters.append(NvmlCounter(uuid, library)))  # type: ignore[misc]
+        take(f"power of {uuid}", lambda uuid=uuid: probes.append(NvmlPower(uuid, library)))  # type: ignore[misc]
+    if not gpu_uuids:
+        missing["GPU energy"] = "torch sees no GPU that this process may use (driver, CUDA_VISIBLE_DEVICES)"
+    for probe in probes:
+        if isinstance(probe, NvmlPower) and probe.no_instant_power is not None:
+            missing[f"instant power of {probe.origin.device}"] = probe.no_instant_power
+    take("CPU and memory energy (RAPL)", lambda: counters.extend(rapl_counters(powercap)))
+    return Instruments(clock, tuple(counters), tuple(probes), missing=missing)
+
+
+def uuids_of(devices: Sequence[torch.device]) -> tuple[str, ...]:
+    """The driver's ids of the GPUs among these devices, each once: torch's numbers are not the driver's."""
+    found = [uuid for device in devices if (uuid := gpu_uuid(device)) is not None]
+    return tuple(dict.fromkeys(found))

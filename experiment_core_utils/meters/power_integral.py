@@ -1,0 +1,150 @@
+"""In: power readings of devices, taken beside the running code; out: a window's energy by the trapezoid rule."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiment_core_utils.meters.interface import PowerProbe
+from experiment_core_utils.primitives.clock import Clock, Repeating
+from experiment_core_utils.primitives.energy_records import DeviceEnergy, EnergyReading, PowerTrace
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+
+SAMPLE_EVERY_S = 0.05
+# A trace with more failed readings than this share of all says too little of what lies between them.
+FAILED_LIMIT = 0.1
+
+
+def trapezoid_j(
+    times_s: Sequence[float], watts: Sequence[float], begin_s: float, end_s: float, has_steps_at_ends: bool = False
+) -> tuple[float, float]:
+    """Energy between two moments from power readings, and a bound of its error, both in joules.
+
+    Power runs in straight lines between readings and stays as it was outside them. The bound holds where the power
+    between two readings lies between those readings: half of |step| * time, summed over the steps.
+
+    Args:
+        times_s: ascending, at least one.
+        has_steps_at_ends: something begins to run at `begin_s` and ends at `end_s`: from either end to the next reading
+            inside, where there is one, power is as at that reading, and its whole step * time goes into the bound.
+    """
+    times, power = np.asarray(times_s, dtype=np.float64), np.asarray(watts, dtype=np.float64)
+    inside = (times > begin_s) & (times < end_s)
+    at = np.concatenate(([begin_s], times[inside], [end_s]))
+    values = np.interp(at, times, power)
+    steps = np.diff(at)
+    bounds = steps * np.abs(np.diff(values)) / 2
+    if has_steps_at_ends and inside.any():
+        values[0], values[-1] = values[1], values[-2]
+        bounds[[0, -1]] *= 2
+    return float((steps * (values[1:] + values[:-1])).sum() / 2), float(bounds.sum())
+
+
+class PowerSampler:
+    """Reads power of devices at once, then every `interval_s` beside the running code, and once more at the stop."""
+
+    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, interval_s: float = SAMPLE_EVERY_S) -> None:
+        self._probes = tuple(probes)
+        self._clock = clock
+        self._interval_s = interval_s
+        self._repeating: Repeating | None = None
+        self._forget()
+
+    def start(self) -> None:
+        """Begin a trace."""
+        self._forget()
+        self._sample()
+        self._repeating = self._clock.every(self._interval_s, self._sample)
+
+    def stop(self) -> tuple[PowerTrace, ...]:
+        """End it; one trace for each probe."""
+        if self._repeating is not None:
+            self._repeating.stop()
+            self._repeating = None
+            self._sample()
+        return tuple(
+            PowerTrace(
+                probe.origin,
+                tuple(self._times_s[place]),
+                tuple(self._watts[place]),
+                self._num_failed[place],
+                self._last_failed[place],
+                self._failures[place],
+            )
+            for place, probe in enumerate(self._probes)
+        )
+
+    def _forget(self) -> None:
+        places = range(len(self._probes))
+        self._times_s: list[list[float]] = [[] for _ in places]
+        self._watts: list[list[float]] = [[] for _ in places]
+        self._num_failed = [0 for _ in places]
+        self._last_failed = [False for _ in places]
+        self._failures: list[str | None] = [None for _ in places]
+
+    def _sample(self) -> None:
+        for place, probe in enumerate(self._probes):
+            begun_s = self._clock.now_s()
+            try:
+                watts = probe.read_w()
+            except MeterUnavailable as error:
+                self._num_failed[place] += 1
+                self._last_failed[place] = True
+                self._failures[place] = str(error)
+                continue
+            self._times_s[place].append((begun_s + self._clock.now_s()) / 2)
+            self._watts[place].append(watts)
+            self._last_failed[place] = False
+
+
+def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_at_ends: bool = False) -> DeviceEnergy:
+    """Energy of a device between two moments; None where it was gone at the end, or failed too often.
+
+    `has_steps_at_ends` is that of `trapezoid_j`.
+    """
+    failed, taken = trace.num_failed, len(trace.times_s)
+    if trace.last_failed or not taken:
+        return DeviceEnergy(trace.origin, None, None, f"power could not be read at the close: {trace.failure}")
+    share = failed / (failed + taken)
+    if share > FAILED_LIMIT:
+        reason = f"{failed} of {failed + taken} power readings failed: {trace.failure}"
+        return DeviceEnergy(trace.origin, None, None, reason)
+    joules, bound_j = trapezoid_j(trace.times_s, trace.watts, begin_s, end_s, has_steps_at_ends)
+    remark = f"{failed} of {failed + taken} power readings failed ({trace.failure})" if failed else None
+    return DeviceEnergy(trace.origin, joules, bound_j, None, remark)
+
+
+class PowerIntegralMeter:
+    """An `EnergyMeter` of power readings; see `PowerSampler`.
+
+    Raises:
+        MeterUnavailable: a probe cannot be read now.
+    """
+
+    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, interval_s: float = SAMPLE_EVERY_S) -> None:
+        self._clock = clock
+        self._sampler = PowerSampler(probes, clock, interval_s)
+        self._begun_s: float | None = None
+        for probe in probes:
+            probe.read_w()
+
+    def open(self) -> None:
+        """See `EnergyMeter.open`; power is read before the window begins."""
+        if self._begun_s is not None:
+            raise ConfigurationError("this energy meter has an open window; close it before opening another")
+        self._sampler.start()
+        self._begun_s = self._clock.now_s()
+
+    def close(self) -> EnergyReading:
+        """See `EnergyMeter.close`; power is read after the window has ended."""
+        if self._begun_s is None:
+            raise ConfigurationError("this energy meter has no open window; open one before closing")
+        begun_s, ended_s = self._begun_s, self._clock.now_s()
+        self._begun_s = None
+        traces = self._sampler.stop()
+        energies = (energy_of_trace(each, begun_s, ended_s, has_steps_at_ends=True) for each in traces)
+        return EnergyReading(ended_s - begun_s, tuple(energies))
+
+    def release(self) -> None:
+        """See `EnergyMeter.release`."""
+        self._begun_s = None
+        self._sampler.stop()

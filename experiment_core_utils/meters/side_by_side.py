@@ -1,0 +1,34 @@
+"""In: several meters; out: one meter whose windows all of them measure, so that sources can be compared."""
+
+from collections.abc import Sequence
+
+from experiment_core_utils.meters.interface import EnergyMeter
+from experiment_core_utils.primitives.energy_records import EnergyReading
+
+
+class SideBySide:
+    """An `EnergyMeter` of meters: opened in their order, closed in the reverse one.
+
+    The last one's window is the innermost, and `seconds` is its length; a meter that waits when it is opened or closed
+    therefore comes first.
+    """
+
+    def __init__(self, meters: Sequence[EnergyMeter]) -> None:
+        self._meters = tuple(meters)
+
+    def open(self) -> None:
+        """See `EnergyMeter.open`."""
+        for meter in self._meters:
+            meter.open()
+
+    def close(self) -> EnergyReading:
+        """See `EnergyMeter.close`; devices in the order of the meters."""
+        readings = [meter.close() for meter in reversed(self._meters)]
+        return EnergyReading(
+            readings[0].seconds, tuple(energy for reading in reversed(readings) for energy in reading.devices)
+        )
+
+    def release(self) -> None:
+        """See `EnergyMeter.release`."""
+        for meter in self._meters:
+            meter.release()

@@ -1,0 +1,253 @@
+"""In: an act and what measures; out: the energy of one act, from windows in which it is repeated until they are long
+enough for the error that was asked for.
+
+The window of a counter lies between two of its ticks, and the act goes on beyond both of them: nothing idle is in it.
+How many acts lie between the ticks is read off the times at which acts ended. Where an act takes so long that this
+would be less exact than whole acts between two readings, the window is whole acts. Power readings taken beside the same
+window are the second source.
+"""
+
+import bisect
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from experiment_core_utils.meters.edges import POLL_EVERY_S, Edge, EdgeWatch
+from experiment_core_utils.meters.energy_statistics import aligned_bound_j, counter_delta, window_for_error
+from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.interface import EnergyCounter
+from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
+from experiment_core_utils.primitives.clock import Clock
+from experiment_core_utils.primitives.energy_records import ActEnergy, Alignment, DeviceEnergy, IdlePower, PowerTrace
+from experiment_core_utils.primitives.errors import MeterUnavailable
+
+RELATIVE_ERROR = 0.02
+# Shorter windows hold too few power readings to tell anything of a second source.
+LEAST_WINDOW_S = 2.0
+LONGEST_WINDOW_S = 60.0
+# Acts are done for this long, at least one, before a window, to see how long they take.
+WARM_UP_S = 0.3
+
+
+@dataclass(frozen=True)
+class WindowGoal:
+    """How long a window is to be.
+
+    Attributes:
+        relative_error: error bound of the counters' resolution, as a share of the window's energy.
+        least_s, longest_s: whatever the error.
+    """
+
+    relative_error: float = RELATIVE_ERROR
+    least_s: float = LEAST_WINDOW_S
+    longest_s: float = LONGEST_WINDOW_S
+
+    def length_s(self, uncertain_s: float) -> float:
+        """Seconds at which an error of `uncertain_s` at the window's power is small enough, within the limits."""
+        return min(max(window_for_error(uncertain_s, self.relative_error), self.least_s), self.longest_s)
+
+    def remark(self, uncertain_s: float) -> str | None:
+        """That the longest window does not meet the error."""
+        share = uncertain_s / self.longest_s
+        if share <= self.relative_error:
+            return None
+        return f"the longest window of {self.longest_s:g} s leaves an error of up to {share:.1%}"
+
+
+class RepeatedAct:
+    """An act done again and again; `done_at_s` are the moment before the first and the end of each."""
+
+    def __init__(self, act: Callable[[], object], clock: Clock) -> None:
+        self._act = act
+        self._clock = clock
+        self.done_at_s = [clock.now_s()]
+
+    def once(self) -> None:
+        """One more."""
+        self._act()
+        self.done_at_s.append(self._clock.now_s())
+
+    def go_on_until(self, until_s: float) -> None:
+        """As many as it takes."""
+        while self.done_at_s[-1] < until_s:
+            self.once()
+
+    @property
+    def shortest_s(self) -> float:
+        """Shortest time of an act so far: the first ones may be slow."""
+        return min(after - before for before, after in itertools.pairwise(self.done_at_s))
+
+    def count_at(self, at_s: float) -> float:
+        """How many were done at a moment, one that was under way in part."""
+        place = bisect.bisect_right(self.done_at_s, at_s)
+        if place == len(self.done_at_s):
+            return place - 1.0
+        begun_s, ended_s = self.done_at_s[place - 1], self.done_at_s[place]
+        return place - 1 + (at_s - begun_s) / (ended_s - begun_s)
+
+
+def energy_of_act(act: Callable[[], object], using: Instruments, goal: WindowGoal | None = None) -> list[ActEnergy]:
+    """One window: energy of one act by each counter and each power probe, in their order.
+
+    Args:
+        act: returns when the devices have done all of it (synchronised); every repetition does the same work. It has
+            been warmed up.
+        using: calibrated.
+
+    What fails on the way is the reason of the figure that it cost; what the act raises is not caught.
+
+    Raises:
+        MeterUnavailable: there is nothing to measure with.
+    """
+    using.require_any()
+    goal = goal or WindowGoal()
+    acts = RepeatedAct(act, using.clock)
+    acts.go_on_until(acts.done_at_s[0] + WARM_UP_S)
+    ticks_s = using.longest_ticks_s
+    poll_s = _poll_s(using)
+    is_aligned = bool(using.counters) and all(
+        each.origin.device in ticks_s and acts.shortest_s + 2 * poll_s < ticks_s[each.origin.device]
+        for each in using.counters
+    )
+    return _between_ticks(acts, using, goal, poll_s) if is_aligned else _whole_acts(act, using, goal)
+
+
+def _poll_s(using: Instruments) -> float:
+    """How exactly the moment of a tick is known when all counters are polled in turn."""
+    costs = [using.ticks[each.origin.device].read_cost_s or 0.0 for each in using.counters]
+    return (sum(costs) + max(costs, default=0.0) + POLL_EVERY_S) / 2
+
+
+def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll_s: float) -> list[ActEnergy]:
+    sampler = PowerSampler(using.probes, using.clock, using.sample_every_s)
+    uncertain_s = 2 * poll_s + acts.shortest_s
+    # Power is read once within the act before the window and once behind it.
+    margin_s = 2 * using.sample_every_s if using.probes else 0.0
+    sampler.start()
+    try:
+        acts.go_on_until(using.clock.now_s() + margin_s)
+        opened = _edges_while(acts, using)
+        begun_s = max([each.latest_s for each in opened])
+        acts.go_on_until(begun_s + goal.length_s(uncertain_s))
+        closed = _edges_while(acts, using)
+        acts.go_on_until(using.clock.now_s() + margin_s)
+    finally:
+        traces = sampler.stop()
+    remark = goal.remark(uncertain_s)
+    figures = [
+        _act_between(counter, begin, end, acts, remark)
+        for counter, begin, end in zip(using.counters, opened, closed, strict=True)
+    ]
+    windows = {
+        counter.origin.device: (begin.at_s, end.at_s)
+        for counter, begin, end in zip(using.counters, opened, closed, strict=True)
+        if begin.reason is None and end.reason is None
+    }
+    whole = (begun_s, acts.done_at_s[-1])
+    return figures + [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
+
+
+def _edges_while(acts: RepeatedAct, using: Instruments) -> tuple[Edge, ...]:
+    """The next tick of each counter, while the act goes on."""
+    watch = EdgeWatch(using.counters, using.clock)
+    try:
+        while not watch.is_done:
+            acts.once()
+    finally:
+        watch.stop()
+    return tuple(watch.edges[place] for place in range(len(using.counters)))
+
+
+def _act_between(counter: EnergyCounter, begin: Edge, end: Edge, acts: RepeatedAct, remark: str | None) -> ActEnergy:
+    seconds = end.at_s - begin.at_s
+    reason = begin.reason or end.reason
+    if reason is not None:
+        return _absent(DeviceEnergy(counter.origin, None, None, reason), "ticks")
+    delta = counter_delta(begin.joules, end.joules, seconds, counter.wraps_at_j, counter.limit_w)
+    if delta.joules is None:
+        return _absent(DeviceEnergy(counter.origin, None, None, delta.reason), "ticks")
+    count = acts.count_at(end.at_s) - acts.count_at(begin.at_s)
+    bound_j = aligned_bound_j(begin.jitter_s, end.jitter_s, seconds / count, delta.joules / seconds)
+    energy = DeviceEnergy(counter.origin, delta.joules, bound_j, None, delta.remark)
+    return _per_act(energy, count, seconds, "ticks", remark)
+
+
+def _act_of_trace(trace: PowerTrace, begin_s: float, end_s: float, acts: RepeatedAct) -> ActEnergy:
+    """The integral over the very window of the device's counter."""
+    energy = energy_of_trace(trace, begin_s, end_s)
+    if energy.joules is None:
+        return _absent(energy, "ticks")
+    return _per_act(energy, acts.count_at(end_s) - acts.count_at(begin_s), end_s - begin_s, "ticks")
+
+
+def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal) -> list[ActEnergy]:
+    ticks_s = using.longest_ticks_s
+    costs = [tick.read_cost_s or 0.0 for tick in using.ticks.values()]
+    uncertain_s = max(ticks_s.values(), default=2 * using.sample_every_s) + 2 * sum(costs)
+    try:
+        meter = using.meter()
+    except MeterUnavailable as error:
+        return [_absent(DeviceEnergy(origin, None, None, str(error)), "acts") for origin in using.origins]
+    try:
+        meter.open()
+        acts = RepeatedAct(act, using.clock)
+        acts.go_on_until(acts.done_at_s[0] + goal.length_s(uncertain_s))
+        reading = meter.close()
+    finally:
+        meter.release()
+    count, remark = len(acts.done_at_s) - 1, goal.remark(uncertain_s)
+    return [
+        _per_act(energy, count, reading.seconds, "acts", remark)
+        if energy.joules is not None
+        else _absent(energy, "acts")
+        for energy in reading.devices
+    ]
+
+
+def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
+    """Mean power of each counter's and each probe's device in a window in which nothing is done, in their order.
+
+    Context and model are to be resident: a GPU draws more with them than without.
+    """
+    using.require_any()
+    try:
+        meter = using.meter()
+    except MeterUnavailable as error:
+        return [IdlePower(origin, None, None, 0.0, str(error)) for origin in using.origins]
+    meter.open()
+    using.clock.sleep(seconds)
+    reading = meter.close()
+    meter.release()
+    return [
+        IdlePower(
+            energy.origin,
+            None if energy.joules is None else energy.joules / reading.seconds,
+            None if energy.bound_j is None else energy.bound_j / reading.seconds,
+            reading.seconds,
+            energy.reason,
+        )
+        for energy in reading.devices
+    ]
+
+
+def _per_act(
+    energy: DeviceEnergy, count: float, seconds: float, alignment: Alignment, remark: str | None = None
+) -> ActEnergy:
+    """A window's energy, which is there, over the acts in it."""
+    assert energy.joules is not None
+    return ActEnergy(
+        origin=energy.origin,
+        joules=energy.joules / count,
+        bound_j=None if energy.bound_j is None else energy.bound_j / count,
+        act_s=seconds / count,
+        count=count,
+        window_s=seconds,
+        alignment=alignment,
+        reason=None,
+        remark="; ".join(each for each in (energy.remark, remark) if each is not None) or None,
+    )
+
+
+def _absent(energy: DeviceEnergy, alignment: Alignment) -> ActEnergy:
+    """No figure, for the reason that the window had."""
+    return ActEnergy(energy.origin, None, None, None, None, None, alignment, energy.reason, energy.remark)

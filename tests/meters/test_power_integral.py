@@ -1,0 +1,135 @@
+"""The trapezoid rule by hand, and power meters of simulated devices."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiment_core_utils.meters.power_integral import PowerIntegralMeter, energy_of_trace, trapezoid_j
+from experiment_core_utils.meters.simulated import (
+    PowerCurve,
+    ScriptedClock,
+    SimulatedDevice,
+    SimulatedPower,
+    constant,
+)
+from experiment_core_utils.primitives.energy_records import EnergyOrigin, PowerTrace
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+
+ORIGIN = EnergyOrigin("GPU-0", "gpu", "power_integral", "measured", "instant_power")
+
+
+def test_trapezoids_by_hand() -> None:
+    times, watts = [0.0, 1.0, 3.0], [100.0, 200.0, 100.0]
+    # (100 + 200) / 2 * 1 + (200 + 100) / 2 * 2; the bound is half of 100 * 1 + 100 * 2.
+    assert trapezoid_j(times, watts, 0.0, 3.0) == (450.0, 150.0)
+    # From 0.5 (150 W) to 2 (150 W): 175 * 0.5 + 175 * 1.
+    assert trapezoid_j(times, watts, 0.5, 2.0) == (262.5, 0.5 * (0.5 * 50 + 1.0 * 50))
+    # Outside the readings power stays as it was: 2 s of 100 W before and 1 s behind.
+    assert trapezoid_j(times, watts, -2.0, 4.0) == (450.0 + 200.0 + 100.0, 150.0)
+    assert trapezoid_j([1.0], [70.0], 0.0, 2.0) == (140.0, 0.0)
+
+
+def test_with_steps_at_its_ends_a_window_is_as_its_readings_inside() -> None:
+    times, watts = [0.0, 1.0, 3.0, 4.0], [70.0, 200.0, 100.0, 70.0]
+    # 200 W from 0, 150 W on average from 1 to 3, 100 W to 4; the bound is 130 * 1 + half of 100 * 2 + 30 * 1.
+    assert trapezoid_j(times, watts, 0.0, 4.0, has_steps_at_ends=True) == (600.0, 260.0)
+    # Without a reading inside there is a line between those around it.
+    assert trapezoid_j(times, watts, 1.0, 3.0, has_steps_at_ends=True) == (300.0, 100.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 700.0)), min_size=1, max_size=30),
+    st.floats(0.0, 0.5),
+)
+@settings(max_examples=100, deadline=None)
+def test_on_its_own_points_a_curve_is_integrated_exactly(steps: list[tuple[float, float]], cut: float) -> None:
+    points = [(0.0, 100.0)]
+    for gap_s, watts in steps:
+        points.append((points[-1][0] + gap_s, watts))
+    begin_s, end_s = cut * points[-1][0], points[-1][0]
+    joules, _ = trapezoid_j(*zip(*points, strict=True), begin_s, end_s)
+    curve = PowerCurve(points)
+    assert joules == pytest.approx(curve.joules(end_s) - curve.joules(begin_s), rel=1e-9, abs=1e-9)
+
+
+def metered(device: SimulatedDevice, clock: ScriptedClock, seconds: float, interval_s: float = 0.05):  # type: ignore[no-untyped-def]
+    meter = PowerIntegralMeter([SimulatedPower(device)], clock, interval_s)
+    meter.open()
+    clock.sleep(seconds)
+    return meter.close()
+
+
+def test_power_is_integrated_over_the_window() -> None:
+    clock = ScriptedClock()
+    # A line from 0 to 400 W in 4 s; from 1 to 3: mean 200 W.
+    device = SimulatedDevice(clock, PowerCurve([(0.0, 0.0), (4.0, 400.0)]), power_read_cost_s=0.001)
+    clock.sleep(1.0)
+    reading = metered(device, clock, 2.0)
+    (energy,) = reading.devices
+    assert (energy.origin.source, energy.origin.kind, energy.reason) == ("simulated", "measured", None)
+    # The window begins after two readings of 1 ms, one when the meter is made: at 1.002, 100.2 W; it ends at 300.2 W.
+    # To the first reading inside it and from the last, up to 51 ms each, power is as at those: 5 W more, 5 W less.
+    assert reading.seconds == pytest.approx(2.0)
+    assert energy.joules == pytest.approx(2.0 * (100.2 + 300.2) / 2, abs=0.15)
+    assert energy.bound_j is not None and abs(energy.joules - 400.4) <= energy.bound_j < 8.0
+
+
+def test_a_step_between_two_readings_is_within_the_bound() -> None:
+    clock = ScriptedClock()
+    device = SimulatedDevice(clock, PowerCurve([(0.0, 100.0), (1.02, 100.0), (1.02, 500.0)]))
+    (energy,) = metered(device, clock, 2.0).devices
+    true_j = device.true_j(0.0, 2.0)
+    assert energy.joules is not None and energy.bound_j is not None
+    # The step lies in an interval of 50 ms: half of 400 W * 0.05 s.
+    assert energy.bound_j == pytest.approx(10.0, rel=1e-6)
+    # True: 30 ms of the interval at 500 W and 20 at 100 W; the trapezoid takes 25 of each.
+    assert energy.joules - true_j == pytest.approx(-400.0 * 0.005)
+
+
+def test_a_device_that_vanishes_leaves_no_energy_but_a_reason() -> None:
+    clock = ScriptedClock()
+    device = SimulatedDevice(clock, constant(100.0), vanishes_at_s=1.0)
+    (energy,) = metered(device, clock, 2.0).devices
+    assert (energy.joules, energy.bound_j) == (None, None)
+    assert energy.reason == "power could not be read at the close: GPU-simulated: GPU is lost"
+
+
+def test_one_device_that_vanishes_leaves_the_other_its_figure() -> None:
+    clock = ScriptedClock()
+    devices = [
+        SimulatedDevice(clock, constant(100.0), "GPU-0", vanishes_at_s=1.0),
+        SimulatedDevice(clock, constant(30.0)),
+    ]
+    meter = PowerIntegralMeter([SimulatedPower(each) for each in devices], clock)
+    meter.open()
+    clock.sleep(2.0)
+    gone, there = meter.close().devices
+    assert gone.joules is None and there.joules == pytest.approx(60.0)
+
+
+def test_a_power_that_cannot_be_read_at_all_is_said_at_once() -> None:
+    clock = ScriptedClock()
+    with pytest.raises(MeterUnavailable, match="Not Supported"):
+        PowerIntegralMeter([SimulatedPower(SimulatedDevice(clock, constant(1.0), missing=frozenset({"power"})))], clock)
+
+
+def test_few_failed_readings_are_a_remark_and_many_are_a_reason() -> None:
+    times = tuple(float(second) for second in range(19))
+    few = energy_of_trace(PowerTrace(ORIGIN, times, (100.0,) * 19, 1, False, "timeout"), 0.0, 18.0)
+    assert (few.joules, few.reason, few.remark) == (1800.0, None, "1 of 20 power readings failed (timeout)")
+    many = energy_of_trace(PowerTrace(ORIGIN, times, (100.0,) * 19, 3, False, "timeout"), 0.0, 18.0)
+    assert (many.joules, many.reason) == (None, "3 of 22 power readings failed: timeout")
+
+
+def test_windows_are_opened_and_closed_in_turn_and_released() -> None:
+    clock = ScriptedClock()
+    meter = PowerIntegralMeter([SimulatedPower(SimulatedDevice(clock, constant(100.0)))], clock)
+    with pytest.raises(ConfigurationError, match="no open window"):
+        meter.close()
+    meter.open()
+    with pytest.raises(ConfigurationError, match="has an open window"):
+        meter.open()
+    meter.release()
+    meter.open()
+    clock.sleep(1.0)
+    assert meter.close().devices[0].joules == pytest.approx(100.0)
