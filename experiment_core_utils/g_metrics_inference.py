@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiment_core_utils.inference_results import rate
-from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe
+from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe, rate
 from experiment_core_utils.primitives.records import (
     AccuracySummary,
     BatchRecord,
