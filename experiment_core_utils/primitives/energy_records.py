@@ -120,6 +120,47 @@ class IdlePower:
 
 
 @dataclass(frozen=True)
+class EnergyWindow:
+    """One window of an experiment, as the machine's own instruments saw it.
+
+    Attributes:
+        reading: None where there was nothing to measure with, for which `reason` says why.
+        idle_before, idle_after: for each source and device; empty where it was not asked for.
+        missing: what is not there, by name, and why.
+    """
+
+    reading: EnergyReading | None
+    idle_before: tuple[IdlePower, ...]
+    idle_after: tuple[IdlePower, ...]
+    missing: Mapping[str, str]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class WindowFigure:
+    """Energy of an experiment's windows by one source, on one device or over all of them.
+
+    Attributes:
+        seconds: length of all windows.
+        gross_j: None where that of any window is missing.
+        uncertainty_j: sum of the windows' error bounds: a window is measured once and has no spread.
+        idle_j: idle power (mean of before and after) over the windows' length; None where it was not measured.
+        net_j: gross less idle; may be negative.
+        net_uncertainty_j: with that of the idle power.
+    """
+
+    origin: EnergyOrigin
+    seconds: float
+    gross_j: float | None
+    uncertainty_j: float | None
+    idle_j: float | None
+    net_j: float | None
+    net_uncertainty_j: float | None
+    reason: str | None
+    remark: str | None
+
+
+@dataclass(frozen=True)
 class ActEnergy:
     """Energy of one act, from one window in which it was repeated without a pause.
 
