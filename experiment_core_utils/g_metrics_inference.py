@@ -54,6 +54,7 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
+    "energy_j": lambda sample: sample.energy_j,
 }
 
 

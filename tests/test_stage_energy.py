@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.stage_energy import StagedRequest, StageMeasurement, stage_energies
-from experiments.core_exp.bench_energy import load_request, report_lines, rewind_cache, tracking_ratios
+from experiments.core_exp.bench_energy import load_request, report_lines, tracking_ratios
 from tests.scripted_model import EOS, ScriptedModel
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
@@ -164,7 +164,7 @@ def test_a_real_model_beside_a_device_played_in_real_time(tiny_checkpoint: Path)
     ).calibrated()
     model, inputs = load_request(tiny_checkpoint, random_weights=False, tier="low", device=torch.device("cpu"))
     how = StageMeasurement(using, WindowGoal(0.5, least_s=0.1), repeats=2, idle_s=0.1)
-    found = stage_energies(model, inputs, 5, rewind_cache, how)
+    found = stage_energies(model, inputs, 5, model.rewind, how)
     for counted, integrated in found.figures.values():
         assert counted.act_s is not None and integrated.act_s is not None
         assert mean_of(integrated) == pytest.approx(100.0 * integrated.act_s, rel=1e-6)
@@ -180,7 +180,7 @@ def test_a_real_model_beside_a_device_played_in_real_time(tiny_checkpoint: Path)
 def test_the_steps_of_the_real_model_can_be_done_again(tiny_checkpoint: Path) -> None:
     """A cache cut back by the steps gives the same tokens again, and is as long as before."""
     model, inputs = load_request(tiny_checkpoint, random_weights=False, tier="low", device=torch.device("cpu"))
-    request = StagedRequest(model, inputs, 5, rewind_cache)
+    request = StagedRequest(model, inputs, 5, model.rewind)
     assert list(request.acts) == ["vision", "prefill", "decode", "end_to_end"]
     for act in request.acts.values():
         act()
@@ -194,7 +194,7 @@ def test_the_steps_of_the_real_model_can_be_done_again(tiny_checkpoint: Path) ->
             for _ in range(4):
                 token = model.decode_step(token, state).argmax(dim=-1, keepdim=True)
                 answer.append(int(token))
-            rewind_cache(state, 4)
+            model.rewind(state, 4)
             answers.append(answer)
             assert state.past_key_values.get_seq_length() == length
     assert answers[0] == answers[1]

@@ -20,6 +20,9 @@ from experiment_core_utils.primitives.energy_records import (
     IdlePower,
 )
 
+# Shorter windows hold too few power readings to tell anything of a second source.
+LEAST_WINDOW_S = 2.0
+
 
 class CounterDelta(NamedTuple):
     """What a counter rose by; None with the reason, or with a remark on what was done to it."""

@@ -18,6 +18,8 @@ Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
 Alignment = Literal["ticks", "acts"]
 
 ALL_DEVICES = "all"
+# Name of the whole request among its stages.
+END_TO_END = "end_to_end"
 
 
 @dataclass(frozen=True)
@@ -259,3 +261,39 @@ class StageEnergies:
     def decode_steps(self) -> int:
         """What the energy of `decode` is to be divided by for one output token after the first."""
         return self.output_tokens - 1
+
+
+@dataclass(frozen=True)
+class SettingEnergy:
+    """Energy of the stages of one request at one setting, measured once, after the setting's samples.
+
+    Attributes:
+        experiment_id, rank: of the run and the process that measured it.
+        sample_id: whose request it is.
+        stages: None where it could not be measured, for which `reason` says why.
+        missing: sources that are not there, by name, and why.
+    """
+
+    experiment_id: str
+    rank: int
+    sample_id: int | None
+    stages: StageEnergies | None
+    missing: Mapping[str, str]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class RunsEnergy:
+    """Energy of a sample's measured runs, apportioned from power readings taken beside them.
+
+    Attributes:
+        joules, bounds_j: of each run, in order; None where no power was read.
+        source, basis: as in `EnergyOrigin`.
+        reason: why a figure is None.
+    """
+
+    joules: tuple[float | None, ...]
+    bounds_j: tuple[float | None, ...]
+    source: str | None
+    basis: str | None
+    reason: str | None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
 from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingEnergy
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 When = Literal["open", "between", "close"]
@@ -253,6 +254,7 @@ class MeasuredSample:
             task's sample.
         metadata: the question and what else the task says (JSON values only).
         answer: of a sample without runs; None with them.
+        energy: of its runs; None where it was not asked for, and without runs.
     """
 
     sample_id: int
@@ -269,14 +271,27 @@ class MeasuredSample:
     answer_index: int | None
     metadata: dict[str, Any]
     answer: BatchedAnswer | None = None
+    energy: RunsEnergy | None = None
+
+    @property
+    def run_place(self) -> int | None:
+        """Place among the runs of the one with the median total time (the lower one of two in the middle)."""
+        if not self.runs:
+            return None
+        by_time = sorted(range(len(self.runs)), key=lambda place: self.runs[place].total_s)
+        return by_time[(len(self.runs) - 1) // 2]
 
     @property
     def run(self) -> StagedRun | None:
-        """The run with the median total time (the lower one of two in the middle); its times are the sample's
-        published ones, so that they add up. None without runs."""
-        if not self.runs:
-            return None
-        return sorted(self.runs, key=lambda run: run.total_s)[(len(self.runs) - 1) // 2]
+        """The run at `run_place`; its times are the sample's published ones, so that they add up. None without runs."""
+        place = self.run_place
+        return None if place is None else self.runs[place]
+
+    @property
+    def energy_j(self) -> float | None:
+        """Of that run."""
+        place = self.run_place
+        return None if self.energy is None or place is None else self.energy.joules[place]
 
     @property
     def output_tokens(self) -> int:
@@ -513,6 +528,7 @@ class MeasuredSetting:
         num_stopped_early: processes that did not come to their last sample because there were enough.
         warmups: of every process and run.
         conditions: readings of every process and run, in order of time for each of them.
+        energy: of one request's stages; None where it was not asked for.
     """
 
     key: str
@@ -529,6 +545,7 @@ class MeasuredSetting:
     num_stopped_early: int = 0
     warmups: tuple[WarmUp, ...] = ()
     conditions: tuple[ConditionsReading, ...] = ()
+    energy: SettingEnergy | None = None
 
 
 @dataclass(frozen=True)

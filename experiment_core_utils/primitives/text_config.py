@@ -12,12 +12,11 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from experiment_core_utils.primitives.config import Device
+from experiment_core_utils.primitives.config import Device, EnergyWish
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 
 FpPrecision = Literal["auto", "float32", "float16", "bfloat16", "float8"]
-EnergyWish = Literal["required", "optional", "off"]
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
 _USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "greedy": frozenset(),
