@@ -17,7 +17,8 @@ from experiment_core_utils.meters.simulated import (
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, Stopped
+from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.stage_energy import StagedRequest, StageMeasurement, stage_energies
 from experiments.core_exp.bench_energy import load_request, report_lines, tracking_ratios
 from tests.scripted_model import EOS, ScriptedModel
@@ -153,6 +154,27 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
     with pytest.raises(MeterUnavailable, match="nothing on this machine"):
         stage_energies(model, TEXT, 16, rewind, StageMeasurement(using, WindowGoal()))
     assert model.calls == []
+
+
+def test_a_wish_to_stop_is_heard_between_two_repetitions() -> None:
+    device, stop = gpu(), StopRequest()
+    model = ModelOnDevice(device)
+    using = Instruments(device.clock, (SimulatedCounter(device),), (SimulatedPower(device),)).calibrated()
+    prefill, prefilled = model.prefill, list[float]()
+
+    def prefill_and_stop(*given: Any) -> Any:
+        prefilled.append(device.clock.now_s())
+        if len(prefilled) == 20:
+            stop.note(2, None)
+        return prefill(*given)
+
+    model.prefill = prefill_and_stop  # type: ignore[method-assign]
+    with pytest.raises(Stopped, match="while a stage's energy was measured"):
+        stage_energies(model, TEXT, 16, rewind, StageMeasurement(using, WindowGoal(), stop=stop))
+    assert len(prefilled) == 20
+    readings = device.num_readings
+    device.clock.sleep(1.0)
+    assert device.num_readings == readings
 
 
 def test_a_real_model_beside_a_device_played_in_real_time(tiny_checkpoint: Path) -> None:

@@ -7,13 +7,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import SimulatedDevice
 from experiment_core_utils.meters.windows import WindowGoal
-from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.pipeline import ProfilingRun, plan_for, run_profiling
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.journal import read_journal
+from experiment_core_utils.progress import Ledger
+from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.stage_energy import StageMeasurement
 from tests.simulated_energy import device_in_real_time, instruments_of
 
@@ -129,3 +136,31 @@ def test_optional_energy_is_none_with_the_reason_in_every_place(tiny_checkpoint:
 def test_an_unknown_wish_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--energy"):
         parse_config(["--energy", "yes"])
+
+
+def new_run(config: ProfilingConfig, experiment_id: str) -> ProfilingRun:
+    source, task = find_model(config.model_path), open_task(config)
+    ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
+    drawn, accelerator = draw_samples(task, config), setup_distributed(config)
+    return ProfilingRun(config, source, task, accelerator, drawn, "f00d", ledger, experiment_id, energy=means())
+
+
+def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """As a search does, which measures more samples in every round, and a run that goes on after a kill."""
+    config = config_for(tiny_checkpoint, tmp_path, "--energy", "required")
+    for experiment_id in ("0001", "0002"):
+        run = new_run(config, experiment_id)
+        (setting,) = plan_for(config, find_model(config.model_path))
+        ids = run.measurer.own_ids
+        with run.requests, progress_of(1, 2, shown=False) as progress:
+            for share in (ids[:1], ids):
+                run.measurer.measure_share(setting, progress, sample_ids=share)
+    (path,) = (tmp_path / ".parts").glob("*.rank0.jsonl")
+    kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
+    assert (kinds.count("energy"), kinds.count("sample")) == (1, 2)
+    # Behind the samples of the first share, before its end.
+    assert kinds[kinds.index("energy") - 1] in ("sample", "conditions") and kinds[kinds.index("energy") + 1] == "end"
+    content = read_journal(path)
+    assert content is not None and content.energy is not None and content.energy.experiment_id == "0001"
+    parts = [part_of(content, 0, 1, "0002")]
+    assert merge_parts(parts, ids).energy == content.energy
