@@ -20,6 +20,7 @@ PRIORITIES = {
     "compute_metrics": 5,
     LOCAL_ENERGY: 6,
     "global_energy_results": 7,
+    "apportioned_energy": 7,
     "text_output": 8,
     "token_output": 8,
 }
