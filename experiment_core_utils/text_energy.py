@@ -1,13 +1,13 @@
 """In: what a text experiment asks of energy; out: its window around the generation, or why there is none."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import outcome_of_all, processes_on_this_machine
+from experiment_core_utils.a_distributed import outcome_of_all
 from experiment_core_utils.d_energy_tracking import EnergyTracker, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, not_tracked
 from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary, CodecarbonMeter
@@ -76,11 +76,7 @@ class TextEnergy:
         if self._sources.instruments is not None:
             return self._sources.instruments
         own = visible_gpus() if self._config.device_map == "auto" else [self._accelerator.device]
-        found = find_instruments(uuids_of(own), HostClock())
-        if own and own[0].type == "cuda" and processes_on_this_machine(self._accelerator) > len(visible_gpus()):
-            shared = {"power of a GPU that several processes share": "it cannot be told apart"}
-            return replace(found, probes=(), missing={**found.missing, **shared})
-        return found
+        return find_instruments(uuids_of(own), HostClock())
 
     def measured(self, run: Callable[[], T], experiment_id: str, folder: Path) -> T:
         """What `run` returns, with the window around it; all processes wait until it is open, and until it is closed.

@@ -29,7 +29,9 @@ def instrument_energy(windows: Sequence[EnergyWindow], reason: str | None = None
     figures = window_figures(windows)
     counted, integrated = _gpu_total(figures, is_counter=True), _gpu_total(figures, is_counter=False)
     shown = counted if counted is not None and counted.gross_j is not None else integrated
-    missing = {name: why for window in windows for name, why in window.missing.items()}
+    # A window without a reading has them in its reason.
+    measured = [window for window in windows if window.reading is not None]
+    missing = {name: why for window in measured for name, why in window.missing.items()}
     failed = [figure.reason for figure in figures if figure.reason is not None]
     reasons = [reason, *(window.reason for window in windows), *failed, *(f"{n}: {why}" for n, why in missing.items())]
     return InstrumentEnergy(

@@ -15,8 +15,7 @@ from experiment_core_utils.setting_energy import energy_of_setting, runs_beside_
 from experiment_core_utils.stage_energy import StageMeasurement
 from tests.hand_made_records import staged_run
 from tests.scripted_model import ScriptedModel
-from tests.simulated_energy import instruments_of, scripted_device
-from tests.test_stage_energy import ModelOnDevice
+from tests.simulated_energy import ModelOnDevice, instruments_of, scripted_device
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
 

@@ -21,32 +21,10 @@ from experiment_core_utils.primitives.errors import ConfigurationError, MeterUna
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.stage_energy import StagedRequest, StageMeasurement, stage_energies
 from experiments.core_exp.bench_energy import load_request, report_lines, tracking_ratios
-from tests.scripted_model import EOS, ScriptedModel
+from tests.simulated_energy import ModelOnDevice
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
 PICTURE = {**TEXT, "pixel_values": torch.zeros(1, 2, 3, 4, 4)}
-
-
-class ModelOnDevice(ScriptedModel):
-    """Its stages run on a simulated device: 10 ms at 400 W, 20 ms at 600 W, and 5 ms at 200 W a step."""
-
-    def __init__(self, device: SimulatedDevice, script: tuple[int, ...] = (1, 2, 3, EOS)) -> None:
-        super().__init__(script=script)
-        self.gpu = device
-
-    def encode_image(self, inputs: Any) -> str | None:
-        features = super().encode_image(inputs)
-        if features is not None:
-            self.gpu.run(0.010, 400.0)
-        return features
-
-    def prefill(self, inputs: Any, features: str | None) -> tuple[torch.Tensor, list[int]]:
-        self.gpu.run(0.020, 600.0)
-        return super().prefill(inputs, features)
-
-    def decode_step(self, token: torch.Tensor, state: list[int]) -> torch.Tensor:
-        self.gpu.run(0.005, 200.0)
-        return super().decode_step(token, state)
 
 
 def rewind(state: list[int], steps: int) -> None:

@@ -270,14 +270,18 @@ def test_optional_energy_is_none_with_the_reason_in_every_place(values: dict[str
     assert metrics["energy_per_batch_j"] is None and "torch sees no GPU" in metrics["energy_reason"]
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [({"silent_at": "start window 2"}, "measured nothing"), ({"fail_at": "start window 2"}, "does not track here")],
+)
 def test_a_tracker_that_fails_on_the_way_costs_the_energy_alone_where_it_is_optional(
-    values: dict[str, Any], tmp_path: Path
+    script: dict[str, Any], said: str, values: dict[str, Any], tmp_path: Path
 ) -> None:
     grid = combinations({**values, "track_energy": True, "energy": "optional"})
     nothing = Instruments(HostClock(), (), ())
-    sources = EnergySources(scripted_library(silent_at="start window 2"), nothing)
+    sources = EnergySources(scripted_library(**script), nothing)
     (result,) = run_text_experiments(grid, tmp_path / "results", lambda line: None, sources).results.values()
-    assert "codecarbon measured nothing" in result["global_energy_results"]["reason"]
+    assert f"codecarbon {said}" in result["global_energy_results"]["reason"]
     assert result["inference_metrics"]["num_prompts"] == 5
 
 

@@ -1,5 +1,7 @@
 """An experiment's windows by hand: what adds up, what is idle, and what a missing source leaves."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiment_core_utils.primitives.energy_records import (
@@ -81,8 +83,13 @@ def test_different_gpus_have_no_ratio() -> None:
 
 
 def test_without_instruments_everything_is_none_with_the_reason() -> None:
-    nothing = EnergyWindow(None, (), (), {"GPU energy": "torch sees no GPU"}, "nothing on this machine measures energy")
+    nothing = EnergyWindow(None, (), (), {"GPU energy": "no GPU"}, "nothing here measures energy (GPU energy: no GPU)")
     found = instrument_energy([nothing])
     assert found["instruments"] == [] and found["gpu_counter_j"] is None
-    assert found["instruments_reason"] == ("nothing on this machine measures energy; GPU energy: torch sees no GPU")
+    assert found["instruments_reason"] == "nothing here measures energy (GPU energy: no GPU)"
     assert instrument_energy((), "not tracked")["instruments_reason"] == "not tracked"
+
+
+def test_what_is_missing_beside_what_is_there_is_named() -> None:
+    some = replace(window(measured(100.0, origin("GPU-1"))), missing={"RAPL": "not readable"})
+    assert instrument_energy([some])["instruments_reason"] == "RAPL: not readable"
