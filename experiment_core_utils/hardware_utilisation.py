@@ -86,6 +86,9 @@ def setting_utilisation(
     runs = [(sample, sample.run) for sample in samples]
     measured = [(sample, run, sample.flops) for sample, run in runs if run is not None and sample.flops is not None]
     flops_peak = peaks.flops_per_s
+    silent = "the model does not tell its bytes" if model is None else None
+    if not measured:
+        silent = "no sample with known operations was measured"
     decode = [
         (sample.shape.prompt_tokens, len(run.inter_token_s), run.decode_s, flops.decode_flops_per_token)
         for sample, run, flops in measured
@@ -109,7 +112,7 @@ def setting_utilisation(
         peak_flops_per_s=flops_peak,
         peak_bytes_per_s=peaks.bytes_per_s,
         peak_dtype=peaks.dtype,
-        utilisation_reason=peaks.reason or (None if measured else "no sample with known operations was measured"),
+        utilisation_reason=peaks.reason or silent,
     )
 
 

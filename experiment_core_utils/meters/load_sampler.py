@@ -60,11 +60,13 @@ class LoadSampler:
         self._read_rss = read_rss
         self._read_allocator = read_allocator
         self._samples: list[LoadSample] = []
-        self._reason: str | None = None if gpus else "no GPU is used"
+        # In the order in which they came, each once.
+        self._reasons: dict[str, None] = {}
         self._repeating: Repeating | None = None
 
     def __enter__(self) -> "LoadSampler":
         self._samples.clear()
+        self._reasons = {} if self._gpus else {"no GPU is used": None}
         self._opened_s = self._last_s = self._clock.now_s()
         self._last_cpu = self._read_cpu()
         self._repeating = self._clock.every(self._interval_s, self._sample)
@@ -80,7 +82,7 @@ class LoadSampler:
         """Everything that was seen; raises ConfigurationError before the window is closed for the first time."""
         if not self._samples:
             raise ConfigurationError("the window of this load sampler was never closed; use it in a with statement")
-        return LoadTrace(tuple(self._samples), self._interval_s, self._reason)
+        return LoadTrace(tuple(self._samples), self._interval_s, "; ".join(self._reasons) or None)
 
     def _sample(self) -> None:
         now_s, cpu = self._clock.now_s(), self._read_cpu()
@@ -106,7 +108,7 @@ class LoadSampler:
         try:
             return gpu.utilisation_percent()
         except MeterUnavailable as error:
-            self._reason = str(error)
+            self._reasons[str(error)] = None
             return None
 
 
