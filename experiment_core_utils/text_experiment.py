@@ -105,8 +105,7 @@ def measure_experiment(
     sampler = load_sampler()
     with MemoryWindow(accelerator.device):
         own = _in_energy_window(lambda: _sampled(share, accelerator, sampler), config, files, accelerator)
-    load = sampler.trace
-    compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, load)
+    compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
     files.save(aggregate_energy_metrics(files.experiment_id, accelerator, files.energy_folder), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
@@ -117,7 +116,7 @@ def measure_experiment(
         generated = generation_metrics(model, accelerator.device, pooled, config)
         of_all = {**compute, **generated, "memory_by_process": memories}
         if config.memory_timeline:
-            files.save({"samples": memory_timeline(load), "interval_s": load.interval_s}, "memory_timeline")
+            files.save(memory_timeline(sampler.trace), "memory_timeline")
         entry = _entry(due, prompts, pooled, of_all, model, files, caveats, accelerator)
     return f"experiment_{files.experiment_id}", entry
 

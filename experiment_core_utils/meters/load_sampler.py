@@ -1,7 +1,7 @@
 """In: a window in which something runs; out: load and memory along it, read by a thread beside the running code."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from experiment_core_utils.meters.conditions import cpu_times_s
 from experiment_core_utils.meters.nvml import NvmlGpu
@@ -149,9 +149,9 @@ def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:
     )
 
 
-def memory_timeline(trace: LoadTrace) -> list[dict[str, float | int | None]]:
-    """For each sample the seconds since the window opened, and the bytes at that moment."""
-    return [
+def memory_timeline(trace: LoadTrace) -> dict[str, Any]:
+    """`interval_s`, and as `samples` the seconds since the window opened and the bytes at that moment."""
+    samples = [
         {
             "seconds": sample.at_s,
             "allocated_bytes": sample.allocated_bytes,
@@ -160,6 +160,7 @@ def memory_timeline(trace: LoadTrace) -> list[dict[str, float | int | None]]:
         }
         for sample in trace.samples
     ]
+    return {"interval_s": trace.interval_s, "samples": samples}
 
 
 def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | None:

@@ -22,24 +22,21 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
     if isinstance(architecture, UnknownArchitecture):
         return architecture
     blocks, layers = architecture.decoder.blocks, model.get_decoder().layers
-    routers = [router_of(layer) for layer in layers]
-    if not _are_alike(blocks, routers):
+    chosen = [_top_k_of(layer) for layer in layers]
+    if not _are_alike(blocks, chosen):
         return UnknownArchitecture(
             f"the {len(layers)} blocks of this {model.config.model_type} are not the {len(blocks)} of its config"
         )
-    turned = [
-        block if router is None else block.with_top_k(int(router.top_k))
-        for block, router in zip(blocks, routers, strict=True)
-    ]
+    turned = [block if top_k is None else block.with_top_k(top_k) for block, top_k in zip(blocks, chosen, strict=True)]
     old = architecture.decoder
     return replace(architecture, decoder=DecoderShape.of_blocks(old.hidden, turned, old.head_rows))
 
 
-def router_of(block: nn.Module) -> nn.Module | None:
-    """What chooses the experts of a block; None in a dense one."""
-    return next((module for module in block.modules() if "top_k" in vars(module)), None)
+def _top_k_of(block: nn.Module) -> int | None:
+    """Experts that its router chooses for a token; None in a dense block."""
+    return next((int(vars(module)["top_k"]) for module in block.modules() if "top_k" in vars(module)), None)
 
 
-def _are_alike(blocks: Sequence[BlockShape], routers: Sequence[nn.Module | None]) -> bool:
-    kinds = [MlpShape if router is None else ExpertsShape for router in routers]
+def _are_alike(blocks: Sequence[BlockShape], chosen: Sequence[int | None]) -> bool:
+    kinds = [MlpShape if top_k is None else ExpertsShape for top_k in chosen]
     return [type(block.mlp) for block in blocks] == kinds
