@@ -27,14 +27,27 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
         return UnknownArchitecture(
             f"the {len(layers)} blocks of this {model.config.model_type} are not the {len(blocks)} of its config"
         )
-    turned = [block if top_k is None else block.with_top_k(top_k) for block, top_k in zip(blocks, chosen, strict=True)]
+    turned = [_turned(block, top_k) for block, top_k in zip(blocks, chosen, strict=True)]
     old = architecture.decoder
     return replace(architecture, decoder=DecoderShape.of_blocks(old.hidden, turned, old.head_rows))
 
 
+def _turned(block: BlockShape, top_k: int | None) -> BlockShape:
+    """With the experts that its router chooses."""
+    is_own = isinstance(block.mlp, MlpShape) or block.mlp.top_k == top_k
+    return block if is_own or top_k is None else block.with_top_k(top_k)
+
+
 def _top_k_of(block: nn.Module) -> int | None:
     """Experts that its router chooses for a token; None in a dense block."""
-    return next((int(vars(module)["top_k"]) for module in block.modules() if "top_k" in vars(module)), None)
+    # Last first: the router comes after attention, and a figure of operations must take well under a millisecond.
+    waiting = [block]
+    while waiting:
+        module = waiting.pop()
+        if "top_k" in vars(module):
+            return int(vars(module)["top_k"])
+        waiting.extend(module.children())
+    return None
 
 
 def _are_alike(blocks: Sequence[BlockShape], chosen: Sequence[int | None]) -> bool:
