@@ -1,5 +1,6 @@
 """In: a configuration; out: this process's place among all processes of the run, and the run's shared id."""
 
+import atexit
 import os
 import platform
 import time
@@ -11,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, is_initialized
+from accelerate.state import AcceleratorState, PartialState, is_initialized
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from experiment_core_utils.primitives.config import ProfilingConfig
@@ -50,6 +51,9 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
         _refuse_shared_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
     mixed_precision = config.mixed_precision if isinstance(config, TextConfig) else None
     accelerator = _new_accelerator(on_cpu, mixed_precision, config.worker_timeout)
+    if on_cpu and accelerator.num_processes > 1:
+        # gloo's threads abort a process now and then that ends with its process group.
+        atexit.register(PartialState().destroy_process_group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     wanted = config.num_processes or launched
     if accelerator.num_processes != launched or accelerator.num_processes != wanted:

@@ -1,4 +1,8 @@
-"""In: an experiment's id; out: what its machine used between start and stop, in `emissions_{experiment_id}.csv`."""
+"""In: an experiment's id; out: what its machine used between start and stop, in two files under that id.
+
+`emissions_{experiment_id}.csv` is codecarbon's; `energy_{experiment_id}.json` has the same window by the machine's own
+counters and power readings.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -10,7 +14,11 @@ import torch
 
 from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
 from experiment_core_utils.meters.emissions_file import append_window, emissions_path, read_windows
+from experiment_core_utils.meters.energy_file import append_energy_window, energy_path, read_energy_windows
+from experiment_core_utils.meters.instrument_window import InstrumentWindow
+from experiment_core_utils.meters.instruments import Instruments, find_instruments
 from experiment_core_utils.meters.nvml import NvmlGpu
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize_used_gpus, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 
@@ -28,6 +36,7 @@ class EnergyTracker:
     experiment_id: str
     path: Path
     meter: CodecarbonMeter
+    beside: InstrumentWindow
     is_running: bool = True
 
 
@@ -38,12 +47,18 @@ def start_energy_tracking(
     *,
     devices: Sequence[torch.device] | None = None,
     library: CodecarbonLibrary | None = None,
+    instruments: Instruments | None = None,
+    idle_s: float = 0.0,
 ) -> EnergyTracker:
     """Begin a window over the whole machine: CPU, memory and the GPUs that do the work.
 
     Other work on the machine is counted too, and of several processes on one machine only the first may track: each
     would count the whole. Machines that share a file system need an `output_dir` each. The hardware is probed before
-    the window opens, and work that this process gave to its GPUs is waited for.
+    the window opens (the counters' ticks once in a process, some seconds for each GPU), and work that this process gave
+    to its GPUs is waited for.
+
+    Beside codecarbon the GPUs' energy counters and power readings, and the CPU's counters (RAPL), measure the same
+    window, as far as they are there; what is not there is no error.
 
     Args:
         output_dir: where `stop_energy_tracking` writes; made where it is not there.
@@ -52,6 +67,9 @@ def start_energy_tracking(
         devices: the GPUs of this machine that all its processes of the run use; None takes every one that this process
             sees. Where none of them is a GPU, codecarbon counts all that it finds.
         library: codecarbon, or what stands in for it; None imports it.
+        instruments: counters and power readings, calibrated; None finds those of the machine.
+        idle_s: measure idle power for so long before the window and again after it, with whatever is loaded by then
+            resident; 0 does not. The devices have to be at rest.
 
     Raises:
         ConfigurationError: an id that is no part of a file name, or a country that codecarbon does not know.
@@ -65,14 +83,29 @@ def start_energy_tracking(
         raise MeterUnavailable(f"{output_dir} cannot hold an emissions file ({error.strerror})") from error
     if path.exists():
         read_windows(path)
+    if energy_path(experiment_id, output_dir).exists():
+        read_energy_windows(energy_path(experiment_id, output_dir))
     found = visible_gpus() if devices is None else devices
     uuids = [uuid for device in found if (uuid := gpu_uuid(device)) is not None]
     meter = CodecarbonMeter(country_iso_code, _nvml_indices(uuids), len(uuids), library)
     if meter.emissions_basis == WORLD_MEAN:
         _say_world_mean()
     synchronize_used_gpus()
-    meter.open()
-    return EnergyTracker(experiment_id, path, meter)
+    beside = InstrumentWindow(instruments or _instruments_of(tuple(uuids)), idle_s)
+    # The outer one: it waits for ticks, and codecarbon's window is not made longer by that.
+    beside.open()
+    try:
+        meter.open()
+    except MeterUnavailable:
+        beside.release()
+        raise
+    return EnergyTracker(experiment_id, path, meter, beside)
+
+
+@cache
+def _instruments_of(uuids: tuple[str, ...]) -> Instruments:
+    """Found and calibrated once in a process."""
+    return find_instruments(uuids, HostClock()).calibrated()
 
 
 @cache
@@ -92,10 +125,13 @@ def _nvml_indices(uuids: Sequence[str]) -> list[int]:
         return []
 
 
-def stop_energy_tracking(tracker: EnergyTracker) -> Path:
-    """End the window and add it to `emissions_{experiment_id}.csv`; returns that path.
+def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> Path:
+    """End the window and add it to `emissions_{experiment_id}.csv` and the file beside it; returns the first path.
 
     Each start and stop of one experiment is a row; `aggregate_energy_metrics` adds them up.
+
+    Args:
+        is_at_rest: whether idle power can be measured now, where it was before the window.
 
     Raises:
         ConfigurationError: the tracker was stopped already.
@@ -109,7 +145,13 @@ def stop_energy_tracking(tracker: EnergyTracker) -> Path:
         )
     tracker.is_running = False
     synchronize_used_gpus()
-    window = tracker.meter.close()
+    try:
+        window = tracker.meter.close()
+    except MeterUnavailable:
+        tracker.beside.release()
+        raise
+    beside = tracker.beside.close(is_at_rest)
     tracker.meter.release()
     append_window({**window, "experiment_id": tracker.experiment_id}, tracker.path)
+    append_energy_window(beside, tracker.experiment_id, energy_path(tracker.experiment_id, tracker.path.parent))
     return tracker.path

@@ -8,7 +8,9 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import outcome_of_all
 from experiment_core_utils.c_prompt_processing import share_of_process
+from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.interface import StagedModel, Stages
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -106,11 +108,20 @@ def run_gen_inference(
 
 
 def prepare_gen_inference(
-    model: Any, tokeniser: Any, tokenised_prompts: TokenisedPrompts, experiment_config: Any, accelerator: Accelerator
+    model: Any,
+    tokeniser: Any,
+    tokenised_prompts: TokenisedPrompts,
+    experiment_config: Any,
+    accelerator: Accelerator,
+    power: Instruments | None = None,
 ) -> TextShare:
-    """The first half of `run_gen_inference`: everything judged and warmed up, so that a meter may open its window."""
+    """The first half of `run_gen_inference`: everything judged and warmed up, so that a meter may open its window.
+
+    Args:
+        power: reads the power of the devices of this process, for the energy of its batches; None measures none.
+    """
     return outcome_of_all(
-        lambda: _warm_share(model, tokeniser, tokenised_prompts, experiment_config, accelerator), accelerator
+        lambda: _warm_share(model, tokeniser, tokenised_prompts, experiment_config, accelerator, power), accelerator
     )
 
 
@@ -120,7 +131,12 @@ def run_prepared(share: TextShare, accelerator: Accelerator, stop: StopRequest |
 
 
 def _warm_share(
-    model: Any, tokeniser: Any, tokenised_prompts: TokenisedPrompts, experiment_config: Any, accelerator: Accelerator
+    model: Any,
+    tokeniser: Any,
+    tokenised_prompts: TokenisedPrompts,
+    experiment_config: Any,
+    accelerator: Accelerator,
+    power: Instruments | None,
 ) -> TextShare:
     """This process's part, judged and warmed up."""
     config = judged(experiment_config)
@@ -128,9 +144,12 @@ def _warm_share(
     plain_model = accelerator.unwrap_model(model)
     _check_context(mask.sum(dim=1).tolist(), config, plain_model)
     own = share_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
-    generator = TextGenerator(plain_model, generation_values(config, plain_model, tokeniser), config.random_seed)
+    clock = HostClock() if power is None else power.clock
+    generator = TextGenerator(plain_model, generation_values(config, plain_model, tokeniser), config.random_seed, clock)
     prompts = OwnPrompts(own, ids[list(own)], mask[list(own)])
-    share = TextShare(generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes)
+    share = TextShare(
+        generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes, power
+    )
     share.warm_up()
     return share
 

@@ -204,6 +204,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]
         "max_warmup_runs": config.max_warmup_runs,
         "until_precision": config.until_precision,
         "drift_check_every": config.drift_check_every,
+        "energy": config.energy,
         "num_latency_samples": config.num_latency_samples,
         "accuracy_batch_size": config.accuracy_batch_size,
         "precision": config.precision,

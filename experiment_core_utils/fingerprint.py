@@ -69,6 +69,8 @@ def fingerprint_parts(
         (config.profiler, config.use_profiler_on_all_samples),
         (config.pareto_margin, config.pareto_alpha) if config.pareto_search else None,
         environment_stamp(accelerator.device),
+        # Not where it is off: results from before the flag was there still count.
+        *((("energy", config.energy),) if config.energy != "off" else ()),
     )
 
 

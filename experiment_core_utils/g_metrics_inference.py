@@ -3,10 +3,9 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 
-from experiment_core_utils.inference_results import rate
-from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe
+from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe, rate
 from experiment_core_utils.primitives.records import (
     AccuracySummary,
     BatchRecord,
@@ -20,6 +19,16 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.primitives.stability import find_outliers
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Score, Scoring
+
+
+class _Energy(TypedDict):
+    """The keys of `InferenceMetrics` on energy."""
+
+    energy_per_batch_j: dict[str, Any] | None
+    energy_per_query_j: dict[str, Any] | None
+    energy_per_output_token_j: float | None
+    energy_method: str | None
+    energy_reason: str | None
 
 
 def _of_run(quantity: Callable[[StagedRun], float | None]) -> Callable[[MeasuredSample], float | None]:
@@ -44,6 +53,7 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
+    "energy_j": lambda sample: sample.energy_j,
 }
 
 
@@ -174,6 +184,29 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         simulated_delay_s=inference_results.get("simulated_delay_s"),
         num_halved_batches=sum(each > 0 for each in halvings) if "batches" in inference_results else None,
         most_halvings=max(halvings, default=None),
+        **_energy(batches, queries, outputs),
+    )
+
+
+def _energy(batches: Sequence[BatchRecord], queries: Sequence[QueryRecord], output_tokens: int) -> _Energy:
+    """Of all batches or of none: the sum of some would pass for that of all."""
+    # Records from before the energy was there have none.
+    joules = [energy for batch in batches if (energy := batch.get("energy_j")) is not None]
+    reasons = [reason for batch in batches if (reason := batch.get("energy_reason")) is not None]
+    if not joules or len(joules) < len(batches):
+        return _Energy(
+            energy_per_batch_j=None,
+            energy_per_query_j=None,
+            energy_per_output_token_j=None,
+            energy_method=None,
+            energy_reason="; ".join(dict.fromkeys(reasons)) or None,
+        )
+    return _Energy(
+        energy_per_batch_j=_spread(joules),
+        energy_per_query_j=_spread([query["energy_j"] for query in queries if query["energy_j"] is not None]),
+        energy_per_output_token_j=rate(sum(joules), output_tokens),
+        energy_method="apportioned",
+        energy_reason=None,
     )
 
 

@@ -1,14 +1,23 @@
-"""In: an experiment's `emissions_{experiment_id}.csv`; out: its energy with where each figure comes from."""
+"""In: an experiment's `emissions_{id}.csv` and `energy_{id}.json`; out: its energy, each figure with its source."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from experiment_core_utils.meters.codecarbon_energy import READ_NOTHING, gpu_problem, number_in
 from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN
 from experiment_core_utils.meters.emissions_file import emissions_path, read_windows
+from experiment_core_utils.meters.energy_file import energy_path, read_energy_windows
 from experiment_core_utils.primitives.csv_cells import Cell
-from experiment_core_utils.primitives.records import EnergyFigures, EnergyMetrics, EnergySource, ProcessPlace
+from experiment_core_utils.primitives.records import (
+    EnergyFigures,
+    EnergyMetrics,
+    EnergySource,
+    InstrumentEnergy,
+    ProcessPlace,
+)
+from experiment_core_utils.window_energy import instrument_energy
 
 # Published figures, by codecarbon's columns.
 _COLUMNS = {
@@ -27,13 +36,16 @@ def aggregate_energy_metrics(
 ) -> EnergyMetrics:
     """The energy of this process's machine: all windows of `emissions_{experiment_id}.csv` in `output_dir` summed.
 
+    The published figures are codecarbon's. Beside them stand those of the machine's own counters and power readings,
+    from `energy_{experiment_id}.json`.
+
     The first process of a machine speaks for it; the others, and one that did not track, get None throughout with the
     reason, so that sums over processes count a machine once. CPU figures are of the whole machine, whoever used it.
     Not counted: disks, network, fans, cooling, losses of the power supply.
 
     Raises:
         ConfigurationError: an id that is no part of a file name.
-        ResultsError: the file is torn or not codecarbon's.
+        ResultsError: the file is torn or not codecarbon's, or the one beside it is not what its name says.
     """
     path = emissions_path(experiment_id, output_dir)
     if accelerator.local_process_index != 0:
@@ -42,12 +54,16 @@ def aggregate_energy_metrics(
         )
     if not path.exists():
         return not_tracked(f"energy was not tracked: there is no {path}")
-    return sum_windows(read_windows(path))
+    beside = energy_path(experiment_id, output_dir)
+    if not beside.exists():
+        return sum_windows(read_windows(path), instrument_energy((), f"there is no {beside}"))
+    return sum_windows(read_windows(path), instrument_energy(read_energy_windows(beside)))
 
 
 def not_tracked(reason: str) -> EnergyMetrics:
     """No figure at all."""
     return EnergyMetrics(
+        **instrument_energy((), reason),
         total_energy_kwh=None,
         cpu_energy_kwh=None,
         gpu_energy_kwh=None,
@@ -64,15 +80,15 @@ def not_tracked(reason: str) -> EnergyMetrics:
     )
 
 
-def sum_windows(windows: Sequence[Mapping[str, Cell]]) -> EnergyMetrics:
-    """The figures of windows that `read_windows` gave, at least one.
+def sum_windows(windows: Sequence[Mapping[str, Cell]], beside: InstrumentEnergy) -> EnergyMetrics:
+    """The figures of windows that `read_windows` gave, at least one, and what stands beside them.
 
     A part that codecarbon gives as 0 was not read: None. Where GPUs are in use that it does not count, the total and
     the emissions are None, too.
     """
     figures = {name: _sum(windows, column) or None for name, column in _COLUMNS.items()}
-    reasons = {name: "codecarbon read nothing" for name, figure in figures.items() if figure is None}
-    found = [_gpu_problem(window) for window in windows]
+    reasons = {name: READ_NOTHING for name, figure in figures.items() if figure is None}
+    found = [gpu_problem(window) for window in windows]
     problem = next((each for each, _ in found if each is not None), None)
     if problem is not None:
         reasons["gpu_energy_kwh"] = problem
@@ -82,6 +98,7 @@ def sum_windows(windows: Sequence[Mapping[str, Cell]]) -> EnergyMetrics:
     last = windows[-1]
     return EnergyMetrics(
         **cast(EnergyFigures, known),
+        **beside,
         sources=_sources(windows, known),
         num_periods=len(windows),
         tracking_mode=_text(last["tracking_mode"]),
@@ -90,24 +107,6 @@ def sum_windows(windows: Sequence[Mapping[str, Cell]]) -> EnergyMetrics:
         emissions_basis=_basis(windows),
         reason="; ".join(f"{name}: {why}" for name, why in reasons.items()) or None,
     )
-
-
-def _gpu_problem(window: Mapping[str, Cell]) -> tuple[str | None, bool]:
-    """Why a window has no GPU energy, if it has none, and whether its total is whole all the same.
-
-    codecarbon counts every GPU of the machine in `gpu_count`, also where it tracks none of them.
-    """
-    listed = _number(window, "gpu_count")
-    in_use = _number(window, "gpus_in_use") if window.get("gpus_in_use") is not None else listed
-    if _number(window, "gpu_energy") > 0 and listed >= in_use:
-        return None, True
-    if in_use == 0:
-        return "codecarbon tracks no GPU here, and none is in use", True
-    if listed == 0:
-        return f"codecarbon tracks no GPU here, {in_use:g} in use; it needs nvidia-smi on the PATH", False
-    if listed < in_use:
-        return f"codecarbon tracks {listed:g} of the {in_use:g} GPUs in use", False
-    return f"codecarbon read no energy from the {in_use:g} GPUs in use (a window under 0.2 s is too short)", False
 
 
 def _sources(windows: Sequence[Mapping[str, Cell]], known: Mapping[str, float | None]) -> dict[str, EnergySource]:
@@ -142,11 +141,7 @@ def _basis_of_country(code: Cell) -> str:
 
 
 def _sum(windows: Sequence[Mapping[str, Cell]], column: str) -> float:
-    return math.fsum(_number(window, column) for window in windows)
-
-
-def _number(window: Mapping[str, Cell], column: str) -> float:
-    return cast(float, window[column])
+    return math.fsum(number_in(window, column) for window in windows)
 
 
 def _text(cell: Cell) -> str | None:

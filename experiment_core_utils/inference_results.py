@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.primitives.distributions import rate
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.records import BatchRecord, InferenceResults, QueryRecord
 
@@ -75,11 +76,6 @@ def pool_inference_results(results: Sequence[InferenceResults]) -> InferenceResu
     _check_prompts([query["prompt_index"] for query in queries])
     batches = [batch for result in results for batch in result["batches"]]
     return results_of_records(queries, batches, first["decoding"], None, first["num_processes"])
-
-
-def rate(one: float, other: float) -> float | None:
-    """`one` per `other`; None where there is nothing of either, so that no rate of 0 stands for a run without work."""
-    return one / other if one and other else None
 
 
 def _check_processes(found: Sequence[int | None], num_processes: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.energy_entries import energy_entry
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flat_table import named_rows, table_text
@@ -110,6 +111,7 @@ def setting_result(
         **theoretical_entries(typical),
         "realised": realised(merged.proof),
         "memory": asdict(merged.memory) if merged.memory else None,
+        "energy": energy_entry(merged.energy),
         "aggregate_stats": aggregate_stats(summary.distributions),
         "per_sample_results": [
             sample_result(sample, score, setting, outliers)

@@ -118,6 +118,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         num_stopped_early=int(end is not None and end.num_asked is not None and end.num_asked < len(content.share)),
         warmups=content.warmups,
         conditions=content.conditions,
+        energy=content.energy,
     )
 
 
@@ -283,6 +284,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         num_stopped_early=sum(part.num_stopped_early for part in parts),
         warmups=tuple(each for part in parts for each in part.warmups),
         conditions=tuple(each for part in parts for each in part.conditions),
+        energy=next((part.energy for part in parts if part.energy is not None), None),
     )
 
 

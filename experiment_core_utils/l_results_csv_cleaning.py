@@ -60,6 +60,22 @@ STAT_COLUMNS = (
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
 STEADINESS_COLUMNS = ("share_outlier_runs",)
 LATENCY_COLUMNS = ("num_latency_samples",)
+# Columns by the keys of `energy.summary`.
+ENERGY_COLUMNS = {
+    "energy_vision_j": "vision_j",
+    "energy_prefill_j": "prefill_j",
+    "energy_decode_j": "decode_j",
+    "energy_decode_j_per_token": "decode_j_per_token",
+    "energy_end_to_end_j": "end_to_end_j",
+    "energy_end_to_end_uncertainty_j": "end_to_end_uncertainty_j",
+    "energy_end_to_end_idle_j": "end_to_end_idle_j",
+    "energy_end_to_end_net_j": "end_to_end_net_j",
+    "energy_j_per_output_token": "j_per_output_token",
+    "energy_closure_residual_share": "closure_residual_share",
+    "energy_source_ratio": "source_ratio",
+    "energy_source": "source",
+    "energy_kind": "kind",
+}
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -184,7 +200,7 @@ def failed_sample_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 # Beginnings of the caveats that belong to single settings, not to the whole run.
-UNSTEADY = ("drift: ", "throttled: ", "foreign load: ")
+UNSTEADY = ("drift: ", "throttled: ", "foreign load: ", "energy: ")
 
 
 def unsteady_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -306,7 +322,10 @@ def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
     row |= {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
     row |= {name: values[name] for name in (*SCORING_COLUMNS, *LATENCY_COLUMNS)}
     # Files from before these keys were there have none.
-    return row | {name: values.get(name) for name in STEADINESS_COLUMNS}
+    row |= {name: values.get(name) for name in STEADINESS_COLUMNS}
+    summary = (values.get("energy") or {}).get("summary") or {}
+    row |= {column: summary.get(key) for column, key in ENERGY_COLUMNS.items()}
+    return row | {"energy_sample_j_mean": stats.get("energy_j_mean")}
 
 
 def _with_unit(name: str) -> str:

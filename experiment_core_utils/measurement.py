@@ -38,7 +38,9 @@ from experiment_core_utils.primitives.stability import PrecisionGoal, needs_anot
 from experiment_core_utils.progress_bar import Progress
 from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.sample_record import record_of_runs
+from experiment_core_utils.setting_energy import energy_of_setting, runs_beside_power
 from experiment_core_utils.share import Share
+from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.tasks.interface import Metric, Sample
 from experiment_core_utils.torch_profiles import TorchProfiles
 
@@ -58,6 +60,7 @@ class ShareMeasurer:
         stop: looked at before every sample.
         profiles: decides which samples are run once more under a profiler; None for none.
         conditions: read around and between samples; None for the meter of the model's device.
+        energy: measures the energy of samples' runs and (main process) of each setting's stages; None for none.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class ShareMeasurer:
         stop: StopRequest,
         profiles: TorchProfiles | None = None,
         conditions: ConditionsMeter | None = None,
+        energy: StageMeasurement | None = None,
     ) -> None:
         self.config = config
         self.metric = metric
@@ -89,6 +93,7 @@ class ShareMeasurer:
         self.stop = stop
         self.profiles = profiles
         self.conditions = conditions or conditions_meter(origin.experiment_id, origin.rank, model.device)
+        self.energy = None if energy is None else replace(energy, stop=stop)
         self._warm_tilings: set[tuple[int, int] | None] = set()
         self._following: Sequence[KnobSetting] = ()
         self._goal: PrecisionGoal | None = None
@@ -121,9 +126,37 @@ class ShareMeasurer:
                 done = replace(earlier, experiment_id=self.origin.experiment_id)
             else:
                 done = self._measure_with_retries(setting, journal, share, progress)
+            if done.failure is None and self.energy is not None and self.origin.rank == 0:
+                self._measure_energy_once(setting, journal, given, self.energy)
             done = replace(done, num_given=len(given), num_asked=share.num_asked)
             journal.append(done)
         return done
+
+    def _measure_energy_once(
+        self, setting: KnobSetting, journal: Journal, sample_ids: Sequence[int], how: StageMeasurement
+    ) -> None:
+        """Of the first sample that can be read, after all others of the setting: it disturbs no time.
+
+        Not again where an earlier run, or an earlier part of the share, did it.
+        """
+        if journal.before is not None and journal.before.energy is not None:
+            return
+        self.model.apply(setting)
+        request = self._first_request(setting, sample_ids)
+        origin = self.origin
+        journal.append(
+            energy_of_setting(self.model, request, self.max_new_tokens, how, origin.experiment_id, origin.rank)
+        )
+
+    def _first_request(self, setting: KnobSetting, sample_ids: Sequence[int]) -> tuple[int, Mapping[str, Any]] | None:
+        for sample_id in sample_ids:
+            try:
+                with time_limit(self.config.sample_timeout):
+                    _, request = self.requests.take(sample_id, setting.vision.crops)
+                    return sample_id, self.model.to_device(request.inputs)
+            except SampleError:  # not counted: it is recorded among the samples
+                continue
+        return None
 
     def _measure_with_retries(
         self, setting: KnobSetting, journal: Journal, share: Share, progress: Progress
@@ -261,10 +294,12 @@ class ShareMeasurer:
         synchronize(self.model.device)
         transfer_s = time.perf_counter() - started
         self._warm_up_shape(request.shape, inputs)
-        runs = tuple(
-            run_staged(self.model, inputs, self.max_new_tokens) for _ in range(self.config.num_runs_per_sample)
+        runs, energy = runs_beside_power(
+            lambda: run_staged(self.model, inputs, self.max_new_tokens),
+            self.config.num_runs_per_sample,
+            None if self.energy is None else self.energy.using,
         )
-        return record_of_runs(self.model, setting, sample, request, runs, transfer_s)
+        return replace(record_of_runs(self.model, setting, sample, request, runs, transfer_s), energy=energy)
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

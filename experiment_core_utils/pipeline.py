@@ -15,6 +15,7 @@ from experiment_core_utils.a_distributed import (
     check_folder_is_shared,
     generate_unique_id,
     of_main_process,
+    outcome_of_all,
     processes_on_this_machine,
     setup_distributed,
 )
@@ -28,6 +29,7 @@ from experiment_core_utils.c_prompt_processing import (
     share_of_process,
 )
 from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
+from experiment_core_utils.energy_entries import energy_caveats, energy_entry
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
@@ -65,6 +67,8 @@ from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.request_source import request_source_for
+from experiment_core_utils.setting_energy import means_of
+from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric
@@ -110,8 +114,12 @@ class RunReport:
         return EXIT_CODE_FAILED_SAMPLES if any(result["failed_samples"] for result in self.results) else 0
 
 
-def run_profiling(config: ProfilingConfig) -> RunReport:
-    """Judge what was asked against model and task, load once, then measure and save setting by setting."""
+def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = None) -> RunReport:
+    """Judge what was asked against model and task, load once, then measure and save setting by setting.
+
+    Args:
+        energy: what `--energy` measures with; None finds it on the machine.
+    """
     source = find_model(config.model_path, config.hf_cache_dir)
     settings = plan_for(config, source)
     order = measuring_order([setting.key for setting in settings], config.setting_order, config.seed)
@@ -137,8 +145,20 @@ def run_profiling(config: ProfilingConfig) -> RunReport:
             within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
             check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
             caveats = few_samples_caveats(config, len(settings), len(drawn))
+            means = outcome_of_all(lambda: means_of(config, accelerator.local_process_index, energy), accelerator)
             run = ProfilingRun(
-                config, source, task, accelerator, drawn, fingerprint, ledger, experiment_id, caveats, order, control
+                config,
+                source,
+                task,
+                accelerator,
+                drawn,
+                fingerprint,
+                ledger,
+                experiment_id,
+                caveats,
+                order,
+                control,
+                means,
             )
             failed = run.search_front(due) if config.pareto_search else run.measure_all(due)
         if not accelerator.is_main_process:
@@ -300,6 +320,7 @@ class ProfilingRun:
         caveats: Sequence[str] = (),
         order: MeasuringOrder | None = None,
         control: KnobSetting | None = None,
+        energy: StageMeasurement | None = None,
     ) -> None:
         self.config = config
         self.order = order if order is not None else MeasuringOrder("planned", None, ())
@@ -344,6 +365,7 @@ class ProfilingRun:
             self.journals,
             self.stop,
             profiles,
+            energy=energy,
         )
         # A search measures its settings again in every round, and has no control setting beside them.
         self.drift = None if control is None or config.pareto_search else self._drift_check(control)
@@ -491,7 +513,7 @@ class ProfilingRun:
         steadiness = steadiness_entries(
             setting.key, self.order, self.config.until_precision, merged, is_search=is_search
         )
-        own_caveats = conditions_caveats(steadiness["conditions"])
+        own_caveats = conditions_caveats(steadiness["conditions"]) + energy_caveats(energy_entry(merged.energy))
         if is_search:
             few = few_samples_sentence(len(self.order.keys), len(merged.samples))
             own_caveats += [few] if few is not None else []

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from experiment_core_utils.energy_entries import sample_energy
 from experiment_core_utils.g_metrics_inference import vision_tokens_difference
 from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
 from experiment_core_utils.primitives.records import MeasuredSample, StagedRun, VisionGeometry
@@ -58,6 +59,7 @@ def sample_result(
         "vision_flops": sample.flops.vision_flops if sample.flops else None,
         "prefill_flops": sample.flops.prefill_flops if sample.flops else None,
         "decode_flops_per_token": sample.flops.decode_flops_per_token if sample.flops else None,
+        **sample_energy(sample),
         "outputs_identical": sample.outputs_identical,
         "outlier_runs": list(outlier_runs) if outlier_runs is not None else None,
         "accuracy_batch_size": answer.batch_size if answer else None,

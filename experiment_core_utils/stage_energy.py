@@ -5,7 +5,7 @@ own. The sum of the stages is then held against windows of the whole request, wh
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, idle
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.energy_records import (
+    END_TO_END,
     ActEnergy,
     Closure,
     EnergyFigure,
@@ -25,9 +26,9 @@ from experiment_core_utils.primitives.energy_records import (
     StageEnergies,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.stability import shuffled
 
-END_TO_END = "end_to_end"
 REPEATS = 5
 IDLE_S = 5.0
 
@@ -47,6 +48,7 @@ class StageMeasurement:
         repeats: windows of each stage; rounds of all stages one after the other, each in an order of its own.
         idle_s: length of the windows without work, before the first round and after the last.
         seed: of the orders.
+        stop: looked at before every repetition.
     """
 
     using: Instruments
@@ -54,6 +56,7 @@ class StageMeasurement:
     repeats: int = REPEATS
     idle_s: float = IDLE_S
     seed: int = 42
+    stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
         if self.repeats < 2:
@@ -71,10 +74,11 @@ def stage_energies(
 
     Raises:
         MeterUnavailable: there is nothing to measure with.
+        Stopped: someone asked for it.
     """
     how.using.require_any()
     request = StagedRequest(model, inputs, max_new_tokens, rewind)
-    acts, names = request.acts, list(request.acts)
+    acts, names = {name: _stoppable(act, how.stop) for name, act in request.acts.items()}, list(request.acts)
     rounds: dict[str, list[list[ActEnergy]]] = {name: [] for name in names}
     before = idle_power(how.using, how.idle_s)
     for repeat in range(how.repeats):
@@ -90,6 +94,14 @@ def stage_energies(
         source_ratios={name: _source_ratio(totals[name]) for name in names},
         idle=idle,
     )
+
+
+def _stoppable(act: Act, stop: StopRequest) -> Act:
+    def looked_at() -> None:
+        stop.raise_if_asked("while a stage's energy was measured")
+        act()
+
+    return looked_at
 
 
 class StagedRequest:

@@ -19,7 +19,6 @@ from experiment_core_utils.c_prompt_processing import (
     tokenise_prompts,
 )
 from experiment_core_utils.custom_metrics import run_custom_metrics
-from experiment_core_utils.d_energy_tracking import EnergyTracker, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
@@ -28,16 +27,16 @@ from experiment_core_utils.f_experiment_info import (
 )
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
-from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results
 from experiment_core_utils.meters.load_sampler import LoadSampler, load_sampler, memory_timeline
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.records import InferenceResults
+from experiment_core_utils.primitives.records import ApportionedEnergy, InferenceResults
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.text_compute import generation_metrics
+from experiment_core_utils.text_energy import EnergySources, TextEnergy
 from experiment_core_utils.text_plan import DueExperiment
 from experiment_core_utils.text_share import TextShare
 
@@ -72,10 +71,6 @@ class _Files:
         rank = self._accelerator.process_index
         return self.folder if rank == 0 else self.folder / f"process_{rank}"
 
-    def start_tracking(self, config: TextConfig) -> EnergyTracker:
-        """Of this machine with every GPU that its processes see."""
-        return start_energy_tracking(self.experiment_id, self.energy_folder, config.country_iso_code)
-
     def save(self, content: Mapping[str, Any], result_type: str) -> None:
         """One part under its published name."""
         save_raw_results_json(
@@ -88,25 +83,31 @@ def measure_experiment(
     load: Callable[[TextConfig], ModelAndTokenizer],
     accelerator: Accelerator,
     results_dir: Path,
+    sources: EnergySources | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Its name (`experiment_0001`) and its entry, which only the main process has; every process takes part.
+
+    Args:
+        sources: what energy is read with; None finds it on the machine.
 
     Raises:
         SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
         ConfigurationError: the model cannot be loaded, or too few prompts are short enough.
+        MeterUnavailable: energy is required and nothing here tells it; nothing was loaded then.
         WorkerLost: a process is gone or late.
     """
     config = due.config
+    energy = TextEnergy(config, accelerator, sources or EnergySources())
     files = _Files(generate_unique_id(accelerator, results_dir=results_dir), accelerator, results_dir)
     model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
     prompts = choose_prompts(due, tokenizer)
     tokenised = tokenise_prompts(prompts.texts, tokenizer)
-    share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator)
+    share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
     with MemoryWindow(accelerator.device):
-        own = _in_energy_window(lambda: _sampled(share, accelerator, sampler), config, files, accelerator)
+        own = energy.measured(lambda: _sampled(share, accelerator, sampler), files.experiment_id, files.energy_folder)
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
-    files.save(aggregate_energy_metrics(files.experiment_id, accelerator, files.energy_folder), "local_energy_results")
+    files.save(energy.metrics(files.experiment_id, files.energy_folder), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
     memories = of_all_processes(compute["memory"], accelerator)
@@ -146,19 +147,6 @@ def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -
         return run_prepared(share, accelerator)
 
 
-def _in_energy_window(
-    run: Callable[[], InferenceResults], config: TextConfig, files: _Files, accelerator: Accelerator
-) -> InferenceResults:
-    """One process a machine tracks: what the meter reads is the whole machine's. All wait until it is open."""
-    tracks = config.track_energy and accelerator.is_local_main_process
-    tracker = outcome_of_all(lambda: files.start_tracking(config) if tracks else None, accelerator)
-    try:
-        return run()
-    finally:
-        if tracker is not None:
-            stop_energy_tracking(tracker)
-
-
 def _entry(
     due: DueExperiment,
     prompts: ChosenPrompts,
@@ -183,6 +171,8 @@ def _entry(
     }
     for result_type, part in parts.items():
         files.save(part, result_type)
+    if due.config.energy_wanted != "off":
+        files.save(_apportioned(pooled), "apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, metrics)
     if due.config.save_outputs:
         files.save(_texts(pooled, prompts), "text_output")
@@ -200,6 +190,22 @@ def _entry(
         **parts,
         "custom": custom["columns"],
         "custom_failures": custom["failures"],
+    }
+
+
+def _apportioned(pooled: InferenceResults) -> dict[str, Any]:
+    """The energy of every batch and query."""
+    of_batch = (
+        "process_index",
+        "batch_index",
+        "prompt_indices",
+        "inference_time_s",
+        *ApportionedEnergy.__annotations__,
+    )
+    of_query = ("prompt_index", "process_index", "batch_index", "input_tokens", "output_tokens", "energy_j")
+    return {
+        "batches": [{name: value for name, value in batch.items() if name in of_batch} for batch in pooled["batches"]],
+        "queries": [{name: value for name, value in query.items() if name in of_query} for query in pooled["queries"]],
     }
 
 

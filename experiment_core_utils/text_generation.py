@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import TokenisedPrompts
@@ -25,12 +26,15 @@ class GeneratedBatch:
         inference_time_s: prompts on the device -> all tokens on the host.
         ttft_s: -> first token of every row; None where the model's own `generate()` tells nothing of single tokens.
         inter_token_s: from each token to the next.
+        begun_s, ended_s: the same window by the host's clock, the device synchronised at both ends.
     """
 
     token_ids: list[list[int]]
     inference_time_s: float
     ttft_s: float | None
     inter_token_s: list[float]
+    begun_s: float
+    ended_s: float
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,13 @@ class TextGenerator:
 
     Args:
         model: with `generate()`, not wrapped for distribution.
+        clock: that of the power readings taken beside.
     """
 
     model: Any
     generation: GenerationConfig
     random_seed: int
+    clock: Clock = field(default_factory=HostClock)
 
     @property
     def device(self) -> torch.device:
@@ -85,13 +91,15 @@ class TextGenerator:
             marks = new_marks(device)
             criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device)])
             synchronize(device)
+            begun_s = self.clock.now_s()
             marks.mark()
             sequences = self.model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=generation, stopping_criteria=criteria
             )
             tokens = sequences[:, ids.shape[1] :].cpu()
             marks.mark()
-            return _generated(tokens.tolist(), marks.seconds())
+            spans = marks.seconds()
+            return _generated(tokens.tolist(), spans, (begun_s, self.clock.now_s()))
 
 
 class TokenMarks(StoppingCriteria):
@@ -181,7 +189,7 @@ def context_length(model: Any) -> int | None:
     return length
 
 
-def _generated(token_ids: list[list[int]], spans: list[float]) -> GeneratedBatch:
+def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[float, float]) -> GeneratedBatch:
     """Name the spans: start | first token | ... | last token | tokens on the host."""
     num_tokens = len(token_ids[0])
     is_marked = len(spans) == num_tokens + 1
@@ -190,6 +198,8 @@ def _generated(token_ids: list[list[int]], spans: list[float]) -> GeneratedBatch
         inference_time_s=sum(spans),
         ttft_s=spans[0] if is_marked else None,
         inter_token_s=spans[1:num_tokens] if is_marked else [],
+        begun_s=window[0],
+        ended_s=window[1],
     )
 
 

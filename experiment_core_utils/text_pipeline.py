@@ -19,6 +19,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SettingE
 from experiment_core_utils.primitives.result_files import aggregated_path
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
+from experiment_core_utils.text_energy import EnergySources
 from experiment_core_utils.text_experiment import ModelAndTokenizer, measure_experiment
 from experiment_core_utils.text_plan import TextPlan, plan_experiments
 
@@ -75,14 +76,18 @@ def plan_of(grid: Sequence[Combination], results_dir: Path) -> tuple[TextPlan, A
     return plan_experiments(grid, saved, accelerator), accelerator
 
 
-def run_text_experiments(grid: Sequence[Combination], results_dir: Path, say: Say) -> TextReport:
+def run_text_experiments(
+    grid: Sequence[Combination], results_dir: Path, say: Say, sources: EnergySources | None = None
+) -> TextReport:
     """Measure what is due of a grid; each combination is saved as soon as it is measured.
 
     Args:
         say: takes one line for each combination, in the main process only.
+        sources: what energy is read with; None finds it on the machine.
 
     Raises:
         ConfigurationError: not a single combination is possible here.
+        MeterUnavailable: energy is required and nothing here tells it.
         WorkerLost: a process is gone or late.
     """
     plan, accelerator = plan_of(grid, results_dir)
@@ -95,7 +100,7 @@ def run_text_experiments(grid: Sequence[Combination], results_dir: Path, say: Sa
         say(line)
     for due in plan.due:
         try:
-            name, result = measure_experiment(due, memory.get, accelerator, results_dir)
+            name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources)
         except (SettingError, ConfigurationError) as error:
             failed[due.title] = f"{type(error).__name__}: {error}"
             memory.drop()

@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.text_grid import Combination
 from experiment_core_utils.tasks.prompts import Prompts, read_prompts
 
 # What the figures of an experiment do not depend on.
-_OF_THE_RUN = frozenset({"worker_timeout", "save_outputs", "cycle_id", "task_type", "further"})
+_OF_THE_RUN = frozenset({"worker_timeout", "save_outputs", "cycle_id", "task_type", "further", "energy"})
 
 
 @dataclass(frozen=True)

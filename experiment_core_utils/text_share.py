@@ -7,9 +7,19 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.apportioned_energy import (
+    NOT_ASKED,
+    energy_of_part,
+    no_energy,
+    share_of_query,
+    why_no_power,
+)
 from experiment_core_utils.inference_results import results_of_records
+from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.power_integral import PowerSampler
 from experiment_core_utils.primitives.arrivals import simulated_delays
 from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.energy_records import PowerTrace
 from experiment_core_utils.primitives.errors import OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.records import BatchRecord, InferenceResults, QueryRecord, TokenisedPrompts
@@ -47,7 +57,12 @@ class OwnPrompts:
 
 @dataclass(frozen=True)
 class TextShare:
-    """The part of a text run that one process does."""
+    """The part of a text run that one process does.
+
+    Attributes:
+        power: read beside the run, for the energy of its batches, on the generator's clock; None where energy was not
+            asked for.
+    """
 
     generator: TextGenerator
     tokeniser: Any
@@ -55,6 +70,7 @@ class TextShare:
     config: TextConfig
     process_index: int
     num_processes: int
+    power: Instruments | None = None
 
     def warm_up(self) -> None:
         """As many batches as asked for, from the first on, without a trace in the results.
@@ -71,17 +87,32 @@ class TextShare:
                 pass
 
     def run(self, stop: StopRequest) -> InferenceResults:
-        """Every batch once, each after its simulated delay.
+        """Every batch once, each after its simulated delay; power is read beside them by a thread of its own.
 
         Raises:
             OutOfMemory: a batch does not fit.
             Stopped: someone asked for it.
         """
+        sampler = None
+        if self.power is not None and self.power.probes:
+            sampler = PowerSampler(self.power.probes, self.power.clock, self.power.sample_every_s)
+            sampler.start()
+        try:
+            batches, queries, windows = self._run(stop)
+        finally:
+            traces = sampler.stop() if sampler is not None else ()
+        self._apportion(traces, batches, queries, windows)
+        decoding = describe_decoding(self.config, self.generator.generation)
+        return results_of_records(self._in_words(queries), batches, decoding, self.process_index, self.num_processes)
+
+    def _run(self, stop: StopRequest) -> tuple[list[BatchRecord], list[QueryRecord], list[tuple[float, float]]]:
+        """The records, without energy, and the window of each batch."""
         planned = self._planned()
         simulation, seed = self.config.latency_simulation, self.config.random_seed
         delays = simulated_delays(len(planned), simulation, seed, self.process_index)
         batches: list[BatchRecord] = []
         queries: list[QueryRecord] = []
+        windows: list[tuple[float, float]] = []
         for wanted, delay_s in zip(planned, delays, strict=True):
             stop.raise_if_asked("between two batches")
             stop.sleep(delay_s)
@@ -89,8 +120,26 @@ class TextShare:
                 answers = self._queries(batch, generated, batch_index=len(batches))
                 batches.append(self._record(batch, generated, answers, 0.0 if part else delay_s))
                 queries.extend(answers)
-        decoding = describe_decoding(self.config, self.generator.generation)
-        return results_of_records(self._in_words(queries), batches, decoding, self.process_index, self.num_processes)
+                windows.append((generated.begun_s, generated.ended_s))
+        return batches, queries, windows
+
+    def _apportion(
+        self,
+        traces: Sequence[PowerTrace],
+        batches: list[BatchRecord],
+        queries: list[QueryRecord],
+        windows: Sequence[tuple[float, float]],
+    ) -> None:
+        """Fill in the energies."""
+        reason = NOT_ASKED if self.power is None else why_no_power(self.power)
+        for batch, window in zip(batches, windows, strict=True):
+            batch.update(energy_of_part(traces, *window, reason))
+        for query in queries:
+            batch = batches[query["batch_index"]]
+            tokens = query["input_tokens"] + query["output_tokens"]
+            query["energy_j"] = share_of_query(
+                batch["energy_j"], tokens, batch["input_tokens"] + batch["output_tokens"]
+            )
 
     def _planned(self) -> tuple[PlannedBatch, ...]:
         return plan_batches(self.prompts.lengths, self.config.batching_options)
@@ -134,6 +183,7 @@ class TextShare:
                 ended=ended,
                 output_token_ids=token_ids,
                 output_text=None,
+                energy_j=None,
             )
             for place, (token_ids, ended) in zip(batch.places, answers, strict=True)
         ]
@@ -155,6 +205,7 @@ class TextShare:
             simulated_delay_s=delay_s,
             halvings=batch.halvings,
             over_token_limit=batch.over_token_limit,
+            **no_energy(None),
         )
 
     def _in_words(self, queries: list[QueryRecord]) -> list[QueryRecord]:

@@ -7,4 +7,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export HF_HUB_OFFLINE=1
 ruff check .
 mypy
-python -m pytest "$@"
+# Two workers, a file to one of them: some tests start processes of their own.
+python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile "$@"

@@ -72,6 +72,9 @@ class ScriptedModel:
         state.append(self.script[len(state)])
         return self._logits(state[-1])
 
+    def rewind(self, state: list[int], steps: int) -> None:
+        del state[len(state) - steps :]
+
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         self.calls.append(f"answer_batch of {len(inputs_list)}")
         if len(inputs_list) > self.largest_batch:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,11 @@ import torch
 from experiment_core_utils.d_energy_tracking import _say_world_mean, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.meters.emissions_file import read_windows
+from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
 from tests.scripted_codecarbon import ScriptedTracker, scripted_library
+from tests.simulated_energy import device_of, instruments_of, scripted_device
 
 MAIN = SimpleNamespace(process_index=0, local_process_index=0)
 
@@ -79,3 +83,72 @@ def test_the_real_package_from_start_to_metrics(tmp_path: Path) -> None:
     metrics = aggregate_energy_metrics("0007", MAIN, tmp_path)
     assert metrics["cpu_energy_kwh"] and metrics["ram_energy_kwh"] and metrics["duration_seconds"]
     assert metrics["emissions_basis"] == "electricity mix of FRA"
+
+
+def test_the_machines_own_instruments_measure_the_same_window(tmp_path: Path) -> None:
+    """The published figures stay codecarbon's; a device that draws 70 W at rest runs at 300 W for 2 s."""
+    device = scripted_device()
+    how: dict[str, Any] = {"library": scripted_library(), "instruments": instruments_of(device), "idle_s": 5.0}
+    tracker = start_energy_tracking("0001", tmp_path, "FRA", **how)
+    device.run(2.0, 300.0)
+    assert stop_energy_tracking(tracker).name == "emissions_0001.csv"
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    assert metrics["gpu_energy_kwh"] == 3e-3
+    assert metrics["gpu_counter_j"] == pytest.approx(600.0, rel=0.01)
+    assert metrics["gpu_power_integral_j"] == pytest.approx(600.0, rel=0.01)
+    assert metrics["gpu_source_ratio"] == pytest.approx(1.0, rel=0.01)
+    assert metrics["gpu_idle_j"] == pytest.approx(140.0, rel=0.01)
+    assert metrics["gpu_net_j"] == pytest.approx(460.0, rel=0.02)
+    assert metrics["gpu_uncertainty_j"] is not None
+    assert abs(float(metrics["gpu_counter_j"] or 0) - 600.0) <= metrics["gpu_uncertainty_j"]
+    counter, power = metrics["instruments"]
+    assert (counter["origin"]["basis"], power["origin"]["basis"]) == ("counter", "instant_power")
+
+
+def test_several_gpus_are_told_apart_and_summed_over_two_windows(tmp_path: Path) -> None:
+    first = scripted_device()
+    second = device_of(first.clock, 80.0, "GPU-34", read_cost_s=0.001)
+    using = instruments_of(first, second)
+    for _ in range(2):
+        tracker = start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(), instruments=using)
+        first.run(3.0, 500.0)
+        stop_energy_tracking(tracker)
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    by_counter = {e["origin"]["device"]: e for e in metrics["instruments"] if e["origin"]["basis"] == "counter"}
+    joules = {name: figure["gross_j"] for name, figure in by_counter.items()}
+    # 2 x 3 s at 500 W, and at 80 W; without idle windows there is no net.
+    assert joules == {
+        "GPU-12": pytest.approx(3000.0, rel=0.01),
+        "GPU-34": pytest.approx(480.0, rel=0.02),
+        "all": pytest.approx(3480.0, rel=0.01),
+    }
+    assert (metrics["gpu_counter_j"], metrics["gpu_net_j"], metrics["num_periods"]) == (joules["all"], None, 2)
+
+
+def test_without_instruments_the_file_beside_says_why(tmp_path: Path) -> None:
+    using = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
+    stop_energy_tracking(start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(), instruments=using))
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    assert metrics["gpu_counter_j"] is None and metrics["gpu_energy_kwh"] == 3e-3
+    assert "nothing on this machine measures energy" in str(metrics["instruments_reason"])
+
+
+def test_a_gpu_that_vanishes_in_the_window_is_reported(tmp_path: Path) -> None:
+    device = scripted_device(vanishes_at_s=9.0)
+    tracker = start_energy_tracking(
+        "0001", tmp_path, "FRA", library=scripted_library(), instruments=instruments_of(device)
+    )
+    device.run(20.0, 300.0)
+    stop_energy_tracking(tracker)
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    assert (metrics["gpu_counter_j"], metrics["gpu_power_integral_j"], metrics["gpu_source_ratio"]) == (None,) * 3
+    assert "GPU is lost" in str(metrics["instruments_reason"])
+
+
+def test_idle_power_is_not_measured_where_the_devices_are_not_at_rest(tmp_path: Path) -> None:
+    device = scripted_device()
+    how: dict[str, Any] = {"library": scripted_library(), "instruments": instruments_of(device), "idle_s": 5.0}
+    tracker = start_energy_tracking("0001", tmp_path, "FRA", **how)
+    begun_s = device.clock.now_s()
+    stop_energy_tracking(tracker, is_at_rest=False)
+    assert device.clock.now_s() - begun_s < 1.0

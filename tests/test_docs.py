@@ -10,13 +10,25 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
+from experiment_core_utils.energy_entries import energy_entry
 from experiment_core_utils.g_metrics_inference import QUANTITIES
 from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.distributions import describe
+from experiment_core_utils.primitives.energy_records import (
+    END_TO_END,
+    Closure,
+    EnergyFigure,
+    EnergyOrigin,
+    IdlePower,
+    SettingEnergy,
+    StageEnergies,
+    WindowFigure,
+)
 from experiment_core_utils.primitives.flags import build_parser
 from experiment_core_utils.primitives.paths import REPOSITORY
-from experiment_core_utils.primitives.records import FailedSample
+from experiment_core_utils.primitives.records import FailedSample, InstrumentEnergy
 from experiment_core_utils.primitives.run_plan import RunPlan
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.progress import Ledger
@@ -88,6 +100,26 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
         assert all(f"`{key}`" in SCHEMA for key in entry)
     assert result["schema_version"] == SCHEMA_VERSION
     assert f"`schema_version` is {SCHEMA_VERSION} " in SCHEMA
+
+
+def test_every_key_of_an_energy_is_documented() -> None:
+    origin = EnergyOrigin("GPU-1", "gpu", "nvml_counter", "measured", "counter")
+    figure = EnergyFigure(origin, describe([1.0, 2.0]), 0.1, 70.0, 0.1, 1.4, 0.2, 0.01, 100.0, 2.0, 2, None)
+    idle = IdlePower(origin, 70.0, 0.1, 5.0, None)
+    closure = Closure(origin, 1.5, 1.5, 0.0, 0.0, 0.1, None)
+    stages = StageEnergies(2, {END_TO_END: (figure,)}, (closure,), {END_TO_END: 1.0}, ((idle, idle),))
+    entry = energy_entry(SettingEnergy("0001", 0, 3, stages, {}, None))
+    assert entry is not None and entry["summary"] is not None
+    assert set(entry) == first_cells("Energy")
+    assert set(entry["stages"][END_TO_END][0]) == first_cells("Energy figures")
+    assert set(entry["summary"]) == first_cells("Energy summary")
+    assert set(entry["closures"][0]) == first_cells("Energy closures")
+    assert set(entry["idle"][0]) == first_cells("Energy idle")
+
+
+def test_every_key_that_the_instruments_add_is_documented() -> None:
+    text = (DOCS / "energy.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in text for key in (*InstrumentEnergy.__annotations__, *WindowFigure.__dataclass_fields__))
 
 
 def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:

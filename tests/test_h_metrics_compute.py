@@ -16,8 +16,14 @@ from experiment_core_utils.h_metrics_compute import (
     get_flops,
     get_gpu_cpu_utilisation,
     get_memory,
+    setting_compute,
 )
+from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.records import MemoryReading, StageFlops
+from tests.hand_made_records import SETTING, measured_sample, part
+from tests.scripted_model import ScriptedModel
 from tests.tiny_causal_models import causal_model, llama_config, llama_flops, olmoe_config, olmoe_flops
 
 CPU = torch.device("cpu")
@@ -238,3 +244,30 @@ def test_the_configuration_chooses_method_and_time_limit() -> None:
     chosen = combine_comp_metrics(Lengths(), CPU, torch.full((1, 3), 5), MAIN, {"flops_method": "ptflops"})
     # ptflops counts each of 4 biases as a multiply-add, too: 3 tokens, 2 * (4 * 4 + 4).
     assert (chosen["flops_method"], chosen["flops"]) == ("ptflops", 3 * 40)
+
+
+class Weighed(ScriptedModel):
+    """Tells its bytes."""
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes:
+        return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
+
+
+def test_a_settings_memory_is_told_apart_beside_its_reading() -> None:
+    sample = measured_sample(1, flops=StageFlops(200, 100, 20.0))
+    merged = part(sample, memory=MemoryReading(10_000, 12_000, 777, None))
+    found = setting_compute(SETTING, merged, Weighed(), "bfloat16")
+    assert found["memory"] == {
+        "peak_memory_bytes": 10_000,
+        "peak_reserved_bytes": 12_000,
+        "process_rss_bytes": 777,
+        "reason": None,
+        "weights_bytes": 5000,
+        "kv_cache_bytes": 2 * (422 + 2),
+        "activation_bytes": 10_000 - 5000 - 848,
+        "parts_reason": None,
+    }
+    shares = found["hardware_utilisation"]
+    assert shares["mfu_prefill"] is None and shares["peak_dtype"] == "bfloat16"
+    assert shares["utilisation_reason"] == "cpu is no GPU: its peaks are not known"
+    assert setting_compute(SETTING, part(sample), Weighed(), None)["memory"] is None

@@ -8,11 +8,21 @@ import pytest
 
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, sum_windows
 from experiment_core_utils.meters.emissions_file import append_window, emissions_path
+from experiment_core_utils.meters.energy_file import append_energy_window, energy_path
+from experiment_core_utils.primitives.energy_records import DeviceEnergy, EnergyOrigin, EnergyReading, EnergyWindow
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.records import EnergyFigures
+from experiment_core_utils.primitives.records import EnergyFigures, EnergyMetrics
+from experiment_core_utils.window_energy import instrument_energy
 from tests.scripted_codecarbon import WINDOW
 
 TOLD = WINDOW | {"cpu_energy_source": "rapl", "emissions_basis": "electricity mix of FRA", "gpus_in_use": 1}
+
+
+BESIDE = instrument_energy((), "none here")
+
+
+def whole(windows: Any) -> EnergyMetrics:
+    return sum_windows(windows, BESIDE)
 
 
 def place(rank: int, local_rank: int) -> Any:
@@ -24,6 +34,7 @@ def test_two_windows_are_summed(tmp_path: Path) -> None:
         append_window(window, emissions_path("0001", tmp_path))
     estimate = {"source": "rapl + nvml_counter + codecarbon_estimate", "kind": "estimated"}
     assert aggregate_energy_metrics("0001", place(0, 0), tmp_path) == {
+        **instrument_energy((), f"there is no {tmp_path}/energy_0001.json"),
         "total_energy_kwh": pytest.approx(6.8e-3),  # 3.3e-3 + 3.5e-3
         "cpu_energy_kwh": pytest.approx(4e-4),
         "gpu_energy_kwh": pytest.approx(6e-3),
@@ -57,7 +68,7 @@ def test_two_windows_are_summed(tmp_path: Path) -> None:
     ],
 )
 def test_gpu_energy_that_was_not_read_is_none(window: dict[str, Any], said: str, has_total: bool) -> None:
-    metrics = sum_windows([TOLD | window])
+    metrics = whole([TOLD | window])
     assert metrics["gpu_energy_kwh"] is None and "gpu_energy_kwh" not in metrics["sources"]
     assert said in str(metrics["reason"])
     assert (metrics["total_energy_kwh"] is not None) is has_total
@@ -67,25 +78,25 @@ def test_gpu_energy_that_was_not_read_is_none(window: dict[str, Any], said: str,
 
 
 def test_one_window_without_its_gpu_leaves_none_for_all() -> None:
-    assert sum_windows([TOLD, TOLD | {"gpu_energy": 0.0}])["gpu_energy_kwh"] is None
+    assert whole([TOLD, TOLD | {"gpu_energy": 0.0}])["gpu_energy_kwh"] is None
 
 
 def test_a_zero_is_not_a_measurement() -> None:
-    metrics = sum_windows([TOLD | {"cpu_energy": 0.0}])
+    metrics = whole([TOLD | {"cpu_energy": 0.0}])
     assert metrics["cpu_energy_kwh"] is None and metrics["reason"] == "cpu_energy_kwh: codecarbon read nothing"
 
 
 def test_a_file_that_codecarbon_wrote_itself_does_not_say_how_the_cpu_was_read() -> None:
-    metrics = sum_windows([WINDOW])
+    metrics = whole([WINDOW])
     assert metrics["sources"]["cpu_energy_kwh"] == {"source": None, "kind": None}
     assert metrics["sources"]["total_energy_kwh"] == {"source": None, "kind": "estimated"}
     assert metrics["emissions_basis"] == "world mean (no country given)"
-    assert sum_windows([WINDOW | {"country_iso_code": "DEU"}])["emissions_basis"] == "electricity mix of DEU"
+    assert whole([WINDOW | {"country_iso_code": "DEU"}])["emissions_basis"] == "electricity mix of DEU"
 
 
 def test_windows_of_two_countries_say_both() -> None:
     windows = [TOLD, TOLD | {"emissions_basis": "electricity mix of USA", "cpu_energy_source": "codecarbon_estimate"}]
-    metrics = sum_windows(windows)
+    metrics = whole(windows)
     assert metrics["emissions_basis"] == "electricity mix of FRA, electricity mix of USA"
     assert metrics["sources"]["cpu_energy_kwh"]["kind"] == "estimated"
 
@@ -104,3 +115,14 @@ def test_a_torn_file_is_no_absence(tmp_path: Path) -> None:
     emissions_path("0001", tmp_path).write_text("duration\n")
     with pytest.raises(ResultsError, match="emissions_0001.csv"):
         aggregate_energy_metrics("0001", place(0, 0), tmp_path)
+
+
+def test_what_the_instruments_measured_stands_beside(tmp_path: Path) -> None:
+    append_window(TOLD, emissions_path("0001", tmp_path))
+    origin = EnergyOrigin("GPU-1", "gpu", "nvml_counter", "measured", "counter")
+    reading = EnergyReading(36.0, (DeviceEnergy(origin, 10700.0, 40.0, None),))
+    append_energy_window(EnergyWindow(reading, (), (), {}, None), "0001", energy_path("0001", tmp_path))
+    metrics = aggregate_energy_metrics("0001", place(0, 0), tmp_path)
+    # codecarbon's 3e-3 kWh are 10800 J; the published figure stays its own.
+    assert (metrics["gpu_energy_kwh"], metrics["gpu_counter_j"], metrics["gpu_uncertainty_j"]) == (3e-3, 10700.0, 40.0)
+    assert aggregate_energy_metrics("0001", place(3, 1), tmp_path)["gpu_counter_j"] is None

@@ -142,6 +142,7 @@ def test_every_key_of_a_setting() -> None:
             "process_rss_bytes": 1000,
             "reason": "no CUDA device",
         },
+        "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
         "provenance": {"experiment_id": "0001"},
     }
@@ -212,6 +213,11 @@ def test_every_key_of_a_sample() -> None:
         "vision_flops": 700,
         "prefill_flops": 300,
         "decode_flops_per_token": 20.5,
+        "energy_j": None,
+        "energy_bound_j": None,
+        "energy_method": None,
+        "energy_source": None,
+        "energy_reason": None,
         "outputs_identical": True,
         "outlier_runs": None,
         "accuracy_batch_size": None,
@@ -232,7 +238,7 @@ def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() ->
         "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens", "actual_num_crops",
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
         "prefill_flops", "decode_flops_per_token", "accuracy", "outlier_runs", "accuracy_batch_size",
-        "accuracy_batch_limit",
+        "accuracy_batch_limit", "energy_j", "energy_bound_j", "energy_method", "energy_source", "energy_reason",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 

@@ -325,7 +325,12 @@ def save_energy(folder: Path, *processes: Any) -> None:
 
 def test_the_energy_of_two_machines_with_two_processes_each(tmp_path: Path) -> None:
     shares = energy(None, reason="shares its machine")
-    machines = energy(4.0, 2.0), shares, energy(8.0, 4.0, duration_seconds=90.0), shares
+    machines = (
+        energy(4.0, 2.0, gpu_counter_j=7.1e6, gpu_power_integral_j=7.2e6),
+        shares,
+        energy(8.0, 4.0, duration_seconds=90.0, gpu_counter_j=14e6, gpu_power_integral_j=None),
+        shares,
+    )
     save_energy(tmp_path, *machines)
     pooled = load_and_aggregate_per_process_energy_results("7", 4, results_dir=tmp_path)
     assert pooled == {
@@ -337,6 +342,8 @@ def test_the_energy_of_two_machines_with_two_processes_each(tmp_path: Path) -> N
         "total_emissions_kg_co2": 6.0,
         "duration_seconds": 90.0,
         "total_duration_seconds": 150.0,
+        "gpu_counter_j": 21.1e6,
+        "gpu_power_integral_j": None,
         "num_processes": 4,
         "num_tracking_processes": 2,
         "per_process_breakdown": [{"process": rank, **each} for rank, each in enumerate(machines)],

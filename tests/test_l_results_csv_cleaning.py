@@ -34,7 +34,10 @@ HEADER = (
     "T_decode_per_token_mean_ms,T_first_token_mean_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,"
     "vision_flops_mean,prefill_flops_mean,decode_flops_per_token_mean,"
     "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed,"
-    "num_latency_samples,share_outlier_runs"
+    "num_latency_samples,share_outlier_runs,"
+    "energy_vision_j,energy_prefill_j,energy_decode_j,energy_decode_j_per_token,energy_end_to_end_j,"
+    "energy_end_to_end_uncertainty_j,energy_end_to_end_idle_j,energy_end_to_end_net_j,energy_j_per_output_token,"
+    "energy_closure_residual_share,energy_source_ratio,energy_source,energy_kind,energy_sample_j_mean"
 )
 
 
@@ -173,7 +176,9 @@ def test_the_table_says_how_many_samples_were_measured() -> None:
     before_the_key = {key: value for key, value in some.items() if key != "num_latency_samples"}
     frame = settings_frame([some, none, before_the_key])
     assert frame["num_latency_samples"].tolist() == [1, 0, 2]
-    assert tuple(frame.columns[-2:]) == ("num_latency_samples", "share_outlier_runs")
+    before_energy = [name for name in frame.columns if not name.startswith("energy_")]
+    assert before_energy[-2:] == ["num_latency_samples", "share_outlier_runs"]
+    assert list(frame.columns[: len(before_energy)]) == before_energy
     assert frame["T_total_mean_ms"].isna().tolist() == [False, True, False]
     assert "tier" not in closing_table([some, none])
 

@@ -17,9 +17,10 @@ from experiment_core_utils.meters.simulated import (
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, Stopped
+from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.stage_energy import StagedRequest, StageMeasurement, stage_energies
-from experiments.core_exp.bench_energy import load_request, report_lines, rewind_cache, tracking_ratios
+from experiments.core_exp.bench_energy import load_request, report_lines, tracking_ratios
 from tests.scripted_model import EOS, ScriptedModel
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
@@ -155,6 +156,27 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
     assert model.calls == []
 
 
+def test_a_wish_to_stop_is_heard_between_two_repetitions() -> None:
+    device, stop = gpu(), StopRequest()
+    model = ModelOnDevice(device)
+    using = Instruments(device.clock, (SimulatedCounter(device),), (SimulatedPower(device),)).calibrated()
+    prefill, prefilled = model.prefill, list[float]()
+
+    def prefill_and_stop(*given: Any) -> Any:
+        prefilled.append(device.clock.now_s())
+        if len(prefilled) == 20:
+            stop.note(2, None)
+        return prefill(*given)
+
+    model.prefill = prefill_and_stop  # type: ignore[method-assign]
+    with pytest.raises(Stopped, match="while a stage's energy was measured"):
+        stage_energies(model, TEXT, 16, rewind, StageMeasurement(using, WindowGoal(), stop=stop))
+    assert len(prefilled) == 20
+    readings = device.num_readings
+    device.clock.sleep(1.0)
+    assert device.num_readings == readings
+
+
 def test_a_real_model_beside_a_device_played_in_real_time(tiny_checkpoint: Path) -> None:
     """The thread, the ticks and the model run beside each other; at 100 W an act's joules are 100 times its seconds."""
     clock = HostClock()
@@ -164,7 +186,7 @@ def test_a_real_model_beside_a_device_played_in_real_time(tiny_checkpoint: Path)
     ).calibrated()
     model, inputs = load_request(tiny_checkpoint, random_weights=False, tier="low", device=torch.device("cpu"))
     how = StageMeasurement(using, WindowGoal(0.5, least_s=0.1), repeats=2, idle_s=0.1)
-    found = stage_energies(model, inputs, 5, rewind_cache, how)
+    found = stage_energies(model, inputs, 5, model.rewind, how)
     for counted, integrated in found.figures.values():
         assert counted.act_s is not None and integrated.act_s is not None
         assert mean_of(integrated) == pytest.approx(100.0 * integrated.act_s, rel=1e-6)
@@ -180,7 +202,7 @@ def test_a_real_model_beside_a_device_played_in_real_time(tiny_checkpoint: Path)
 def test_the_steps_of_the_real_model_can_be_done_again(tiny_checkpoint: Path) -> None:
     """A cache cut back by the steps gives the same tokens again, and is as long as before."""
     model, inputs = load_request(tiny_checkpoint, random_weights=False, tier="low", device=torch.device("cpu"))
-    request = StagedRequest(model, inputs, 5, rewind_cache)
+    request = StagedRequest(model, inputs, 5, model.rewind)
     assert list(request.acts) == ["vision", "prefill", "decode", "end_to_end"]
     for act in request.acts.values():
         act()
@@ -194,7 +216,7 @@ def test_the_steps_of_the_real_model_can_be_done_again(tiny_checkpoint: Path) ->
             for _ in range(4):
                 token = model.decode_step(token, state).argmax(dim=-1, keepdim=True)
                 answer.append(int(token))
-            rewind_cache(state, 4)
+            model.rewind(state, 4)
             answers.append(answer)
             assert state.past_key_values.get_seq_length() == length
     assert answers[0] == answers[1]

@@ -11,11 +11,17 @@ import torch
 from transformers import AutoTokenizer
 
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
+from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary
+from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.text_grid import combinations
+from experiment_core_utils.text_energy import EnergySources
 from experiment_core_utils.text_pipeline import TextReport, run_text_experiments
 from experiment_core_utils.text_table import text_table
+from tests.scripted_codecarbon import scripted_library
+from tests.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_language_models import save_checkpoint, tiny_llama
 
 PROMPTS = ("How many red circles are there?", "=1+1", "What is left of the blue square?", "a", "Is it raining?")
@@ -243,3 +249,73 @@ def prompt_lengths(values: dict[str, Any]) -> list[int]:
     """True tokens of each prompt."""
     tokenizer = AutoTokenizer.from_pretrained(values["model_name"])
     return [len(tokenizer(prompt).input_ids) for prompt in PROMPTS]
+
+
+def test_batches_and_queries_have_their_energy_and_the_run_two_sources(values: dict[str, Any], tmp_path: Path) -> None:
+    """Beside a device that draws 100 W whatever runs, energies are 100 times seconds."""
+    sources = EnergySources(scripted_library(), instruments_of(device_in_real_time(), sample_every_s=0.005), 0.05)
+    folder = tmp_path / "results"
+    grid = combinations({**values, "track_energy": True, "country_iso_code": "FRA"})
+    report = run_text_experiments(grid, folder, lambda line: None, sources)
+    (result,) = report.results.values()
+    (experiment_id,) = ids_of(report)
+    raw = folder / "raw_results" / experiment_id
+    found = json.loads((raw / f"{experiment_id}_7_apportioned_energy.json").read_text())
+    for batch in found["batches"]:
+        # The device is synchronised and the marks are read within the window.
+        assert 100 * batch["inference_time_s"] <= batch["energy_j"] <= 100 * batch["inference_time_s"] + 5.0
+        assert batch["energy_method"] == "apportioned" and batch["energy_source"] == "simulated"
+    total = sum(batch["energy_j"] for batch in found["batches"])
+    assert sum(query["energy_j"] for query in found["queries"]) == pytest.approx(total)
+    metrics = result["inference_metrics"]
+    assert metrics["energy_per_batch_j"]["n"] == metrics["num_batches"]
+    assert metrics["energy_per_query_j"]["n"] == len(PROMPTS)
+    assert metrics["energy_per_output_token_j"] == pytest.approx(total / metrics["total_output_tokens"])
+    local = json.loads((raw / f"{experiment_id}_6_local_energy_results_process_0.json").read_text())
+    assert local["gpu_energy_kwh"] == 3e-3 and local["gpu_counter_j"] > 0
+    assert local["gpu_source_ratio"] == local["gpu_power_integral_j"] / local["gpu_counter_j"]
+    assert local["gpu_idle_j"] is not None
+    assert result["global_energy_results"]["gpu_counter_j"] == local["gpu_counter_j"]
+
+
+def no_codecarbon() -> CodecarbonLibrary:
+    return scripted_library(fail_at="probe")
+
+
+def test_energy_that_nothing_tells_stops_before_the_model_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
+    asked = {**values, "track_energy": True}
+    with pytest.raises(MeterUnavailable, match="energy cannot be measured here: codecarbon .*set energy: optional"):
+        run_text_experiments(
+            combinations(asked), tmp_path / "results", lambda line: None, EnergySources(no_codecarbon())
+        )
+    assert not (tmp_path / "results" / "raw_results").exists()
+
+
+def test_optional_energy_is_none_with_the_reason_in_every_place(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    grid = combinations({**values, "track_energy": True, "energy": "optional"})
+    nothing = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
+    report = run_text_experiments(grid, folder, lambda line: None, EnergySources(no_codecarbon(), nothing))
+    (result,) = report.results.values()
+    energy, metrics = result["global_energy_results"], result["inference_metrics"]
+    assert (energy["total_energy_kwh"], energy["gpu_counter_j"]) == (None, None)
+    assert "energy was not tracked: codecarbon does not track here" in energy["reason"]
+    assert metrics["energy_per_batch_j"] is None and "torch sees no GPU" in metrics["energy_reason"]
+
+
+def test_a_tracker_that_fails_on_the_way_costs_the_energy_alone_where_it_is_optional(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    grid = combinations({**values, "track_energy": True, "energy": "optional"})
+    nothing = Instruments(HostClock(), (), ())
+    sources = EnergySources(scripted_library(silent_at="start window 2"), nothing)
+    (result,) = run_text_experiments(grid, tmp_path / "results", lambda line: None, sources).results.values()
+    assert "codecarbon measured nothing" in result["global_energy_results"]["reason"]
+    assert result["inference_metrics"]["num_prompts"] == 5
+
+
+def test_energy_off_is_the_same_as_not_tracking(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    measured(values, folder)
+    again = measured({**values, "track_energy": True, "energy": "off"}, folder)
+    assert again.num_measured == 0

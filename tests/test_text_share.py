@@ -1,15 +1,19 @@
 """Batches of one process by a scripted model: what is counted, what is halved, what is waited for."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.simulated import ScriptedClock, SimulatedDevice
 from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.text_config import judged
 from experiment_core_utils.text_generation import TextGenerator, generation_values
 from experiment_core_utils.text_share import WARM_UP_TOKENS, OwnPrompts, TextShare
+from tests.simulated_energy import device_of, instruments_of, scripted_device
 from tests.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded
 
 # The first id of a prompt chooses what is said.
@@ -158,3 +162,75 @@ def test_a_process_without_prompts_has_empty_results() -> None:
     assert (results["output_tokens"].shape, results["output_text"]) == ((0, 0), [])
     assert (results["total_inference_time_s"], results["num_prompts_processed"]) == (0.0, 0)
     assert results["tokens_per_second"] is results["queries_per_second"] is results["latency_per_query_s"] is None
+
+
+class ModelOnDevice(ScriptedTextModel):
+    """Each batch runs for 0.5 s at 300 W on a simulated device, whose clock stands still otherwise."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__(SCRIPTS)
+        self.gpu = device
+
+    def generate(self, *arguments: Any, **keywords: Any) -> Any:
+        self.gpu.run(0.5, 300.0)
+        return super().generate(*arguments, **keywords)
+
+
+def with_power(using: Instruments, model: ScriptedTextModel) -> TextShare:
+    plain = share(model)
+    return replace(plain, generator=replace(plain.generator, clock=using.clock), power=using)
+
+
+def test_a_batch_has_its_energy_from_the_power_trace_and_a_query_its_share_by_tokens() -> None:
+    device = scripted_device()
+    results = with_power(instruments_of(device, sample_every_s=0.01), ModelOnDevice(device)).run(StopRequest())
+    for batch in results["batches"]:
+        assert batch["energy_j"] == pytest.approx(150.0, rel=0.02)
+        assert batch["energy_bound_j"] is not None and abs(batch["energy_j"] - 150.0) <= batch["energy_bound_j"]
+        assert (batch["energy_method"], batch["energy_basis"], batch["energy_reason"]) == (
+            "apportioned", "instant_power", None,
+        )  # fmt: skip
+    first, second, third, fourth, fifth = (query["energy_j"] or 0.0 for query in results["queries"])
+    joules = [float(batch["energy_j"] or 0.0) for batch in results["batches"]]
+    # Tokens in and out: 2 + 3 and 4 + 1; 1 + 4 and 3 + 2; 1 + 1.
+    assert (first, second) == (joules[0] * 5 / 10, joules[0] * 5 / 10)
+    assert third + fourth == pytest.approx(joules[1]) and third == joules[1] * 5 / 10
+    assert fifth == joules[2]
+
+
+def test_two_gpus_of_one_process_add_up() -> None:
+    device = scripted_device()
+    other = device_of(device.clock, 50.0, "GPU-34")
+    using = instruments_of(device, other, sample_every_s=0.01)
+    results = with_power(using, ModelOnDevice(device)).run(StopRequest())
+    # 0.5 s at 300 W and at 50 W.
+    assert results["batches"][0]["energy_j"] == pytest.approx(175.0, rel=0.02)
+
+
+def test_without_a_power_reading_there_is_no_energy_and_a_reason() -> None:
+    for power, said in (
+        (None, "energy was not asked for"),
+        (Instruments(ScriptedClock(), (), (), missing={"GPU energy": "torch sees no GPU"}), "torch sees no GPU"),
+    ):
+        results = replace(share(ScriptedTextModel(SCRIPTS)), power=power).run(StopRequest())
+        assert {batch["energy_j"] for batch in results["batches"]} == {None}
+        assert {query["energy_j"] for query in results["queries"]} == {None}
+        assert all(said in str(batch["energy_reason"]) for batch in results["batches"])
+
+
+def test_a_gpu_that_vanishes_leaves_a_reason() -> None:
+    device = scripted_device(vanishes_at_s=5.5)
+    results = with_power(instruments_of(device), ModelOnDevice(device)).run(StopRequest())
+    assert results["batches"][-1]["energy_j"] is None
+    assert "GPU is lost" in str(results["batches"][-1]["energy_reason"])
+
+
+def test_power_is_read_no_more_after_a_failure() -> None:
+    device = scripted_device()
+    using = instruments_of(device)
+    plain = with_power(using, ScriptedTextModel(SCRIPTS, largest_batch=1))
+    with pytest.raises(OutOfMemory):
+        plain.run(StopRequest())
+    readings = device.num_readings
+    device.clock.sleep(1.0)
+    assert device.num_readings == readings

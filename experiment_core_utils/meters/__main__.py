@@ -23,7 +23,7 @@ from experiment_core_utils.meters.selftest import missing_lines, selftest_lines
 from experiment_core_utils.meters.watch import watch_lines
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.device import gpu_uuid, synchronize
+from experiment_core_utils.primitives.device import gpu_uuid, synchronize, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
 
@@ -124,8 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 what was required is not there, 2 the request cannot be met."""
     try:
         given = build_parser().parse_args(argv)
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        gpus = [torch.device("cuda", index) for index in range(count)]
+        gpus = visible_gpus()
         using = find_instruments(uuids_of(gpus), HostClock())
         if given.command == "selftest":
             selftest(given, gpus, using)

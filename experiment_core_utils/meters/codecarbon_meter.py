@@ -13,7 +13,7 @@ from typing import Any
 
 from experiment_core_utils.primitives.csv_cells import Cell
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, first_line
-from experiment_core_utils.primitives.units import JOULES_PER_KWH
+from experiment_core_utils.primitives.units import joules_of_kwh
 
 WORLD_MEAN = "world mean (no country given)"
 # What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
@@ -60,6 +60,9 @@ class CodecarbonMeter:
         gpus_in_use: how many GPUs do the work, to be recorded beside.
         library: codecarbon, or what stands in for it; None imports it.
 
+    Attributes:
+        cpu_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
+
     Raises:
         ConfigurationError: codecarbon does not know the country.
         MeterUnavailable: codecarbon is not installed, or does not start.
@@ -80,7 +83,7 @@ class CodecarbonMeter:
             )
         self._gpus_in_use = gpus_in_use
         self._basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
-        self._cpu_source = "rapl" if library.reads_rapl() else "codecarbon_estimate"
+        self.cpu_source = "rapl" if library.reads_rapl() else "codecarbon_estimate"
         self._is_open = False
         self._num_windows = 0
         logging.getLogger("codecarbon").setLevel(logging.ERROR)
@@ -118,7 +121,7 @@ class CodecarbonMeter:
             raise MeterUnavailable("codecarbon measured nothing: it did not begin the window, see its error above")
         return {
             **_repaired(dict(measured.values)),
-            "cpu_energy_source": self._cpu_source,
+            "cpu_energy_source": self.cpu_source,
             "emissions_basis": self._basis,
             "gpus_in_use": self._gpus_in_use,
         }
@@ -193,7 +196,7 @@ def _repaired(row: dict[str, Any]) -> dict[str, Cell]:
     """Powers of this window alone; utilisation that was never sampled is absent."""
     seconds = row["duration"]
     for power, energy in _POWERS.items():
-        row[power] = row[energy] * JOULES_PER_KWH / seconds if seconds > 0 else None
+        row[power] = joules_of_kwh(row[energy]) / seconds if seconds > 0 else None
     if not row["ram_used_gb"]:
         row |= dict.fromkeys(_SAMPLED)
     return row

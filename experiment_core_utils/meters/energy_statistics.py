@@ -20,6 +20,9 @@ from experiment_core_utils.primitives.energy_records import (
     IdlePower,
 )
 
+# Shorter windows hold too few power readings to tell anything of a second source.
+LEAST_WINDOW_S = 2.0
+
 
 class CounterDelta(NamedTuple):
     """What a counter rose by; None with the reason, or with a remark on what was done to it."""
@@ -168,7 +171,7 @@ def energy_figure(
     bounds = [each.bound_j for each in found if each.bound_j is not None]
     act_s = mean_of_known([each.act_s for each in found])
     bound_j = max(bounds) if found and len(bounds) == len(found) else None
-    idle_w, idle_uncertainty_w = _idle([idle_before, idle_after])
+    idle_w, idle_uncertainty_w = mean_idle([idle_before, idle_after])
     idle_j = None if idle_w is None or act_s is None else idle_w * act_s
     gross = describe(joules)
     baseline_j = None if idle_uncertainty_w is None or act_s is None else idle_uncertainty_w * act_s
@@ -190,8 +193,9 @@ def energy_figure(
     )
 
 
-def _idle(readings: Sequence[IdlePower | None]) -> tuple[float | None, float | None]:
-    """Mean watts and their uncertainty."""
+def mean_idle(readings: Sequence[IdlePower | None]) -> tuple[float | None, float | None]:
+    """Mean watts of the readings that there are, and their uncertainty: half of the drift and the larger bound, in
+    squares; None where any of them has no bound."""
     found = [each for each in readings if each is not None and each.watts is not None]
     watts = [each.watts for each in found if each.watts is not None]
     bounds = [each.bound_w for each in found if each.bound_w is not None]

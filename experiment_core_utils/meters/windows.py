@@ -13,7 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from experiment_core_utils.meters.edges import POLL_EVERY_S, Edge, EdgeWatch
-from experiment_core_utils.meters.energy_statistics import aligned_bound_j, counter_delta, window_for_error
+from experiment_core_utils.meters.energy_statistics import (
+    LEAST_WINDOW_S,
+    aligned_bound_j,
+    counter_delta,
+    window_for_error,
+)
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.interface import EnergyCounter
 from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
@@ -22,8 +27,6 @@ from experiment_core_utils.primitives.energy_records import ActEnergy, Alignment
 from experiment_core_utils.primitives.errors import MeterUnavailable
 
 RELATIVE_ERROR = 0.02
-# Shorter windows hold too few power readings to tell anything of a second source.
-LEAST_WINDOW_S = 2.0
 LONGEST_WINDOW_S = 60.0
 # Acts are done for this long, at least one, before a window, to see how long they take.
 WARM_UP_S = 0.3

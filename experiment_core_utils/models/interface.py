@@ -71,6 +71,10 @@ class StagedModel(Protocol):
         """Decode stage: token [1, 1] -> logits [1, V]."""
         ...
 
+    def rewind(self, state: Any, steps: int) -> None:
+        """Take the state behind the last so many decode steps back to where it was before the first of them."""
+        ...
+
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """Greedy answers to several requests together, under the setting in force; never timed.
 

@@ -23,6 +23,7 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 SampleBy = Literal["random", "question_type"]
 SettingOrder = Literal["shuffled", "planned"]
 ProfilerMode = Literal["minimal", "full"]
+EnergyWish = Literal["required", "optional", "off"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class ProfilingConfig:
     setting_order: SettingOrder
     drift_check_every: int
     until_precision: float | None
+    energy: EnergyWish
     seed: int
     num_latency_samples: int | None
     accuracy_batch_size: int

@@ -157,3 +157,8 @@ def _wilson(share: float, n: float) -> tuple[float, float]:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def rate(one: float, other: float) -> float | None:
+    """`one` per `other`; None where there is nothing of either, so that no rate of 0 stands for a run without work."""
+    return one / other if one and other else None

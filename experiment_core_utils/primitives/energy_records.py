@@ -18,6 +18,8 @@ Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
 Alignment = Literal["ticks", "acts"]
 
 ALL_DEVICES = "all"
+# Name of the whole request among its stages.
+END_TO_END = "end_to_end"
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,47 @@ class IdlePower:
 
 
 @dataclass(frozen=True)
+class EnergyWindow:
+    """One window of an experiment, as the machine's own instruments saw it.
+
+    Attributes:
+        reading: None where there was nothing to measure with, for which `reason` says why.
+        idle_before, idle_after: for each source and device; empty where it was not asked for.
+        missing: what is not there, by name, and why.
+    """
+
+    reading: EnergyReading | None
+    idle_before: tuple[IdlePower, ...]
+    idle_after: tuple[IdlePower, ...]
+    missing: Mapping[str, str]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class WindowFigure:
+    """Energy of an experiment's windows by one source, on one device or over all of them.
+
+    Attributes:
+        seconds: length of all windows.
+        gross_j: None where that of any window is missing.
+        uncertainty_j: sum of the windows' error bounds: a window is measured once and has no spread.
+        idle_j: idle power (mean of before and after) over the windows' length; None where it was not measured.
+        net_j: gross less idle; may be negative.
+        net_uncertainty_j: with that of the idle power.
+    """
+
+    origin: EnergyOrigin
+    seconds: float
+    gross_j: float | None
+    uncertainty_j: float | None
+    idle_j: float | None
+    net_j: float | None
+    net_uncertainty_j: float | None
+    reason: str | None
+    remark: str | None
+
+
+@dataclass(frozen=True)
 class ActEnergy:
     """Energy of one act, from one window in which it was repeated without a pause.
 
@@ -218,3 +261,39 @@ class StageEnergies:
     def decode_steps(self) -> int:
         """What the energy of `decode` is to be divided by for one output token after the first."""
         return self.output_tokens - 1
+
+
+@dataclass(frozen=True)
+class SettingEnergy:
+    """Energy of the stages of one request at one setting, measured once, after the setting's samples.
+
+    Attributes:
+        experiment_id, rank: of the run and the process that measured it.
+        sample_id: whose request it is.
+        stages: None where it could not be measured, for which `reason` says why.
+        missing: sources that are not there, by name, and why.
+    """
+
+    experiment_id: str
+    rank: int
+    sample_id: int | None
+    stages: StageEnergies | None
+    missing: Mapping[str, str]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class RunsEnergy:
+    """Energy of a sample's measured runs, apportioned from power readings taken beside them.
+
+    Attributes:
+        joules, bounds_j: of each run, in order; None where no power was read.
+        source, basis: as in `EnergyOrigin`.
+        reason: why a figure is None.
+    """
+
+    joules: tuple[float | None, ...]
+    bounds_j: tuple[float | None, ...]
+    source: str | None
+    basis: str | None
+    reason: str | None

@@ -153,6 +153,12 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="end a setting once the 95 %% interval of its mean T_total is within P of it, such as 0.02",
     )
+    how.add_argument(
+        "--energy",
+        choices=("off", "required", "optional"),
+        default="off",
+        help="energy of each stage and sample; required stops where nothing measures it (%(default)s)",
+    )
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     how.add_argument(
         "--precision",

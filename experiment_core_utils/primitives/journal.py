@@ -1,9 +1,9 @@
 """In: a process's finished samples of one setting, one by one; out: a file from which none of them is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample) or `end` (ShareDone). A line is on the disk before the next sample
-begins. A process that is killed while it writes leaves the beginning of a line; it is ignored when read, and cut off by
-the process that goes on.
+(ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy) or `end` (ShareDone). A line is on the disk
+before the next sample begins. A process that is killed while it writes leaves the beginning of a line; it is ignored
+when read, and cut off by the process that goes on.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from experiment_core_utils.primitives.energy_records import SettingEnergy
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import failed_writes_named
 from experiment_core_utils.primitives.records import (
@@ -33,12 +34,13 @@ LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
 
-Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | ShareDone
+Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | ShareDone
 _KINDS: dict[str, TypeAdapter[Any]] = {
     "header": TypeAdapter(JournalHeader),
     "warmup": TypeAdapter(WarmUp),
     "conditions": TypeAdapter(ConditionsReading),
     "sample": TypeAdapter(FinishedSample),
+    "energy": TypeAdapter(SettingEnergy),
     "end": TypeAdapter(ShareDone),
 }
 _NAMES = {
@@ -46,6 +48,7 @@ _NAMES = {
     WarmUp: "warmup",
     ConditionsReading: "conditions",
     FinishedSample: "sample",
+    SettingEnergy: "energy",
     ShareDone: "end",
 }
 
@@ -87,6 +90,11 @@ class JournalContent:
     def finished(self) -> tuple[FinishedSample, ...]:
         """The samples, in the order in which they were finished."""
         return tuple(line for line in self.lines if isinstance(line, FinishedSample))
+
+    @property
+    def energy(self) -> SettingEnergy | None:
+        """The energy of a request's stages, which is measured once; None while it is not."""
+        return next((line for line in self.lines if isinstance(line, SettingEnergy)), None)
 
     @property
     def end(self) -> ShareDone | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 from experiment_core_utils.primitives.compute_records import MemoryParts
 from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingEnergy
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 When = Literal["open", "between", "close"]
@@ -254,6 +255,7 @@ class MeasuredSample:
             task's sample.
         metadata: the question and what else the task says (JSON values only).
         answer: of a sample without runs; None with them.
+        energy: of its runs; None where it was not asked for, and without runs.
     """
 
     sample_id: int
@@ -270,14 +272,27 @@ class MeasuredSample:
     answer_index: int | None
     metadata: dict[str, Any]
     answer: BatchedAnswer | None = None
+    energy: RunsEnergy | None = None
+
+    @property
+    def run_place(self) -> int | None:
+        """Place among the runs of the one with the median total time (the lower one of two in the middle)."""
+        if not self.runs:
+            return None
+        by_time = sorted(range(len(self.runs)), key=lambda place: self.runs[place].total_s)
+        return by_time[(len(self.runs) - 1) // 2]
 
     @property
     def run(self) -> StagedRun | None:
-        """The run with the median total time (the lower one of two in the middle); its times are the sample's
-        published ones, so that they add up. None without runs."""
-        if not self.runs:
-            return None
-        return sorted(self.runs, key=lambda run: run.total_s)[(len(self.runs) - 1) // 2]
+        """The run at `run_place`; its times are the sample's published ones, so that they add up. None without runs."""
+        place = self.run_place
+        return None if place is None else self.runs[place]
+
+    @property
+    def energy_j(self) -> float | None:
+        """Of that run."""
+        place = self.run_place
+        return None if self.energy is None or place is None else self.energy.joules[place]
 
     @property
     def output_tokens(self) -> int:
@@ -514,6 +529,7 @@ class MeasuredSetting:
         num_stopped_early: processes that did not come to their last sample because there were enough.
         warmups: of every process and run.
         conditions: readings of every process and run, in order of time for each of them.
+        energy: of one request's stages; None where it was not asked for.
     """
 
     key: str
@@ -530,6 +546,7 @@ class MeasuredSetting:
     num_stopped_early: int = 0
     warmups: tuple[WarmUp, ...] = ()
     conditions: tuple[ConditionsReading, ...] = ()
+    energy: SettingEnergy | None = None
 
 
 @dataclass(frozen=True)
@@ -616,6 +633,25 @@ class TokenisedPrompts(TypedDict):
     attention_mask: Any
 
 
+class ApportionedEnergy(TypedDict):
+    """Energy of a part of a run, from power readings taken beside the whole of it.
+
+    Attributes:
+        energy_j: of all devices that the process computes on, idle power included; None where no power is read.
+        energy_bound_j: most that the time between readings can make of an error.
+        energy_method: `apportioned`: not from a window of its own.
+        energy_source, energy_basis: as in `EnergyOrigin`.
+        energy_reason: why there is no figure.
+    """
+
+    energy_j: float | None
+    energy_bound_j: float | None
+    energy_method: Literal["apportioned"] | None
+    energy_source: str | None
+    energy_basis: str | None
+    energy_reason: str | None
+
+
 class QueryRecord(TypedDict):
     """One prompt of a text run.
 
@@ -628,6 +664,7 @@ class QueryRecord(TypedDict):
         ended: whether end-of-sequence came before the limit.
         output_token_ids: the generated ids.
         output_text: None where decoding to text was not asked for.
+        energy_j: its share of its batch's, by its tokens; see `apportioned_energy.share_of_query`.
     """
 
     prompt_index: int
@@ -638,9 +675,10 @@ class QueryRecord(TypedDict):
     ended: bool
     output_token_ids: list[int]
     output_text: str | None
+    energy_j: float | None
 
 
-class BatchRecord(TypedDict):
+class BatchRecord(ApportionedEnergy):
     """One call of `generate()` that came to its end.
 
     Attributes:
@@ -792,6 +830,10 @@ class InferenceMetrics(TypedDict):
         simulated_delay_s: as in the results; in no other time.
         num_halved_batches: batches that ran after a larger one had run out of memory.
         most_halvings: of one batch.
+        energy_per_batch_j, energy_per_query_j: `Distribution` of the energies apportioned from power readings.
+        energy_per_output_token_j: all of it over all output tokens.
+        energy_method: `apportioned`; None without a figure.
+        energy_reason: why there is none.
     """
 
     total_input_tokens: int
@@ -815,6 +857,11 @@ class InferenceMetrics(TypedDict):
     simulated_delay_s: float | None
     num_halved_batches: int | None
     most_halvings: int | None
+    energy_per_batch_j: dict[str, Any] | None
+    energy_per_query_j: dict[str, Any] | None
+    energy_per_output_token_j: float | None
+    energy_method: str | None
+    energy_reason: str | None
 
 
 class CustomMetricsReport(TypedDict):
@@ -933,8 +980,34 @@ class EnergyFigures(TypedDict):
     duration_seconds: float | None
 
 
-class EnergyMetrics(EnergyFigures):
+class InstrumentEnergy(TypedDict):
+    """The same windows by the machine's own counters and power readings, in joules; None where there are none.
+
+    Attributes:
+        gpu_counter_j: rise of the GPUs' energy counters, over all GPUs.
+        gpu_power_integral_j: their power readings, integrated.
+        gpu_source_ratio: the second over the first.
+        gpu_idle_j, gpu_net_j, gpu_uncertainty_j: of the counters, or of the integral where there are none; see
+            `WindowFigure`.
+        instruments: a `WindowFigure` for each source and device, then for each source over its devices where they are
+            several.
+        instruments_reason: what is missing, and why.
+    """
+
+    gpu_counter_j: float | None
+    gpu_power_integral_j: float | None
+    gpu_source_ratio: float | None
+    gpu_idle_j: float | None
+    gpu_net_j: float | None
+    gpu_uncertainty_j: float | None
+    instruments: list[dict[str, Any]]
+    instruments_reason: str | None
+
+
+class EnergyMetrics(EnergyFigures, InstrumentEnergy):
     """The energy of one machine in an experiment; all monitoring periods summed.
+
+    The figures in kWh are codecarbon's.
 
     Attributes:
         sources: by figure, of those that are not None.
@@ -961,12 +1034,15 @@ class PooledEnergy(EnergyFigures):
         per_process_breakdown: by rank, each with `process`.
         duration_seconds: the longest window of a machine.
         total_duration_seconds: the sum of the machines' windows.
+        gpu_counter_j, gpu_power_integral_j: of all machines with GPUs; None where one of them lacks it.
         reason: why something is missing, by rank.
     """
 
     avg_energy_per_process_kwh: float | None
     per_process_breakdown: list[dict[str, Any]]
     total_duration_seconds: float | None
+    gpu_counter_j: float | None
+    gpu_power_integral_j: float | None
     num_processes: int
     num_tracking_processes: int
     reason: str | None

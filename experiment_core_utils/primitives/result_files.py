@@ -21,6 +21,7 @@ PRIORITIES = {
     "memory_timeline": 5,
     LOCAL_ENERGY: 6,
     "global_energy_results": 7,
+    "apportioned_energy": 7,
     "text_output": 8,
     "token_output": 8,
 }

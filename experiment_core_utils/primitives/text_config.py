@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from experiment_core_utils.primitives.config import Device
+from experiment_core_utils.primitives.config import Device, EnergyWish
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 
@@ -121,6 +121,7 @@ class TextConfig(_Part):
 
     Attributes:
         model_name: local folder or hub id; the embedded model's language part by default.
+        energy: `required` stops before loading where nothing tells the energy, `optional` goes on without.
         further: attributes of the published object that this project does not know; recorded, without effect.
     """
 
@@ -157,6 +158,7 @@ class TextConfig(_Part):
     save_outputs: bool = False
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
     track_energy: bool = True
+    energy: EnergyWish = "required"
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
     flops_method: Literal["formula", "counter", "ptflops"] = "formula"
     memory_timeline: bool = False
@@ -168,6 +170,12 @@ class TextConfig(_Part):
     def _yaml_no(cls, given: Any) -> Any:
         """YAML reads a bare `no` as false."""
         return "no" if given is False else given
+
+    @field_validator("energy", mode="before")
+    @classmethod
+    def _yaml_off(cls, given: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if given is False else given
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -185,6 +193,11 @@ class TextConfig(_Part):
         options = self.batching_options
         return None if options.adaptive_batching else options.batch_size___fixed_batching
 
+    @property
+    def energy_wanted(self) -> EnergyWish:
+        """What `energy` says; `track_energy: false` is an older name of `off`."""
+        return self.energy if self.track_energy else "off"
+
     def effective(self) -> Self:
         """The same experiment without the values that its modes leave without effect, to recognise it by."""
         decoding, batching, simulation = self.decoder_config, self.batching_options, self.latency_simulation
@@ -199,6 +212,7 @@ class TextConfig(_Part):
                 "decoder_config": Decoding(**decoding.model_dump(include=used)),
                 "batching_options": Batching(**batching.model_dump(exclude=unused_batching)),
                 "latency_simulation": simulation if simulation.simulate else LatencySimulation(),
+                "track_energy": self.energy_wanted != "off",
             }
         )
 

@@ -8,6 +8,11 @@ def milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
+def joules_of_kwh(kilowatt_hours: float) -> float:
+    """Kilowatt-hours to joules."""
+    return kilowatt_hours * JOULES_PER_KWH
+
+
 def span(seconds: float) -> str:
     """For a reader: "42 s", "17 min", "3 h 05 min"."""
     if seconds < 60:

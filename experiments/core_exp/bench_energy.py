@@ -22,7 +22,6 @@ from experiment_core_utils.meters.instruments import Instruments, find_instrumen
 from experiment_core_utils.meters.selftest import missing_lines
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
@@ -48,11 +47,6 @@ def load_request(
     sample = task[0]
     request = model.prepare(sample, task.prompt(sample), tier_target(tier).crops)
     return model, model.to_device(request.inputs)
-
-
-def rewind_cache(state: DecodeState, steps: int) -> None:
-    """Take the last `steps` positions off the cache; a negative number means that in every version of transformers."""
-    state.past_key_values.crop(-steps)
 
 
 def tracking_ratios(
@@ -150,7 +144,7 @@ def measure(given: argparse.Namespace, using: Instruments) -> dict[str, Any]:
         model.apply(setting)
         for _ in range(WARM_UP_RUNS):
             generate_greedily(model, inputs, given.max_new_tokens, NoMarks())
-        found = stage_energies(model, inputs, given.max_new_tokens, rewind_cache, how)
+        found = stage_energies(model, inputs, given.max_new_tokens, model.rewind, how)
         print(f"{setting.key}, {inputs['input_ids'].shape[1]} prompt tokens, {found.output_tokens} output tokens")
         print("\n".join(report_lines(found)), flush=True)
         ratios = tracking_ratios(model, inputs, given.max_new_tokens, using, given.pairs)

@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,22 @@ def test_values_without_effect_do_not_make_another_experiment() -> None:
     drawn = {"decoding_mode": "top_k", "decoder_top_k": 5}
     assert effective(decoder_config=drawn) == effective(decoder_config={**drawn, "decoder_top_p": 0.5})
     assert effective(decoder_config=drawn) != effective(decoder_config={**drawn, "decoder_temperature": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "required"),
+        ({"energy": "optional"}, "optional"),
+        ({"energy": False}, "off"),  # a bare `off` in YAML
+        ({"track_energy": False}, "off"),
+        ({"track_energy": False, "energy": "required"}, "off"),
+    ],
+)
+def test_energy_is_wanted_unless_either_key_says_no(given: dict[str, Any], wanted: str) -> None:
+    assert judged(given).energy_wanted == wanted
+
+
+def test_energy_has_three_values() -> None:
+    with pytest.raises(ConfigurationError, match="energy: .*required"):
+        judged({"energy": "sometimes"})

@@ -132,6 +132,10 @@ class MolmoeStagedModel:
         """See `StagedModel.decode_step`."""
         return self.model.decode_step(token, state)
 
+    def rewind(self, state: DecodeState, steps: int) -> None:
+        """See `StagedModel.rewind`; to `crop`, a negative number means that in every version of transformers."""
+        state.past_key_values.crop(-steps)
+
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
         return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)

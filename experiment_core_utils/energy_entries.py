@@ -1,0 +1,179 @@
+"""In: the energy of a setting or a sample; out: its entries in the setting's JSON file, and what is to be warned of.
+
+Joules, watts and seconds, as the names say.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from experiment_core_utils.meters.energy_statistics import LEAST_WINDOW_S
+from experiment_core_utils.primitives.energy_records import (
+    ALL_DEVICES,
+    END_TO_END,
+    Closure,
+    EnergyFigure,
+    EnergyOrigin,
+    IdlePower,
+    SettingEnergy,
+    StageEnergies,
+)
+from experiment_core_utils.primitives.records import MeasuredSample
+
+CLOSURE_LIMIT = 0.05
+# Which figure stands for a setting where there are several: the first of these that was measured.
+_PREFERRED = (("gpu", "counter"), ("gpu", "instant_power"), ("gpu", "averaged_power"), ("cpu", "counter"))
+
+
+def sample_energy(sample: MeasuredSample) -> dict[str, Any]:
+    """The energy keys of one entry of `per_sample_results`: of the run whose times are published."""
+    energy, place = sample.energy, sample.run_place
+    if energy is None or place is None:
+        return dict.fromkeys(("energy_j", "energy_bound_j", "energy_method", "energy_source", "energy_reason"))
+    joules = energy.joules[place]
+    return {
+        "energy_j": joules,
+        "energy_bound_j": energy.bounds_j[place],
+        "energy_method": None if joules is None else "apportioned",
+        "energy_source": None if joules is None else f"{energy.source} ({energy.basis})",
+        "energy_reason": energy.reason,
+    }
+
+
+def energy_entry(energy: SettingEnergy | None) -> dict[str, Any] | None:
+    """The top-level key `energy`; None where it was not asked for."""
+    if energy is None:
+        return None
+    stages = energy.stages
+    return {
+        "experiment_id": energy.experiment_id,
+        "rank": energy.rank,
+        "sample_id": energy.sample_id,
+        "output_tokens": stages.output_tokens if stages else None,
+        "summary": summary_entry(stages) if stages else None,
+        "stages": {
+            name: [figure_entry(figure) for figure in figures]
+            for name, figures in (stages.figures.items() if stages else ())
+        },
+        "closures": [closure_entry(each) for each in stages.closures] if stages else [],
+        "source_ratios": dict(stages.source_ratios) if stages else {},
+        "idle": [idle_entry(before, after) for before, after in stages.idle] if stages else [],
+        "missing": dict(energy.missing),
+        "reason": energy.reason,
+    }
+
+
+def figure_entry(figure: EnergyFigure) -> dict[str, Any]:
+    """One stage by one source."""
+    gross = figure.gross_j
+    return {
+        **asdict(figure.origin),
+        "gross_j": gross.mean if gross else None,
+        "gross_j_ci95_low": gross.ci_low if gross else None,
+        "gross_j_ci95_high": gross.ci_high if gross else None,
+        "uncertainty_j": figure.uncertainty_j,
+        "idle_w": figure.idle_w,
+        "idle_j": figure.idle_j,
+        "net_j": figure.net_j,
+        "net_uncertainty_j": figure.net_uncertainty_j,
+        "act_s": figure.act_s,
+        "num_acts": figure.count,
+        "window_s": figure.window_s,
+        "num_windows": figure.num_windows,
+        "reason": figure.reason,
+    }
+
+
+def closure_entry(closure: Closure) -> dict[str, Any]:
+    """The whole request against the sum of its stages, by one source."""
+    values = asdict(closure)
+    return {**values.pop("origin"), **values}
+
+
+def idle_entry(before: IdlePower, after: IdlePower) -> dict[str, Any]:
+    """Idle power by one source."""
+    reasons = dict.fromkeys(each.reason for each in (before, after) if each.reason is not None)
+    return {
+        **asdict(before.origin),
+        "before_w": before.watts,
+        "after_w": after.watts,
+        "seconds": before.seconds,
+        "reason": "; ".join(reasons) or None,
+    }
+
+
+def summary_entry(stages: StageEnergies) -> dict[str, Any] | None:
+    """The figures of the best source that measured the whole request, over its devices; None where none did."""
+    whole = _chosen(stages.figures[END_TO_END])
+    if whole is None or whole.gross_j is None:
+        return None
+    found = {name: _of(figures, whole.origin) for name, figures in stages.figures.items()}
+    joules = {name: each.gross_j.mean for name, each in found.items() if each is not None and each.gross_j is not None}
+    closure = next((each for each in stages.closures if each.origin == whole.origin), None)
+    decode_j = joules.get("decode")
+    return {
+        **asdict(whole.origin),
+        "vision_j": joules.get("vision"),
+        "prefill_j": joules.get("prefill"),
+        "decode_j": decode_j,
+        "decode_j_per_token": None if decode_j is None else decode_j / stages.decode_steps,
+        "end_to_end_j": whole.gross_j.mean,
+        "end_to_end_uncertainty_j": whole.uncertainty_j,
+        "end_to_end_idle_j": whole.idle_j,
+        "end_to_end_net_j": whole.net_j,
+        "j_per_output_token": whole.gross_j.mean / stages.output_tokens,
+        "closure_residual_share": closure.residual_share if closure else None,
+        "source_ratio": stages.source_ratios[END_TO_END] if whole.origin.component == "gpu" else None,
+    }
+
+
+def _chosen(figures: Sequence[EnergyFigure]) -> EnergyFigure | None:
+    for component, basis in _PREFERRED:
+        found = [each for each in figures if (each.origin.component, each.origin.basis) == (component, basis)]
+        measured = [each for each in found if each.gross_j is not None]
+        if measured and len(measured) == len(found):
+            return next((each for each in measured if each.origin.device == ALL_DEVICES), measured[0])
+    return None
+
+
+def _of(figures: Sequence[EnergyFigure], origin: EnergyOrigin) -> EnergyFigure | None:
+    return next((each for each in figures if each.origin == origin), None)
+
+
+def energy_caveats(entry: Mapping[str, Any] | None) -> list[str]:
+    """A sentence each for what weakens the figures of a setting's `energy`."""
+    if entry is None:
+        return []
+    summary = entry["summary"]
+    if summary is None:
+        return [f"energy: not measured: {entry['reason'] or _first_reason(entry)}"]
+    source = (summary["component"], summary["basis"], summary["device"])
+    caveats = []
+    share = summary["closure_residual_share"]
+    if share is None:
+        caveats.append("energy: whether the stages add up to the whole is not known: a stage was not measured")
+    elif abs(share) > CLOSURE_LIMIT:
+        caveats.append(f"energy: the stages and the whole request differ by {share:+.1%}")
+    own = {
+        name: each
+        for name, figures in entry["stages"].items()
+        for each in figures
+        if (each["component"], each["basis"], each["device"]) == source
+    }
+    short = [name for name, each in own.items() if each["num_windows"] and _mean_window_s(each) < LEAST_WINDOW_S]
+    if short:
+        caveats.append(f"energy: the windows of {', '.join(short)} are shorter than {LEAST_WINDOW_S:g} s")
+    if summary["kind"] == "estimated":
+        caveats.append(f"energy: estimated by {summary['source']}, not measured")
+    if summary["component"] != "gpu" and any(name.startswith("energy counter of") for name in entry["missing"]):
+        caveats.append("energy: the GPU's own energy is not in it")
+    return caveats
+
+
+def _mean_window_s(figure: Mapping[str, Any]) -> float:
+    mean: float = figure["window_s"] / figure["num_windows"]
+    return mean
+
+
+def _first_reason(entry: Mapping[str, Any]) -> str | None:
+    return next((each["reason"] for each in entry["stages"].get(END_TO_END, ()) if each["reason"]), None)

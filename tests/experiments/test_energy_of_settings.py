@@ -1,0 +1,166 @@
+"""`--energy` from the flag to the files, beside a device of 100 W whatever runs: joules are 100 times seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.k_results_aggregation import merge_parts, part_of
+from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.simulated import SimulatedDevice
+from experiment_core_utils.meters.windows import WindowGoal
+from experiment_core_utils.pipeline import ProfilingRun, plan_for, run_profiling
+from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.journal import read_journal
+from experiment_core_utils.progress import Ledger
+from experiment_core_utils.progress_bar import progress_of
+from experiment_core_utils.stage_energy import StageMeasurement
+from tests.simulated_energy import device_in_real_time, instruments_of
+
+WATTS = 100.0
+NOTHING = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
+
+
+def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
+    return parse_config(
+        ["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
+         "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "3", "--num_warmup_runs", "0",
+         "--drift_check_every", "0", "--num_threads", "1", "--max_new_tokens", "3", *more]
+    )  # fmt: skip
+
+
+def means(device: SimulatedDevice | None = None) -> StageMeasurement:
+    """Short windows: how exact they are is tested with a scripted clock."""
+    using = instruments_of(device or device_in_real_time(WATTS), sample_every_s=0.005)
+    return StageMeasurement(using, WindowGoal(0.5, least_s=0.05), repeats=2, idle_s=0.05)
+
+
+def result_in(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("*blocks3.json")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("energy")
+    run_profiling(config_for(tiny_checkpoint, folder, "--energy", "required"), means())
+    return folder
+
+
+def test_each_stage_has_its_energy_by_two_sources(folder: Path) -> None:
+    energy = result_in(folder)["energy"]
+    assert set(energy["stages"]) == {"vision", "prefill", "decode", "end_to_end"}
+    for figures in energy["stages"].values():
+        counter, power = figures
+        assert (counter["basis"], power["basis"], counter["source"]) == ("counter", "instant_power", "simulated")
+        assert power["gross_j"] == pytest.approx(WATTS * power["act_s"], rel=1e-6)
+        assert counter["num_windows"] == 2 and counter["uncertainty_j"] is not None
+        assert power["idle_w"] == pytest.approx(WATTS)
+        assert power["net_j"] == pytest.approx(power["gross_j"] - power["idle_j"])
+    assert energy["sample_id"] == result_in(folder)["sample_ids"][0]
+    assert energy["reason"] is None and [each["basis"] for each in energy["closures"]] == ["counter", "instant_power"]
+    summary = energy["summary"]
+    assert summary["end_to_end_j"] == energy["stages"]["end_to_end"][0]["gross_j"]
+    assert summary["j_per_output_token"] == summary["end_to_end_j"] / energy["output_tokens"]
+    assert summary["decode_j_per_token"] == summary["decode_j"] / (energy["output_tokens"] - 1)
+
+
+def test_each_sample_has_the_energy_of_its_published_run(folder: Path) -> None:
+    result = result_in(folder)
+    for sample in result["per_sample_results"]:
+        # The window also holds waiting for the device and reading the marks.
+        least_j = WATTS * sample["T_total"] / 1e3
+        assert least_j <= sample["energy_j"] <= least_j + 5.0
+        assert (sample["energy_method"], sample["energy_source"]) == ("apportioned", "simulated (instant_power)")
+    mean = sum(sample["energy_j"] for sample in result["per_sample_results"]) / 2
+    assert result["aggregate_stats"]["energy_j_mean"] == pytest.approx(mean)
+
+
+def test_the_table_ends_with_energy(folder: Path) -> None:
+    frame = pd.read_csv(folder / "reference-vqa_settings.csv")
+    summary = result_in(folder)["energy"]["summary"]
+    assert list(frame.columns)[-1] == "energy_sample_j_mean"
+    for name in ("vision", "prefill", "decode", "end_to_end"):
+        assert frame[f"energy_{name}_j"][0] == summary[f"{name}_j"]
+    assert (frame["energy_source"][0], frame["energy_kind"][0]) == ("simulated", "measured")
+
+
+def test_short_windows_are_warned_of(folder: Path) -> None:
+    caveats = result_in(folder)["provenance"]["caveats"]
+    assert any(each.startswith("energy: the windows of ") and "shorter than 2 s" in each for each in caveats)
+
+
+def test_off_reads_nothing_and_leaves_nulls(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    device = device_in_real_time(WATTS)
+    how = means(device)
+    readings = device.num_readings
+    report = run_profiling(config_for(tiny_checkpoint, tmp_path), how)
+    assert device.num_readings == readings
+    result = report.results[0]
+    assert result["energy"] is None and result["per_sample_results"][0]["energy_j"] is None
+    assert not any(name.startswith("energy_") for name in result["aggregate_stats"])
+
+
+def test_required_energy_that_nothing_measures_stops_before_the_model(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    for path in tiny_checkpoint.iterdir():
+        (tmp_path / "checkpoint" / path.name).write_bytes(path.read_bytes())
+    (weights,) = (tmp_path / "checkpoint").glob("*.safetensors")
+    # Loading it would be an error of its own.
+    weights.write_bytes(b"torn")
+    config = config_for(tmp_path / "checkpoint", tmp_path / "results", "--energy", "required")
+    with pytest.raises(MeterUnavailable, match="--energy required: nothing on this machine.*--energy optional goes on"):
+        run_profiling(config, StageMeasurement(NOTHING, WindowGoal()))
+
+
+def test_optional_energy_is_none_with_the_reason_in_every_place(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = config_for(tiny_checkpoint, tmp_path, "--energy", "optional")
+    (result,) = run_profiling(config, StageMeasurement(NOTHING, WindowGoal())).results
+    energy = result["energy"]
+    assert (energy["summary"], energy["stages"]) == (None, {})
+    assert "nothing on this machine measures energy" in energy["reason"]
+    assert energy["missing"] == {"GPU energy": "torch sees no GPU"}
+    for sample in result["per_sample_results"]:
+        assert sample["energy_j"] is None and "torch sees no GPU" in sample["energy_reason"]
+    assert any(each.startswith("energy: not measured: nothing") for each in result["provenance"]["caveats"])
+
+
+def test_an_unknown_wish_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--energy"):
+        parse_config(["--energy", "yes"])
+
+
+def new_run(config: ProfilingConfig, experiment_id: str) -> ProfilingRun:
+    source, task = find_model(config.model_path), open_task(config)
+    ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
+    drawn, accelerator = draw_samples(task, config), setup_distributed(config)
+    return ProfilingRun(config, source, task, accelerator, drawn, "f00d", ledger, experiment_id, energy=means())
+
+
+def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """As a search does, which measures more samples in every round, and a run that goes on after a kill."""
+    config = config_for(tiny_checkpoint, tmp_path, "--energy", "required")
+    for experiment_id in ("0001", "0002"):
+        run = new_run(config, experiment_id)
+        (setting,) = plan_for(config, find_model(config.model_path))
+        ids = run.measurer.own_ids
+        with run.requests, progress_of(1, 2, shown=False) as progress:
+            for share in (ids[:1], ids):
+                run.measurer.measure_share(setting, progress, sample_ids=share)
+    (path,) = (tmp_path / ".parts").glob("*.rank0.jsonl")
+    kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
+    assert (kinds.count("energy"), kinds.count("sample")) == (1, 2)
+    # Behind the samples of the first share, before its end.
+    assert kinds[kinds.index("energy") - 1] in ("sample", "conditions") and kinds[kinds.index("energy") + 1] == "end"
+    content = read_journal(path)
+    assert content is not None and content.energy is not None and content.energy.experiment_id == "0001"
+    parts = [part_of(content, 0, 1, "0002")]
+    assert merge_parts(parts, ids).energy == content.energy
