@@ -1,20 +1,29 @@
 """In: a model and inputs, or a device; out: floating-point operations, memory and utilisation.
 
-The figures of a staged run come from formulas in the model's own folder (`count_flops` there), because they must move
-with every knob at no cost. What stands here counts any model by running it once.
+Operations follow from formulas where the architecture is known, because they must move with every knob at no cost; any
+other model is counted by running it once.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 import psutil
 import torch
 from torch import nn
 
+from experiment_core_utils.hardware_utilisation import setting_utilisation
+from experiment_core_utils.memory_breakdown import setting_memory
 from experiment_core_utils.meters.flop_counter import count_flops, count_with_ptflops, is_quantised, meta_twin
+from experiment_core_utils.meters.gpu_peaks import peaks_on
+from experiment_core_utils.meters.load_sampler import utilisation_of
 from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named
+from experiment_core_utils.models.architecture_flops import UnknownArchitecture
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.shapes_in_force import architecture_in_force
+from experiment_core_utils.primitives.compute_records import LoadTrace
+from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named, resident_bytes
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     MeterUnavailable,
@@ -23,25 +32,29 @@ from experiment_core_utils.primitives.errors import (
     first_line,
 )
 from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import (
     ComputeMetrics,
     ComputeUtilisation,
     FlopCount,
     GpuMemory,
+    InferenceResults,
+    MeasuredSetting,
     ProcessPlace,
     TokenisedPrompts,
 )
 from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.text_compute import text_memory
 
-FlopMethod = Literal["counter", "ptflops"]
-_METHODS = ("counter", "ptflops")
+FlopMethod = Literal["formula", "counter", "ptflops"]
+_METHODS = ("formula", "counter", "ptflops")
 
 
 def get_flops(
     model: nn.Module,
     input_ids: torch.Tensor | TokenisedPrompts,
     timeout_per_sample: float | None = 10,
-    method: FlopMethod = "counter",
+    method: FlopMethod = "formula",
 ) -> float | None:
     """`count_prompt_flops` as a number alone; None where it could not be counted."""
     return count_prompt_flops(model, input_ids, timeout_per_sample, method).flops
@@ -51,36 +64,51 @@ def count_prompt_flops(
     model: nn.Module,
     tokenised: torch.Tensor | TokenisedPrompts,
     timeout_per_sample: float | None = 10,
-    method: FlopMethod = "counter",
+    method: FlopMethod = "formula",
 ) -> FlopCount:
     """Operations of one forward pass of each prompt by itself, summed: no padding, logits at every position.
 
-    One prompt of each length is run, and counts as often as the length occurs. Not counted: tokens that are generated
-    afterwards, elementwise work, norms, look-ups. Attention counts as the full rectangle. A model with packed weights
-    is counted on a twin of its architecture without weights, so that it has the FLOPs of full precision.
+    By formula they take no time and hold what is in force in the model: its active blocks, its experts per token.
+    Otherwise one prompt of each length is run, and counts as often as the length occurs. Not counted: tokens that are
+    generated afterwards, elementwise work, norms, look-ups. Attention counts as the full rectangle. Packed weights have
+    the FLOPs of full precision; the counters count such a model on a twin of its architecture without weights.
 
     Args:
         model: anything with `forward(input_ids=[1, T])`.
         tokenised: ids [N, T] without padding, or ids and mask, both [N, T]; masked positions are left out.
-        timeout_per_sample: seconds for one length; None sets no limit.
-        method: `counter` is torch's with the formulas that it lacks; `ptflops` leaves out fused attention and experts.
+        timeout_per_sample: seconds for one length, where prompts are run; None sets no limit.
+        method: `formula` for architectures that formulas are known for (`docs/compute.md`), and `counter` for others;
+            `counter` is torch's with the formulas that it lacks; `ptflops` leaves out fused attention and experts.
 
     Raises:
         ConfigurationError: another method, ids that are not [N, T], a prompt without a token, or a time limit outside
-            the main thread.
+            the main thread where prompts are run.
     """
     if method not in _METHODS:
         raise ConfigurationError(f"FLOPs cannot be counted by {method!r}; choose one of {', '.join(_METHODS)}")
     ids, mask = _ids_and_mask(tokenised)
     lengths = [int(length) for length in mask.sum(dim=1)]
-    counted_on = "meta_twin" if is_quantised(model) else "model"
-    flops, reason = None, "there is no prompt" if not lengths else None
+    if method == "formula":
+        architecture = architecture_in_force(model)
+        if not isinstance(architecture, UnknownArchitecture):
+            total = float(sum(times * architecture.forward_flops(each) for each, times in Counter(lengths).items()))
+            return _flop_count(total, method, "config", lengths, None)
+        method = "counter"
+    flops, reason = None, None
     if lengths:
         samples = {length: ids[row][mask[row]].unsqueeze(0) for row, length in enumerate(lengths)}
         try:
             flops = _count_lengths(model, samples, Counter(lengths), timeout_per_sample, method)
         except (MeterUnavailable, OutOfMemory, SampleTimedOut) as error:
             reason = str(error)
+    return _flop_count(flops, method, "meta_twin" if is_quantised(model) else "model", lengths, reason)
+
+
+def _flop_count(
+    flops: float | None, method: FlopMethod, counted_on: str, lengths: Sequence[int], reason: str | None
+) -> FlopCount:
+    if not lengths:
+        flops, reason = None, "there is no prompt"
     return FlopCount(flops, method, counted_on, len(lengths), sum(lengths), reason)
 
 
@@ -157,26 +185,32 @@ def get_gpu_cpu_utilisation(device: torch.device) -> ComputeUtilisation:
     """Utilisation now: of the GPU over the driver's last sampling period, of all CPUs since the previous call.
 
     The first call in a process looks back to when psutil was imported. `gpu_utilization_percent` has the figure of
-    `device` alone, and none on the CPU or where the driver does not tell.
+    `device` alone, and none on the CPU or where the driver does not tell. For figures of a window: `LoadSampler`.
     """
     percent, reason = _gpu_utilisation(device)
+    gpus: list[float | None] = [] if percent is None else [percent]
+    cpu, rss = psutil.cpu_percent(interval=None), resident_bytes()
     return ComputeUtilisation(
-        gpu_utilization_percent=[] if percent is None else [float(percent)],
-        cpu_usage_percent=psutil.cpu_percent(interval=None),
-        cpu_memory_usage_bytes=psutil.Process().memory_info().rss,
+        gpu_utilization_percent=gpus,
+        gpu_utilization_percent_max=gpus,
+        cpu_usage_percent=cpu,
+        cpu_usage_percent_max=cpu,
+        cpu_memory_usage_bytes=rss,
+        cpu_memory_usage_bytes_max=rss,
+        num_samples=0,
+        sample_interval_s=None,
         reason=reason,
     )
 
 
-def _gpu_utilisation(device: torch.device) -> tuple[int | None, str | None]:
+def _gpu_utilisation(device: torch.device) -> tuple[float | None, str | None]:
     uuid = gpu_uuid(device)
     if uuid is None:
         return None, f"{device} is no GPU"
     try:
-        reading = NvmlGpu(uuid).read()
+        return NvmlGpu(uuid).utilisation_percent(), None
     except MeterUnavailable as error:
         return None, str(error)
-    return reading.utilisation_percent, None if reading.utilisation_percent is not None else reading.reason
 
 
 def combine_comp_metrics(
@@ -185,21 +219,30 @@ def combine_comp_metrics(
     tokenised_input_ids: torch.Tensor | TokenisedPrompts,
     accelerator: ProcessPlace,
     experiment_config: Any,
+    results: InferenceResults | None = None,
+    load: LoadTrace | None = None,
 ) -> ComputeMetrics:
     """FLOPs of one forward pass over all prompts given, whichever process runs them, and this process's figures.
 
-    Memory and utilisation are read before counting, which itself runs the model. See `count_prompt_flops` for what the
-    FLOPs hold; method and time limit are `flops_method` and `flops_timeout_s` of the configuration.
+    Memory is read before counting, which may itself run the model. See `count_prompt_flops` for what the FLOPs hold;
+    method and time limit are `flops_method` and `flops_timeout_s` of the configuration. FLOPs of what was generated:
+    `generation_metrics`.
+
+    Args:
+        results: what this process generated, which tells how large its cache was; None leaves the cache's bytes out.
+        load: of the window in which it was generated; None reads utilisation now.
 
     Raises:
         ConfigurationError: a value of the configuration is not allowed, or as `count_prompt_flops`.
     """
     config = judged(experiment_config)
-    memory, utilisation = get_memory(device), get_gpu_cpu_utilisation(device)
+    memory = get_memory(device)
+    parts = text_memory(model, device, config, results, memory["gpu_max_memory_allocated_bytes"])
+    utilisation = get_gpu_cpu_utilisation(device) if load is None else utilisation_of(load)
     counted = count_prompt_flops(model, tokenised_input_ids, config.flops_timeout_s, config.flops_method)
     return ComputeMetrics(
         flops=counted.flops,
-        memory=memory,
+        memory={**memory, **parts},
         compute_utilisation=utilisation,
         flops_method=counted.method,
         flops_counted_on=counted.counted_on,
@@ -210,3 +253,18 @@ def combine_comp_metrics(
         flops_reason=counted.reason,
         process_index=accelerator.process_index,
     )
+
+
+def setting_compute(
+    setting: KnobSetting, merged: MeasuredSetting, model: StagedModel, dtype: str | None
+) -> dict[str, Any]:
+    """`memory` with its parts and `hardware_utilisation`, of a setting of the knobs over all its samples.
+
+    Args:
+        dtype: of the model's products.
+    """
+    counted = model.count_bytes(setting)
+    parts = setting_memory(merged.memory, merged.samples, counted)
+    memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts}
+    utilisation = setting_utilisation(merged.samples, counted, peaks_on(model.device, dtype))
+    return {"memory": memory, "hardware_utilisation": utilisation}

@@ -33,6 +33,7 @@ from experiment_core_utils.energy_entries import energy_caveats, energy_entry
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
+from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result
 from experiment_core_utils.k_results_aggregation import (
     collect_parts,
@@ -523,6 +524,7 @@ class ProfilingRun:
             "caveats": [*self.provenance["caveats"], *own_caveats],
         }
         result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
+        result |= setting_compute(setting, merged, self.model, self.provenance["model"]["dtype"])
         return with_drift(result | steadiness, self.drift.note(setting.key) if self.drift is not None else [])
 
 

@@ -30,12 +30,15 @@ from experiment_core_utils.h_metrics_compute import combine_comp_metrics
 from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results
+from experiment_core_utils.meters.load_sampler import LoadSampler, load_sampler, memory_timeline
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import ApportionedEnergy, InferenceResults
 from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.text_compute import generation_metrics
 from experiment_core_utils.text_energy import EnergySources, TextEnergy
 from experiment_core_utils.text_plan import DueExperiment
+from experiment_core_utils.text_share import TextShare
 
 ModelAndTokenizer = tuple[Any, Any]
 RAW = "raw_results"
@@ -100,9 +103,10 @@ def measure_experiment(
     prompts = choose_prompts(due, tokenizer)
     tokenised = tokenise_prompts(prompts.texts, tokenizer)
     share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
+    sampler = load_sampler()
     with MemoryWindow(accelerator.device):
-        own = energy.measured(lambda: run_prepared(share, accelerator), files.experiment_id, files.energy_folder)
-    compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config)
+        own = energy.measured(lambda: _sampled(share, accelerator, sampler), files.experiment_id, files.energy_folder)
+    compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
     files.save(energy.metrics(files.experiment_id, files.energy_folder), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
@@ -110,7 +114,10 @@ def measure_experiment(
     caveats = _caveats(accelerator)
     entry: dict[str, Any] = {}
     if accelerator.is_main_process:
-        of_all = {**compute, "memory_by_process": memories}
+        generated = generation_metrics(model, accelerator.device, pooled, config)
+        of_all = {**compute, **generated, "memory_by_process": memories}
+        if config.memory_timeline:
+            files.save(memory_timeline(sampler.trace), "memory_timeline")
         entry = _entry(due, prompts, pooled, of_all, model, files, caveats, accelerator)
     return f"experiment_{files.experiment_id}", entry
 
@@ -133,6 +140,11 @@ def choose_prompts(due: DueExperiment, tokenizer: Any) -> ChosenPrompts:
     if config.sort_prompts:
         texts = sort_prompts_by_length(texts, tokenizer)
     return ChosenPrompts(texts, len(due.prompts.texts) - len(short))
+
+
+def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
+    with sampler:
+        return run_prepared(share, accelerator)
 
 
 def _entry(

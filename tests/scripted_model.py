@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
@@ -89,6 +90,9 @@ class ScriptedModel:
         return KnobProof(experts, setting.active_blocks, setting.active_blocks, setting.num_active_blocks)
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+        return None
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
         return None
 
     def describe(self) -> Mapping[str, Any]:

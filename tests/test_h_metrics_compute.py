@@ -16,8 +16,14 @@ from experiment_core_utils.h_metrics_compute import (
     get_flops,
     get_gpu_cpu_utilisation,
     get_memory,
+    setting_compute,
 )
+from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.records import MemoryReading, StageFlops
+from tests.hand_made_records import SETTING, measured_sample, part
+from tests.scripted_model import ScriptedModel
 from tests.tiny_causal_models import causal_model, llama_config, llama_flops, olmoe_config, olmoe_flops
 
 CPU = torch.device("cpu")
@@ -37,10 +43,12 @@ def test_padding_is_not_counted(llama: nn.Module) -> None:
     # True lengths 2, 5, 2, padded on the left and in the middle.
     mask = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1], [0, 1, 0, 0, 1]])
     tokenised = {"input_ids": torch.full((3, 5), 7), "attention_mask": mask}
-    found = count_prompt_flops(llama, tokenised)
-    assert found.flops == 2 * llama_flops(2) + llama_flops(5)
-    assert (found.num_prompts, found.num_tokens, found.counted_on, found.reason) == (3, 9, "model", None)
-    assert get_flops(llama, BatchEncoding(tokenised)) == found.flops
+    for method, counted_on in (("formula", "config"), ("counter", "model")):
+        found = count_prompt_flops(llama, tokenised, method=method)  # type: ignore[arg-type]
+        assert found.flops == 2 * llama_flops(2) + llama_flops(5)
+        assert (found.num_prompts, found.num_tokens, found.counted_on, found.reason) == (3, 9, counted_on, None)
+        assert found.method == method
+        assert get_flops(llama, BatchEncoding(tokenised), method=method) == found.flops  # type: ignore[arg-type]
 
 
 class Lengths(nn.Module):
@@ -67,7 +75,9 @@ def test_one_prompt_of_each_length_is_run_with_its_true_tokens() -> None:
 
 def test_the_count_moves_with_top_k() -> None:
     for top_k in (1, 4):
-        assert get_flops(causal_model(olmoe_config(top_k)), torch.full((2, 6), 5)) == 2 * olmoe_flops(6, top_k)
+        model = causal_model(olmoe_config(top_k))
+        for method in ("formula", "counter"):
+            assert get_flops(model, torch.full((2, 6), 5), method=method) == 2 * olmoe_flops(6, top_k)  # type: ignore[arg-type]
 
 
 def test_ptflops_is_a_method_of_its_own(llama: nn.Module) -> None:
@@ -122,13 +132,14 @@ def test_packed_weights_have_the_flops_of_full_precision(method: Any) -> None:
 
 
 def test_packed_experts_count_too() -> None:
-    assert get_flops(pack(causal_model(olmoe_config())), torch.full((1, 6), 5)) == olmoe_flops(6)
+    packed, ids = pack(causal_model(olmoe_config())), torch.full((1, 6), 5)
+    assert get_flops(packed, ids) == get_flops(packed, ids, method="counter") == olmoe_flops(6)
 
 
 def test_packed_weights_of_an_architecture_without_twin_are_none_with_the_reason() -> None:
     packed = pack(causal_model(llama_config()))
     packed.config.hidden_act = "no such activation"
-    found = count_prompt_flops(packed, torch.full((1, 6), 5))
+    found = count_prompt_flops(packed, torch.full((1, 6), 5), method="counter")
     assert found.flops is None and "no copy of LlamaForCausalLM without weights" in str(found.reason)
 
 
@@ -139,7 +150,8 @@ def test_bitsandbytes_models_have_the_flops_of_full_precision(tmp_path: Any) -> 
     causal_model(llama_config()).save_pretrained(tmp_path)  # type: ignore[operator]
     for wanted in ({"load_in_4bit": True}, {"load_in_8bit": True}):
         packed = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=BitsAndBytesConfig(**wanted))
-        assert get_flops(packed, torch.full((2, 11), 5)) == 2 * llama_flops(11)
+        for method in ("formula", "counter"):
+            assert get_flops(packed, torch.full((2, 11), 5), method=method) == 2 * llama_flops(11)  # type: ignore[arg-type]
 
 
 def test_no_prompt_has_no_figure(llama: nn.Module) -> None:
@@ -150,7 +162,7 @@ def test_no_prompt_has_no_figure(llama: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("tokenised", "method", "said"),
     [
-        (torch.zeros(1, 2), "guess", "cannot be counted by 'guess'; choose one of counter, ptflops"),
+        (torch.zeros(1, 2), "guess", "cannot be counted by 'guess'; choose one of formula, counter, ptflops"),
         (torch.zeros(5), "counter", r"shape \[N, T\] were expected, found \[5\]"),
         (
             {"input_ids": torch.zeros(1, 2), "attention_mask": torch.ones(1, 3)},
@@ -169,9 +181,9 @@ def test_a_time_limit_needs_the_main_thread(llama: nn.Module) -> None:
     found: list[Any] = []
 
     def elsewhere() -> None:
-        found.append(get_flops(llama, torch.full((1, 7), 5), timeout_per_sample=None))
+        found.append(get_flops(llama, torch.full((1, 7), 5), timeout_per_sample=None, method="counter"))
         try:
-            get_flops(llama, torch.full((1, 7), 5))
+            get_flops(llama, torch.full((1, 7), 5), method="counter")
         except ConfigurationError as error:
             found.append(str(error))
 
@@ -204,7 +216,13 @@ def test_all_figures_of_a_process(llama: nn.Module) -> None:
     config = SimpleNamespace(flops_method="counter", flops_timeout_s=5.0)
     metrics: Any = combine_comp_metrics(llama, CPU, tokenised, MAIN, config)
     flops = llama_flops(2) + llama_flops(3)
-    assert metrics["memory"] == get_memory(CPU)
+    assert metrics["memory"].items() >= get_memory(CPU).items()
+    # Embedding and head 2 * 64 * 32, in each block 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 and two norms, a norm; the
+    # rotary embedding's 4 frequencies, twice. Four bytes each.
+    weights = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32 + 8
+    assert metrics["memory"]["weights_bytes"] == 4 * weights
+    assert (metrics["memory"]["kv_cache_bytes"], metrics["memory"]["activation_bytes"]) == (None, None)
+    assert metrics["memory"]["parts_reason"] == "no results were given, which tell how large the cache was"
     assert set(metrics["compute_utilisation"]) == set(get_gpu_cpu_utilisation(CPU))
     assert {key: value for key, value in metrics.items() if key not in ("memory", "compute_utilisation")} == {
         "flops": flops,
@@ -226,3 +244,30 @@ def test_the_configuration_chooses_method_and_time_limit() -> None:
     chosen = combine_comp_metrics(Lengths(), CPU, torch.full((1, 3), 5), MAIN, {"flops_method": "ptflops"})
     # ptflops counts each of 4 biases as a multiply-add, too: 3 tokens, 2 * (4 * 4 + 4).
     assert (chosen["flops_method"], chosen["flops"]) == ("ptflops", 3 * 40)
+
+
+class Weighed(ScriptedModel):
+    """Tells its bytes."""
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes:
+        return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
+
+
+def test_a_settings_memory_is_told_apart_beside_its_reading() -> None:
+    sample = measured_sample(1, flops=StageFlops(200, 100, 20.0))
+    merged = part(sample, memory=MemoryReading(10_000, 12_000, 777, None))
+    found = setting_compute(SETTING, merged, Weighed(), "bfloat16")
+    assert found["memory"] == {
+        "peak_memory_bytes": 10_000,
+        "peak_reserved_bytes": 12_000,
+        "process_rss_bytes": 777,
+        "reason": None,
+        "weights_bytes": 5000,
+        "kv_cache_bytes": 2 * (422 + 2),
+        "activation_bytes": 10_000 - 5000 - 848,
+        "parts_reason": None,
+    }
+    shares = found["hardware_utilisation"]
+    assert shares["mfu_prefill"] is None and shares["peak_dtype"] == "bfloat16"
+    assert shares["utilisation_reason"] == "cpu is no GPU: its peaks are not known"
+    assert setting_compute(SETTING, part(sample), Weighed(), None)["memory"] is None

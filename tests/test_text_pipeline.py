@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary
 from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.text_grid import combinations
@@ -216,6 +217,38 @@ def test_energy_is_tracked_around_the_generation_alone(values: dict[str, Any], t
     assert energy["duration_seconds"] >= result["inference_metrics"]["total_time_s"]
     (experiment_id,) = ids_of(report)
     assert (tmp_path / "results" / "raw_results" / experiment_id / f"emissions_{experiment_id}.csv").exists()
+
+
+def test_operations_memory_and_load_are_those_of_the_generation(values: dict[str, Any], tmp_path: Path) -> None:
+    report = measured({**values, "memory_timeline": True}, tmp_path / "results")
+    (result,) = report.results.values()
+    compute, metrics = result["compute_metrics"], result["inference_metrics"]
+    architecture = architecture_of(tiny_llama().config)
+    assert isinstance(architecture, Architecture)
+    prompts = sum(architecture.prefill_flops(tokens) for tokens in prompt_lengths(values))
+    assert (compute["flops_method"], compute["flops_counted_on"]) == ("formula", "config")
+    assert compute["prefill_flops"] == prompts < compute["flops"]
+    assert compute["generation_flops"] == prompts + compute["decode_flops"] > prompts
+    per_token = compute["generation_flops"] / metrics["total_output_tokens"]
+    assert compute["generation_flops_per_output_token"] == per_token
+    assert compute["memory"]["kv_cache_bytes"] > 0 and compute["memory"]["activation_bytes"] is None
+    assert compute["memory_by_process"] == [compute["memory"]]
+    load = compute["compute_utilisation"]
+    assert load["num_samples"] >= 1 and load["gpu_utilization_percent"] == []
+    assert compute["hardware_utilisation"]["mfu_prefill"] is None
+    (experiment_id,) = ids_of(report)
+    folder = tmp_path / "results" / "raw_results" / experiment_id
+    timeline = json.loads((folder / f"{experiment_id}_5_memory_timeline.json").read_text())
+    assert len(timeline["samples"]) == load["num_samples"]
+    last = timeline["samples"][-1]
+    assert last["seconds"] >= metrics["total_time_s"] and last["allocated_bytes"] is None
+    assert max(each["process_rss_bytes"] for each in timeline["samples"]) == load["cpu_memory_usage_bytes_max"]
+
+
+def prompt_lengths(values: dict[str, Any]) -> list[int]:
+    """True tokens of each prompt."""
+    tokenizer = AutoTokenizer.from_pretrained(values["model_name"])
+    return [len(tokenizer(prompt).input_ids) for prompt in PROMPTS]
 
 
 def test_batches_and_queries_have_their_energy_and_the_run_two_sources(values: dict[str, Any], tmp_path: Path) -> None:

@@ -80,16 +80,21 @@ def conditions_meter(experiment_id: str, rank: int, device: torch.device) -> Con
         return ConditionsMeter(experiment_id, rank, None, str(error))
 
 
-def cpu_now() -> CpuReading:
-    """Seconds since the host's start that its logical CPUs were busy, and were there; and this process's own."""
+def cpu_times_s() -> tuple[float, float]:
+    """Seconds since the host's start that its logical CPUs were busy, and were there, summed over them."""
     times = psutil.cpu_times()._asdict()
     # A guest's time is in user's and nice's already.
     total_s = sum(seconds for name, seconds in times.items() if not name.startswith("guest"))
-    idle_s = times["idle"] + times.get("iowait", 0.0)
+    return total_s - times["idle"] - times.get("iowait", 0.0), total_s
+
+
+def cpu_now() -> CpuReading:
+    """The host's CPUs, and this process's own time."""
+    busy_s, total_s = cpu_times_s()
     own = psutil.Process(os.getpid()).cpu_times()
     frequency = psutil.cpu_freq()
     return CpuReading(
-        busy_s=total_s - idle_s,
+        busy_s=busy_s,
         total_s=total_s,
         own_s=own.user + own.system,
         frequency_mhz=frequency.current if frequency is not None and frequency.current else None,

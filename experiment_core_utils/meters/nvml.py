@@ -112,6 +112,17 @@ class NvmlGpu:
             reason=_joined(missing),
         )
 
+    def utilisation_percent(self) -> float:
+        """See `GpuReading.utilisation_percent`; alone it takes a fraction of a whole reading's time.
+
+        Raises:
+            MeterUnavailable: the GPU does not tell.
+        """
+        try:
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+        except self._nvml.NVMLError as error:
+            raise MeterUnavailable(f"utilisation: {error}") from error
+
     def describe(self) -> GpuDescription:
         """Name, driver, power limits and clocks; what the GPU does not tell is None, and `reason` says why."""
         nvml, handle = self._nvml, self._handle

@@ -61,6 +61,10 @@ class Architecture:
         """Blocks for every position of the prompt, head for the last one."""
         return self.decoder.prefill_flops(prompt_tokens)
 
+    def forward_flops(self, tokens: int) -> int:
+        """Blocks and head for every position of a text: a forward pass with logits at every position."""
+        return self.decoder.forward_flops(tokens)
+
     def decode_step_flops(self, context: int) -> int:
         """One token that attends to `context` keys, its own among them."""
         return self.decoder.decode_flops(context)

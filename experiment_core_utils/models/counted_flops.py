@@ -1,4 +1,4 @@
-"""In: a config of an architecture without formulas and a request's sizes; out: operations, counted on one sample.
+"""In: a config of an architecture without formulas and requests' sizes; out: operations, counted on a few samples.
 
 The model is built without weights, in a process of its own that can be ended when its time is up. Text only. What
 counts is what `flop_counter` has formulas for: an operator without one (a custom kernel) counts as nothing, and so does
@@ -9,7 +9,8 @@ import copy
 import inspect
 import logging
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -34,8 +35,8 @@ _FOREIGN_ERRORS = (
 )
 
 
-def counted_flops(config: Any, size: RequestSize, timeout_s: float) -> FlopsFigure:
-    """Operations of a text request to a model of this config, at the setting that the config says; packed weights count
+def counted_flops(config: Any, sizes: Sequence[RequestSize], timeout_s: float) -> list[FlopsFigure]:
+    """Operations of text requests to a model of this config, at the setting that the config says; packed weights count
     as full precision.
 
     Args:
@@ -43,64 +44,78 @@ def counted_flops(config: Any, size: RequestSize, timeout_s: float) -> FlopsFigu
         timeout_s: for all of it; several seconds go into starting the process.
 
     Returns:
-        None with the reason where time is up, or where the model cannot be built or run without weights.
+        One figure for each size; all None with the reason where time is up, or where the model cannot be built or run
+        without weights.
     """
-    if size.crops or size.patches:
-        return _absent(f"no formula is known for {config.model_type!r}, and pictures are not counted without one")
+    if any(size.crops or size.patches for size in sizes):
+        reason = f"no formula is known for {config.model_type!r}, and pictures are not counted without one"
+        return _absent(reason, sizes)
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_count_and_send, args=(sending, config, size), daemon=True)
+    process = context.Process(target=_count_and_send, args=(sending, config, sizes), daemon=True)
     with receiving:
         process.start()
         sending.close()
         try:
             if not receiving.poll(timeout_s):
-                return _absent(f"counting {config.model_type!r} took longer than {timeout_s:g} s")
-            figure: FlopsFigure = receiving.recv()
-            return figure
+                return _absent(f"counting {config.model_type!r} took longer than {timeout_s:g} s", sizes)
+            figures: list[FlopsFigure] = receiving.recv()
+            return figures
         except EOFError:
             process.join()
-            return _absent(f"the process that counted {config.model_type!r} ended with exit code {process.exitcode}")
+            reason = f"the process that counted {config.model_type!r} ended with exit code {process.exitcode}"
+            return _absent(reason, sizes)
         finally:
             process.kill()
             process.join()
             process.close()
 
 
-def _absent(reason: str) -> FlopsFigure:
-    return FlopsFigure(None, "counted", reason)
+def _absent(reason: str, sizes: Sequence[RequestSize]) -> list[FlopsFigure]:
+    return [FlopsFigure(None, "counted", reason) for _ in sizes]
 
 
-def _count_and_send(sending: Connection, config: Any, size: RequestSize) -> None:
+def _count_and_send(sending: Connection, config: Any, sizes: Sequence[RequestSize]) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
-        figure = FlopsFigure(count_request(config, size), "counted", None)
+        figures = [FlopsFigure(flops, "counted", None) for flops in count_requests(config, sizes)]
     except MeterUnavailable as error:
-        figure = _absent(str(error))
-    sending.send(figure)
+        figures = _absent(str(error), sizes)
+    sending.send(figures)
     sending.close()
 
 
-def count_request(config: Any, size: RequestSize) -> RequestFlops:
-    """Prefill and decode steps of a text request, counted in this process; see `counted_flops`.
+def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlops]:
+    """Prefill and decode steps of text requests, counted in this process; see `counted_flops`.
 
-    Decode is the sum of an arithmetic series where first, middle and last step lie on a line, and otherwise of every
-    step counted by itself.
+    Prompts are counted at four lengths, steps at three, and at every one where these do not lie on a parabola and on a
+    line.
 
     Raises:
         MeterUnavailable: the model cannot be built or run without weights.
     """
     try:
         model = _without_weights(config)
-        prefill = count_flops(lambda: _run(model, size.prompt_tokens, None))
-        steps = max(size.output_tokens - 1, 0)
-        decode = _sum_of_steps(lambda context: _count_step(model, context), size.prompt_tokens + 1, steps)
+        prefill = _counted_at(
+            (size.prompt_tokens for size in sizes), lambda tokens: count_flops(lambda: _run(model, tokens, None)), 2
+        )
+        contexts = {context for size in sizes for context in _contexts(size)}
+        step = _counted_at(contexts, lambda context: _count_step(model, context), 1)
     except _FOREIGN_ERRORS as error:
         raise MeterUnavailable(
             f"{config.model_type!r} cannot be counted without weights: {type(error).__name__}: {first_line(error)}"
         ) from error
-    stages = StageFlops(None, size.requests * prefill, size.requests * decode / steps if steps else None)
-    return RequestFlops(stages, size.requests * decode)
+    return [_request(size, prefill[size.prompt_tokens], [step[each] for each in _contexts(size)]) for size in sizes]
+
+
+def _contexts(size: RequestSize) -> range:
+    """Keys that each decode step attends to, its own among them."""
+    return range(size.prompt_tokens + 1, size.prompt_tokens + size.output_tokens)
+
+
+def _request(size: RequestSize, prefill: int, steps: Sequence[int]) -> RequestFlops:
+    decode = size.requests * sum(steps)
+    return RequestFlops(StageFlops(None, size.requests * prefill, decode / len(steps) if steps else None), decode)
 
 
 def _without_weights(config: Any) -> Any:
@@ -132,12 +147,26 @@ def _count_step(model: Any, context: int) -> int:
     return count_flops(lambda: _run(model, 1, cache))
 
 
-def _sum_of_steps(count: Callable[[int], int], first: int, steps: int) -> int:
-    contexts = range(first, first + steps)
-    if steps <= 3:
-        return sum(map(count, contexts))
-    last, middle = contexts[-1], contexts[steps // 2]
-    at_first, at_middle, at_last = map(count, (first, middle, last))
-    if (at_middle - at_first) * (last - first) == (at_last - at_first) * (middle - first):
-        return steps * (at_first + at_last) // 2
-    return sum(map(count, contexts))
+def _counted_at(places: Iterable[int], count: Callable[[int], int], degree: int) -> Mapping[int, int]:
+    """`count` at every place; by a polynomial of `degree` where it goes through one count more than it is made of."""
+    ordered = sorted(set(places))
+    if len(ordered) <= degree + 2:
+        return {place: count(place) for place in ordered}
+    nodes = [ordered[number * (len(ordered) - 1) // (degree + 1)] for number in range(degree + 2)]
+    counts = {node: count(node) for node in nodes}
+    checked, made_of = nodes[1], [node for place, node in enumerate(nodes) if place != 1]
+    if _interpolated(checked, made_of, counts) == counts[checked]:
+        return {place: int(_interpolated(place, made_of, counts)) for place in ordered}
+    return {place: counts[place] if place in counts else count(place) for place in ordered}
+
+
+def _interpolated(place: int, nodes: Sequence[int], values: Mapping[int, int]) -> Fraction:
+    """Lagrange's polynomial through the nodes, exactly."""
+    total = Fraction(0)
+    for node in nodes:
+        term = Fraction(values[node])
+        for other in nodes:
+            if other != node:
+                term *= Fraction(place - other, node - other)
+        total += term
+    return total

@@ -103,6 +103,11 @@ class DecoderShape:
         order = tuple(places.setdefault(block, len(places)) for block in blocks)
         return cls(hidden, tuple(places), order, head_rows)
 
+    @property
+    def blocks(self) -> tuple[BlockShape, ...]:
+        """Every block that runs, in its order."""
+        return tuple(self.kinds[place] for place in self.order)
+
     def at_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> "DecoderShape":
         """The blocks that run under a setting; None means the model's own value.
 
@@ -138,6 +143,11 @@ class DecoderShape:
         """All positions through the blocks, the last one through the head."""
         attention = sum(count * 4 * prompt_tokens**2 * kind.query_width for kind, count in self._counted_kinds())
         return prompt_tokens * self._token_flops() + attention + self._head_flops()
+
+    def forward_flops(self, tokens: int) -> int:
+        """All positions through the blocks and through the head, as a model's `forward` does when asked for nothing
+        else."""
+        return self.prefill_flops(tokens) + (tokens - 1) * self._head_flops()
 
     def decode_flops(self, first_context: int, steps: int = 1) -> int:
         """`steps` tokens one after the other; the first sees `first_context` keys, its own among them."""

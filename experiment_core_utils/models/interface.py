@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
@@ -91,6 +92,10 @@ class StagedModel(Protocol):
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """Operations of the request at the setting; None for an unknown architecture."""
+        ...
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
+        """Weights, and what a decode step needs of them and of the cache; None for an unknown architecture."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -133,11 +133,28 @@ def visible_gpus() -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(count)]
 
 
+def used_gpus() -> list[torch.device]:
+    """The GPUs that hold something of this process."""
+    return [device for device in visible_gpus() if torch.cuda.memory_reserved(device) > 0]
+
+
 def synchronize_used_gpus() -> None:
     """Wait for the GPUs that hold something of this process; waiting for another would occupy memory there."""
-    for device in visible_gpus():
-        if torch.cuda.memory_reserved(device) > 0:
-            synchronize(device)
+    for device in used_gpus():
+        synchronize(device)
+
+
+def allocator_bytes(devices: Sequence[torch.device]) -> tuple[int, int] | None:
+    """What torch has allocated now, and what its allocator has reserved, summed over GPUs; None without one."""
+    if not devices:
+        return None
+    allocated = sum(torch.cuda.memory_allocated(device) for device in devices)
+    return allocated, sum(torch.cuda.memory_reserved(device) for device in devices)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
 class MemoryWindow:
@@ -157,7 +174,7 @@ class MemoryWindow:
 
     def read(self) -> MemoryReading:
         """The window so far."""
-        rss = psutil.Process(os.getpid()).memory_info().rss
+        rss = resident_bytes()
         if self._device.type == "cuda":
             peak, reserved = torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
             return MemoryReading(peak, reserved, rss, None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
+from experiment_core_utils.primitives.compute_records import MemoryParts
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingEnergy
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -886,15 +887,26 @@ class GpuMemory(TypedDict):
 
 
 class ComputeUtilisation(TypedDict):
-    """Load of the GPU (one figure each) and the CPU in percent, and this process's resident memory in bytes.
+    """Load of the GPUs (one figure each) and the CPUs in percent, and this process's resident memory in bytes.
+
+    Over a window the figures are means over its time; of a single reading mean and most are the same.
 
     Attributes:
-        reason: why `gpu_utilization_percent` is empty.
+        gpu_utilization_percent: None in the place of a GPU that does not tell; empty without a GPU.
+        cpu_usage_percent: of all CPUs of the host, whoever used them; None in a window too short for the host's clock.
+        num_samples: readings in the window; 0 for a single one without a window.
+        sample_interval_s: time between two readings; None without a window.
+        reason: why a figure of a GPU is missing.
     """
 
-    gpu_utilization_percent: list[float]
-    cpu_usage_percent: float
+    gpu_utilization_percent: list[float | None]
+    gpu_utilization_percent_max: list[float | None]
+    cpu_usage_percent: float | None
+    cpu_usage_percent_max: float | None
     cpu_memory_usage_bytes: int
+    cpu_memory_usage_bytes_max: int
+    num_samples: int
+    sample_interval_s: float | None
     reason: str | None
 
 
@@ -904,8 +916,8 @@ class FlopCount:
 
     Attributes:
         flops: None where they were not counted.
-        method: `counter` or `ptflops`.
-        counted_on: `model`, or `meta_twin` (the same architecture without weights).
+        method: `formula`, `counter` or `ptflops`: what the figure is from.
+        counted_on: `model`, `meta_twin` (the same architecture without weights), or `config` for a formula.
         num_prompts, num_tokens: what the pass is over; true tokens, no padding.
         reason: why `flops` is None.
     """
@@ -918,6 +930,10 @@ class FlopCount:
     reason: str | None
 
 
+class MemoryOfProcess(GpuMemory, MemoryParts):
+    """Both."""
+
+
 class ComputeMetrics(TypedDict):
     """FLOPs of one forward pass over all prompts, and a process's memory and load; None where there is no figure.
 
@@ -928,7 +944,7 @@ class ComputeMetrics(TypedDict):
     """
 
     flops: float | None
-    memory: GpuMemory
+    memory: MemoryOfProcess
     compute_utilisation: ComputeUtilisation
     flops_method: str
     flops_counted_on: str

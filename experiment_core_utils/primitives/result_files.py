@@ -18,6 +18,7 @@ PRIORITIES = {
     "model_architecture": 3,
     "inference_metrics": 4,
     "compute_metrics": 5,
+    "memory_timeline": 5,
     LOCAL_ENERGY: 6,
     "global_energy_results": 7,
     "apportioned_energy": 7,

@@ -160,7 +160,8 @@ class TextConfig(_Part):
     track_energy: bool = True
     energy: EnergyWish = "required"
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
-    flops_method: Literal["counter", "ptflops"] = "counter"
+    flops_method: Literal["formula", "counter", "ptflops"] = "formula"
+    memory_timeline: bool = False
     flops_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     further: Mapping[str, Any] = Field(default_factory=dict)
 

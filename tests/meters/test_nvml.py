@@ -238,3 +238,10 @@ def test_names_and_bits_are_those_of_the_library() -> None:
     assert {name for name, _ in pynvml.c_nvmlViolationTime_t._fields_} == {"referenceTime", "violationTime"}
     assert {name for name, _ in pynvml.c_nvmlUtilization_t._fields_} == {"gpu", "memory"}
     assert {"pid", "usedGpuMemory"} <= {name for name, *_ in pynvml.c_nvmlProcessInfo_v3_t._fields_}
+
+
+def test_utilisation_can_be_read_alone() -> None:
+    assert NvmlGpu("GPU-12", ScriptedNvml()).utilisation_percent() == 37.0
+    silent = ScriptedNvml(refused={"nvmlDeviceGetUtilizationRates": pynvml.NVMLError_NotSupported})
+    with pytest.raises(MeterUnavailable, match="utilisation: Not Supported"):
+        NvmlGpu("GPU-12", silent).utilisation_percent()

@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from PIL import Image
 
+from experiment_core_utils.models.architecture import stored_bytes
+from experiment_core_utils.models.memory_parts import step_weights
 from experiment_core_utils.models.molmoe.batched_answers import answer_together
 from experiment_core_utils.models.molmoe.flops import request_flops
+from experiment_core_utils.models.molmoe.memory import cache_elements
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.errors import SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
@@ -175,6 +179,20 @@ class MolmoeStagedModel:
         """See `StagedModel.count_flops`; formulas in `flops.py`."""
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
         return request_flops(self.model.config, setting, crops, shape.prompt_tokens, output_tokens)
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes:
+        """See `StagedModel.count_bytes`."""
+        every = self.model.all_blocks
+        blocks = [every[index] for index in setting.active_blocks]
+        chosen = [self.default_top_k if index == 0 else setting.top_k for index in setting.active_blocks]
+        weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
+        with self.model.knobs():
+            stored = stored_bytes(self.model)
+        return ModelBytes(
+            weights_bytes=stored,
+            step_weights_bytes=weights.read(rows=1),
+            cache_bytes_per_token=cache_elements(self.model.config, 1, len(blocks)) * self.model.dtype.itemsize,
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """See `StagedModel.describe`."""

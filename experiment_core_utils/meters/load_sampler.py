@@ -1,0 +1,176 @@
+"""In: a window in which something runs; out: load and memory along it, read by a thread beside the running code."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from experiment_core_utils.meters.conditions import cpu_times_s
+from experiment_core_utils.meters.nvml import NvmlGpu
+from experiment_core_utils.primitives.clock import Clock, HostClock, Repeating
+from experiment_core_utils.primitives.compute_records import LoadSample, LoadTrace
+from experiment_core_utils.primitives.device import allocator_bytes, gpu_uuid, resident_bytes, used_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.records import ComputeUtilisation
+
+# The driver's own figure is over a sixth of a second or more.
+SAMPLE_EVERY_S = 0.2
+
+
+class GpuLoad(Protocol):
+    """Whatever tells how busy a GPU is."""
+
+    def utilisation_percent(self) -> float:
+        """Over the driver's last sampling period; raises MeterUnavailable."""
+        ...
+
+
+class SilentGpu:
+    """A GPU that cannot be opened."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def utilisation_percent(self) -> float:
+        """See `GpuLoad.utilisation_percent`."""
+        raise MeterUnavailable(self._reason)
+
+
+class LoadSampler:
+    """Samples between `with` and its end, every `interval_s`, and once more at the end.
+
+    Args:
+        gpus: those that the process uses.
+        read_cpu: seconds that the host's CPUs were busy, and were there.
+        read_rss: resident bytes of the process.
+        read_allocator: bytes allocated and reserved on the GPUs; None without one.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[GpuLoad],
+        clock: Clock,
+        interval_s: float = SAMPLE_EVERY_S,
+        read_cpu: Callable[[], tuple[float, float]] = cpu_times_s,
+        read_rss: Callable[[], int] = resident_bytes,
+        read_allocator: Callable[[], tuple[int, int] | None] = lambda: None,
+    ) -> None:
+        self._gpus = tuple(gpus)
+        self._clock = clock
+        self._interval_s = interval_s
+        self._read_cpu = read_cpu
+        self._read_rss = read_rss
+        self._read_allocator = read_allocator
+        self._samples: list[LoadSample] = []
+        # In the order in which they came, each once.
+        self._reasons: dict[str, None] = {}
+        self._repeating: Repeating | None = None
+
+    def __enter__(self) -> "LoadSampler":
+        self._samples.clear()
+        self._reasons = {} if self._gpus else {"no GPU is used": None}
+        self._opened_s = self._last_s = self._clock.now_s()
+        self._last_cpu = self._read_cpu()
+        self._repeating = self._clock.every(self._interval_s, self._sample)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._repeating is not None
+        self._repeating.stop()
+        self._sample()
+
+    @property
+    def trace(self) -> LoadTrace:
+        """Everything that was seen; raises ConfigurationError before the window is closed for the first time."""
+        if not self._samples:
+            raise ConfigurationError("the window of this load sampler was never closed; use it in a with statement")
+        return LoadTrace(tuple(self._samples), self._interval_s, "; ".join(self._reasons) or None)
+
+    def _sample(self) -> None:
+        now_s, cpu = self._clock.now_s(), self._read_cpu()
+        busy_s, there_s = (now - before for now, before in zip(cpu, self._last_cpu, strict=True))
+        # The host counts in hundredths of a second: where none has passed, the last figure stands.
+        before = self._samples[-1].cpu_percent if self._samples else None
+        percent = min(max(100 * busy_s / there_s, 0.0), 100.0) if there_s > 0 else before
+        allocated, reserved = self._read_allocator() or (None, None)
+        self._samples.append(
+            LoadSample(
+                at_s=now_s - self._opened_s,
+                span_s=now_s - self._last_s,
+                cpu_percent=percent,
+                gpu_percent=tuple(self._ask(gpu) for gpu in self._gpus),
+                rss_bytes=self._read_rss(),
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
+            )
+        )
+        self._last_s, self._last_cpu = now_s, cpu
+
+    def _ask(self, gpu: GpuLoad) -> float | None:
+        try:
+            return gpu.utilisation_percent()
+        except MeterUnavailable as error:
+            self._reasons[str(error)] = None
+            return None
+
+
+def load_sampler() -> LoadSampler:
+    """For this process on the GPUs that hold something of it now."""
+    devices = used_gpus()
+    uuids = [gpu_uuid(device) for device in devices]
+    gpus = [_opened(uuid) for uuid in uuids if uuid is not None]
+    return LoadSampler(gpus, HostClock(), read_allocator=lambda: allocator_bytes(devices))
+
+
+def _opened(uuid: str) -> GpuLoad:
+    try:
+        return NvmlGpu(uuid)
+    except MeterUnavailable as error:
+        return SilentGpu(str(error))
+
+
+def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:
+    """Means over the window's time, each sample standing for the time since the one before, and the highest samples."""
+    samples = trace.samples
+    spans = [sample.span_s for sample in samples]
+    cpu = [sample.cpu_percent for sample in samples]
+    rss = [sample.rss_bytes for sample in samples]
+    by_gpu = list(zip(*(sample.gpu_percent for sample in samples), strict=True))
+    mean_rss = _mean(rss, spans)
+    assert mean_rss is not None
+    return ComputeUtilisation(
+        gpu_utilization_percent=[_mean(values, spans) for values in by_gpu],
+        gpu_utilization_percent_max=[_most(values) for values in by_gpu],
+        cpu_usage_percent=_mean(cpu, spans),
+        cpu_usage_percent_max=_most(cpu),
+        cpu_memory_usage_bytes=round(mean_rss),
+        cpu_memory_usage_bytes_max=max(rss),
+        num_samples=len(samples),
+        sample_interval_s=trace.interval_s,
+        reason=trace.reason,
+    )
+
+
+def memory_timeline(trace: LoadTrace) -> dict[str, Any]:
+    """`interval_s`, and as `samples` the seconds since the window opened and the bytes at that moment."""
+    samples = [
+        {
+            "seconds": sample.at_s,
+            "allocated_bytes": sample.allocated_bytes,
+            "reserved_bytes": sample.reserved_bytes,
+            "process_rss_bytes": sample.rss_bytes,
+        }
+        for sample in trace.samples
+    ]
+    return {"interval_s": trace.interval_s, "samples": samples}
+
+
+def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | None:
+    """Weighted by time; None where nothing was told."""
+    told = [(value, span) for value, span in zip(values, spans, strict=True) if value is not None]
+    whole = sum(span for _, span in told)
+    if not told:
+        return None
+    return sum(value * span for value, span in told) / whole if whole else told[-1][0]
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,110 @@
+"""What the steps pass on of operations, memory and load; as `records`, it needs no torch."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class GenerationFlops(TypedDict):
+    """Operations of what a run generated, padding and positions after an end left out; None where there is no figure.
+
+    Attributes:
+        prefill_flops: every prompt, the head on its last position.
+        decode_flops: n - 1 steps for n tokens of an answer; 0 where no answer has a second one.
+        generation_flops: both.
+        generation_flops_source: `formula`, or `counted` on a model without weights.
+        generation_flops_reason: why there is no figure.
+    """
+
+    prefill_flops: int | None
+    decode_flops: int | None
+    generation_flops: int | None
+    generation_flops_per_output_token: float | None
+    generation_flops_source: str
+    generation_flops_reason: str | None
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """A staged model's memory at a setting.
+
+    Attributes:
+        weights_bytes: parameters and buffers as stored, those of blocks that do not run among them.
+        step_weights_bytes: that a decode step of one request reads.
+        cache_bytes_per_token: keys and values of one position in the blocks that run.
+    """
+
+    weights_bytes: int
+    step_weights_bytes: float
+    cache_bytes_per_token: int
+
+
+class MemoryParts(TypedDict):
+    """What a window's peak memory is made of, in bytes; None where it cannot be told.
+
+    Attributes:
+        weights_bytes: parameters and buffers as stored.
+        kv_cache_bytes: the most keys and values that were held at a time, by formula.
+        activation_bytes: the peak without these two; at least so much was held beside them.
+        process_rss_bytes: resident memory of the process.
+        parts_reason: why a part is None.
+    """
+
+    weights_bytes: int | None
+    kv_cache_bytes: int | None
+    activation_bytes: int | None
+    process_rss_bytes: int
+    parts_reason: str | None
+
+
+class HardwareUtilisation(TypedDict):
+    """Model FLOPs utilisation (MFU) and model bandwidth utilisation (MBU), shares of the peaks of the data sheet.
+
+    Attributes:
+        mfu_vision, mfu_prefill, mfu_decode: operations of the stage / its time / `peak_flops_per_s`.
+        mbu_decode: weights and cache that decode steps must read / their time / `peak_bytes_per_s`.
+        peak_flops_per_s, peak_bytes_per_s: of one GPU, for products in `peak_dtype`.
+        utilisation_reason: why there is no figure.
+    """
+
+    mfu_vision: float | None
+    mfu_prefill: float | None
+    mfu_decode: float | None
+    mbu_decode: float | None
+    peak_flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    peak_dtype: str | None
+    utilisation_reason: str | None
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """Load and memory at one moment of a window, seen by a thread beside the running code.
+
+    Attributes:
+        at_s: seconds since the window opened.
+        span_s: time since the sample before, which the CPUs' load is over.
+        cpu_percent: of all CPUs of the host; None before the first hundredth of a second that they counted.
+        gpu_percent: of each GPU; None where it did not tell.
+        allocated_bytes, reserved_bytes: torch's on all GPUs that the process uses; None without one.
+    """
+
+    at_s: float
+    span_s: float
+    cpu_percent: float | None
+    gpu_percent: tuple[float | None, ...]
+    rss_bytes: int
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+@dataclass(frozen=True)
+class LoadTrace:
+    """The samples of a window, in order; at least one, at its end.
+
+    Attributes:
+        reason: why a GPU told nothing.
+    """
+
+    samples: tuple[LoadSample, ...]
+    interval_s: float
+    reason: str | None

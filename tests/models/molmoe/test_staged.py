@@ -1,0 +1,31 @@
+"""Bytes of the staged model, by hand; its stages are tested with the model and with the pipeline."""
+
+from pathlib import Path
+
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_processor
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from tests.conftest import tiny_config
+
+
+def test_bytes_follow_the_setting(tiny_checkpoint: Path) -> None:
+    model = MolmoeForConditionalGeneration(tiny_config()).to(torch.bfloat16).eval()
+    stored = sum(each.numel() * each.element_size() for each in [*model.parameters(), *model.buffers()])
+    staged = MolmoeStagedModel("tiny", model, load_processor(find_model(str(tiny_checkpoint))))
+    # A block of width 32: four products of attention, norms of queries and keys, a router of 8, two norms; 8 experts of
+    # three products of 32 x 16. Two bytes each.
+    block, expert = 2 * (4 * 32 * 32 + 2 * 32 + 32 * 8 + 2 * 32), 2 * 3 * 32 * 16
+    head = 2 * 32 * model.config.head_vocab_size
+    for top_k, blocks, experts in ((4, (0, 1, 2, 3), 16), (2, (0, 1, 3), 8), (1, (0, 2), 5)):
+        setting = KnobSetting(tier_target("low"), top_k, blocks)
+        staged.apply(setting)
+        found = staged.count_bytes(setting)
+        assert found.weights_bytes == stored
+        # Block 0 keeps its 4 experts.
+        assert found.step_weights_bytes == len(blocks) * block + experts * expert + head
+        # Keys and values of width 32, two bytes each.
+        assert found.cache_bytes_per_token == len(blocks) * 2 * 32 * 2
+        assert model.active_setting == (top_k, blocks)
