@@ -1,7 +1,7 @@
 """In: a task, or texts, and what was asked of them; out: what to ask, each as tensors with true token counts."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,19 +82,21 @@ class RequestMaker:
         return self.model.prepare(sample, self.task.prompt(sample), crops)
 
 
-def filter_prompts_by_length(prompts: Sequence[str], tokenizer: Any, max_tokens: int) -> list[str]:
+def filter_prompts_by_length(prompts: Iterable[str], tokenizer: Any, max_tokens: int) -> list[str]:
     """The prompts of at most `max_tokens` tokens, in their order; what the tokenizer adds (special tokens) counts."""
+    prompts = _listed(prompts)
     lengths = _true_lengths(prompts, tokenizer)
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_tokens]
 
 
-def sort_prompts_by_length(prompts: Sequence[str], tokenizer: Any) -> list[str]:
+def sort_prompts_by_length(prompts: Iterable[str], tokenizer: Any) -> list[str]:
     """Prompts with fewer tokens first; those of the same length keep their order."""
+    prompts = _listed(prompts)
     lengths = _true_lengths(prompts, tokenizer)
     return [prompts[place] for place in sorted(range(len(prompts)), key=lengths.__getitem__)]
 
 
-def tokenise_prompts(prompts: Sequence[str], tokenizer: Any) -> TokenisedPrompts:
+def tokenise_prompts(prompts: Iterable[str], tokenizer: Any) -> TokenisedPrompts:
     """Token ids and mask [N, T] on the host, padded on the left to the longest prompt, nothing cut.
 
     Args:
@@ -103,6 +105,7 @@ def tokenise_prompts(prompts: Sequence[str], tokenizer: Any) -> TokenisedPrompts
     Raises:
         ConfigurationError: no prompt, a prompt without any token, or a tokenizer without a pad token.
     """
+    prompts = _listed(prompts)
     if not prompts:
         raise ConfigurationError("there is no prompt to tokenise; give at least one (did the length filter drop all?)")
     if tokenizer.pad_token_id is None:
@@ -120,6 +123,13 @@ def tokenise_prompts(prompts: Sequence[str], tokenizer: Any) -> TokenisedPrompts
         input_ids[place, longest - len(row) :] = torch.tensor(row, dtype=torch.long)
         attention_mask[place, longest - len(row) :] = 1
     return TokenisedPrompts(input_ids=input_ids, attention_mask=attention_mask)
+
+
+def _listed(prompts: Iterable[str]) -> list[str]:
+    """A column or a generator will do; raises ConfigurationError for one string, whose letters would do too."""
+    if isinstance(prompts, str):
+        raise ConfigurationError(f"one string was given as the prompts ({prompts[:40]!r}); give a list of strings")
+    return list(prompts)
 
 
 def _true_lengths(prompts: Sequence[str], tokenizer: Any) -> list[int]:

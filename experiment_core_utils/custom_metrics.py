@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from experiment_core_utils.primitives.csv_cells import raw_cell
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.records import CustomMetricsReport, InferenceMetrics, InferenceResults
 
@@ -90,7 +93,7 @@ def _function_named(name: str) -> Callable[..., Any]:
 
 
 def _checked_columns(returned: Any) -> dict[str, Column]:
-    """Plain Python values; raises TypeError or ValueError for what cannot be a column."""
+    """Plain Python values; raises TypeError, ValueError or ResultsError for what cannot be a column."""
     if not isinstance(returned, Mapping):
         raise TypeError(f"it returned {type(returned).__name__}; return a mapping of column names to values")
     return {_checked_name(name): _plain(name, value) for name, value in returned.items()}
@@ -99,13 +102,21 @@ def _checked_columns(returned: Any) -> dict[str, Column]:
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise TypeError(f"{name!r} is no column name; use text")
+    raw_cell(name, "a column name")
     return name
 
 
 def _plain(name: str, value: Any) -> Column:
-    if value is None or isinstance(value, bool | str):
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        raw_cell(value, f"column {name}")
         return value
     if isinstance(value, numbers.Integral):
+        if abs(int(value)) >= 2**63:
+            raise ValueError(f"column {name} is a whole number beyond 64 bits; give a float")
         return int(value)
     if not isinstance(value, numbers.Real):
         raise TypeError(f"column {name} is of type {type(value).__name__}; give a number, text, True, False or None")

@@ -1,7 +1,6 @@
 """In: one text experiment that is due; out: its files and its entry in the results, the twelve steps in order."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ from experiment_core_utils.a_distributed import (
     outcome_of_all,
     processes_on_this_machine,
 )
-from experiment_core_utils.c_prompt_processing import (
-    filter_prompts_by_length,
-    sort_prompts_by_length,
-    tokenise_prompts,
-)
+from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.custom_metrics import run_custom_metrics
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
@@ -32,9 +27,9 @@ from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results
 from experiment_core_utils.meters.load_sampler import LoadSampler, load_sampler, memory_timeline
 from experiment_core_utils.primitives.device import MemoryWindow
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import ApportionedEnergy, InferenceResults
 from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.prompt_choice import ChosenPrompts
 from experiment_core_utils.text_compute import generation_metrics
 from experiment_core_utils.text_energy import EnergySources, TextEnergy
 from experiment_core_utils.text_plan import DueExperiment
@@ -42,18 +37,6 @@ from experiment_core_utils.text_share import TextShare
 
 ModelAndTokenizer = tuple[Any, Any]
 RAW = "raw_results"
-
-
-@dataclass(frozen=True)
-class ChosenPrompts:
-    """The prompts that run, in the order in which they do.
-
-    Attributes:
-        num_too_long: left out because they have more than `max_input_tokens` tokens.
-    """
-
-    texts: list[str]
-    num_too_long: int
 
 
 class _Files:
@@ -92,7 +75,7 @@ def measure_experiment(
 
     Raises:
         SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
-        ConfigurationError: the model cannot be loaded, or too few prompts are short enough.
+        ConfigurationError: the model cannot be loaded.
         MeterUnavailable: energy is required and nothing here tells it; nothing was loaded then.
         WorkerLost: a process is gone or late.
     """
@@ -100,7 +83,7 @@ def measure_experiment(
     energy = TextEnergy(config, accelerator, sources or EnergySources())
     files = _Files(generate_unique_id(accelerator, results_dir=results_dir), accelerator, results_dir)
     model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
-    prompts = choose_prompts(due, tokenizer)
+    prompts = due.chosen
     tokenised = tokenise_prompts(prompts.texts, tokenizer)
     share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
@@ -111,7 +94,7 @@ def measure_experiment(
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
     memories = of_all_processes(compute["memory"], accelerator)
-    caveats = _caveats(accelerator)
+    caveats = _caveats(accelerator, pooled, config)
     entry: dict[str, Any] = {}
     if accelerator.is_main_process:
         generated = generation_metrics(model, accelerator.device, pooled, config)
@@ -120,26 +103,6 @@ def measure_experiment(
             files.save(memory_timeline(sampler.trace), "memory_timeline")
         entry = _entry(due, prompts, pooled, of_all, model, files, caveats, accelerator)
     return f"experiment_{files.experiment_id}", entry
-
-
-def choose_prompts(due: DueExperiment, tokenizer: Any) -> ChosenPrompts:
-    """The first `num_input_prompts` of those that are short enough, shortest first where they are to be sorted.
-
-    Raises:
-        ConfigurationError: fewer are short enough than asked for, or none is.
-    """
-    config = due.config
-    short = filter_prompts_by_length(due.prompts.texts, tokenizer, config.max_input_tokens)
-    wanted = config.num_input_prompts or len(short)
-    if not short or wanted > len(short):
-        raise ConfigurationError(
-            f"{wanted} prompts of at most {config.max_input_tokens} tokens are asked for, and {len(short)} of "
-            f"{len(due.prompts.texts)} are that short; lower num_input_prompts or raise max_input_tokens"
-        )
-    texts = short[:wanted]
-    if config.sort_prompts:
-        texts = sort_prompts_by_length(texts, tokenizer)
-    return ChosenPrompts(texts, len(due.prompts.texts) - len(short))
 
 
 def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
@@ -222,9 +185,12 @@ def _token_ids(pooled: InferenceResults) -> dict[str, Any]:
     return {"output_token_ids": [query["output_token_ids"] for query in pooled["queries"]]}
 
 
-def _caveats(accelerator: Accelerator) -> list[str]:
+def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextConfig) -> list[str]:
     """What a reader must know before quoting the figures."""
     here = processes_on_this_machine(accelerator)
+    found = []
     if accelerator.device.type == "cpu" and here > 1:
-        return [f"{here} processes share the CPU cores: times are not those of one alone"]
-    return []
+        found.append(f"{here} processes share the CPU cores: times are not those of one alone")
+    if pooled["simulated_delay_s"] > 0 and config.energy_wanted != "off":
+        found.append(f"the energy of the whole run holds {pooled['simulated_delay_s']:.3g} s of simulated waiting")
+    return found

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, first_line
 from experiment_core_utils.primitives.records import TokenisedPrompts
 from experiment_core_utils.primitives.text_config import Decoding, TextConfig
 
@@ -77,11 +77,13 @@ class TextGenerator:
 
         Raises:
             OutOfMemory: it does not fit.
+            GenerationFailed: the model broke off.
         """
         device = self.device
         generation = copy.copy(self.generation)
         generation.max_new_tokens = max_new_tokens
         with (
+            _failures_named(),
             out_of_memory_named(),
             _current(device),
             _drawn_by(np.random.SeedSequence([self.random_seed, first_index]), device),
@@ -201,6 +203,15 @@ def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[flo
         begun_s=window[0],
         ended_s=window[1],
     )
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """What torch and transformers raise while a model runs becomes one line."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise GenerationFailed(f"generate() failed: {first_line(error)}") from error
 
 
 @contextmanager

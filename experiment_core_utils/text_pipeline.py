@@ -13,10 +13,10 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import of_main_process, processes_on_this_machine, setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
-from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
+from experiment_core_utils.j_results_saving import add_to_results, flatten_results_to_csv, load_aggregated_results
 from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
-from experiment_core_utils.primitives.result_files import aggregated_path
+from experiment_core_utils.primitives.result_files import raw_result_path
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
 from experiment_core_utils.text_energy import EnergySources
@@ -72,8 +72,14 @@ def plan_of(grid: Sequence[Combination], results_dir: Path) -> tuple[TextPlan, A
     first = next(each.config for each in grid if each.config is not None)
     accelerator = setup_distributed(first)
     set_cpu_threads(first.num_threads, processes_on_this_machine(accelerator))
+    if results_dir.exists() and not results_dir.is_dir():
+        raise ConfigurationError(f"{results_dir} is a file; give a folder for the results")
     saved = of_main_process(lambda: load_aggregated_results(first.task_type, results_dir=results_dir), accelerator)
-    return plan_experiments(grid, saved, accelerator), accelerator
+
+    def has_outputs(experiment_id: str) -> bool:
+        return raw_result_path(experiment_id, "text_output", results_dir).exists()
+
+    return plan_experiments(grid, saved, accelerator, has_outputs), accelerator
 
 
 def run_text_experiments(
@@ -114,13 +120,15 @@ def run_text_experiments(
     # Leaves the process group; torch warns at exit where that is forgotten.
     accelerator.end_training()
     everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
+    # Also where nothing was due: a run that was killed may have left it short.
+    csv_path = flatten_results_to_csv(everything, task_type, results_dir=results_dir) if everything else None
     return TextReport(
         is_main_process=is_main,
         plan=plan,
         results={name: everything[name] for name in (*plan.saved.values(), *measured) if name in everything},
         num_measured=len(measured),
         failed=failed,
-        csv_path=aggregated_path(task_type, ".csv", results_dir) if everything else None,
+        csv_path=csv_path,
     )
 
 

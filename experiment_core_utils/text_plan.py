@@ -1,7 +1,7 @@
 """In: the combinations of a text experiment; out: what is to be done with each, before a model is loaded."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +9,15 @@ from accelerate import Accelerator
 
 from experiment_core_utils.custom_metrics import CustomMetric, find_custom_metrics
 from experiment_core_utils.f_experiment_info import environment_stamp
-from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_loadable
+from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_loadable, load_tokenizer
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
+from experiment_core_utils.prompt_choice import ChosenPrompts, choose_prompts
 from experiment_core_utils.tasks.prompts import Prompts, read_prompts
 
 # What the figures of an experiment do not depend on.
-_OF_THE_RUN = frozenset({"worker_timeout", "save_outputs", "cycle_id", "task_type", "further", "energy"})
+_OF_THE_RUN = frozenset({"worker_timeout", "num_processes", "save_outputs", "task_type", "further", "energy"})
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class DueExperiment:
 
     Attributes:
         title: its place in the grid and what is varied.
+        chosen: those of `prompts` that run.
         digest: of everything that its figures depend on, code and load of the machine left out.
     """
 
@@ -33,6 +35,7 @@ class DueExperiment:
     config: TextConfig
     source: LanguageModelSource
     prompts: Prompts
+    chosen: ChosenPrompts
     custom_metrics: Sequence[CustomMetric]
     digest: str
 
@@ -61,17 +64,22 @@ class TextPlan:
 
 
 def plan_experiments(
-    grid: Sequence[Combination], saved: Mapping[str, Mapping[str, Any]], accelerator: Accelerator
+    grid: Sequence[Combination],
+    saved: Mapping[str, Mapping[str, Any]],
+    accelerator: Accelerator,
+    has_outputs: Callable[[str], bool],
 ) -> TextPlan:
     """Find models, prompts and metrics of all combinations.
 
     Args:
-        saved: results by name that stand in the results file already.
+        saved: results by name that stand in the results file already; those that a notebook saved have no digest.
+        has_outputs: whether an experiment of this id saved its texts.
 
     Raises:
         ConfigurationError: not a single combination is possible here; says why the first is not.
     """
-    names = {str(result["digest"]): name for name, result in saved.items()}
+    names = {str(result["digest"]): name for name, result in saved.items() if "digest" in result}
+    with_outputs = {digest for digest, name in names.items() if has_outputs(str(saved[name].get("experiment_id")))}
     due: list[DueExperiment] = []
     done: dict[str, str] = {}
     left_out: dict[str, str] = {}
@@ -83,7 +91,7 @@ def plan_experiments(
             left_out[title] = found
         elif found.digest in titles:
             left_out[title] = f"the same experiment as {titles[found.digest]}"
-        elif found.digest in names:
+        elif found.digest in (with_outputs if found.config.save_outputs else names):
             done[title] = names[found.digest]
         else:
             due.append(found)
@@ -103,17 +111,11 @@ def _found(title: str, combination: Combination, accelerator: Accelerator) -> Du
         source = judge_loadable(config)
         prompts = read_prompts(config.prompts)
         metrics = find_custom_metrics(config.custom_metrics)
-        _check_number(config, prompts)
+        chosen = choose_prompts(config, prompts.texts, load_tokenizer(config, source), source.config)
     except ConfigurationError as error:
         return str(error)
     digest = experiment_digest(config, source, prompts, accelerator)
-    return DueExperiment(title, combination.varied, config, source, prompts, metrics, digest)
-
-
-def _check_number(config: TextConfig, prompts: Prompts) -> None:
-    wanted = config.num_input_prompts
-    if wanted is not None and wanted > len(prompts.texts):
-        raise ConfigurationError(f"num_input_prompts {wanted} is more than the {len(prompts.texts)} prompts there are")
+    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, digest)
 
 
 def experiment_digest(

@@ -146,3 +146,23 @@ def test_what_cannot_be_found_is_a_configuration_error(names: list[str], message
 def test_a_name_given_twice_counts_once() -> None:
     assert len(find_custom_metrics(["of_a_user.measures:words"] * 2)) == 1
     assert find_custom_metrics([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"a": "x\0y"}, "NUL"),
+        ({"a\0": 1}, "NUL"),
+        ({"a": "\ud800"}, "surrogate"),
+        ({"a": 2**63}, "beyond 64 bits"),
+    ],
+)
+def test_what_no_table_holds_is_a_failure_of_the_metric_alone(returned: Any, message: str) -> None:
+    metric = CustomMetric("my.metrics:odd", lambda results, metrics: returned)
+    report = run_custom_metrics([metric], {}, {})  # type: ignore[typeddict-item]
+    assert report["columns"] == {} and message in report["failures"][0]["message"]
+
+
+def test_numpys_booleans_are_booleans() -> None:
+    metric = CustomMetric("my.metrics:odd", lambda results, metrics: {"a": np.bool_(True)})
+    assert run_custom_metrics([metric], {}, {})["columns"]["odd"]["a"] is True  # type: ignore[typeddict-item]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -10,15 +11,20 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from experiment_core_utils.j_results_saving import save_aggregated_results_json
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
+from experiment_core_utils.models.causal_lm import judge_loadable
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.text_config import judged
 from experiment_core_utils.primitives.text_grid import combinations
+from experiment_core_utils.tasks.prompts import read_prompts
 from experiment_core_utils.text_energy import EnergySources
 from experiment_core_utils.text_pipeline import TextReport, run_text_experiments
+from experiment_core_utils.text_plan import experiment_digest
 from experiment_core_utils.text_table import text_table
 from tests.scripted_codecarbon import scripted_library
 from tests.simulated_energy import device_in_real_time, instruments_of
@@ -165,16 +171,103 @@ def test_what_cannot_be_done_here_is_left_out_with_its_reason(values: dict[str, 
 def test_a_grid_of_which_nothing_is_possible_is_an_error(values: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="float8 needs a GPU"):
         measured({**values, "fp_precision": "float8"}, tmp_path / "results")
-    with pytest.raises(ConfigurationError, match="num_input_prompts 6 is more than the 5 prompts"):
+    with pytest.raises(ConfigurationError, match="6 prompts of .* are asked for, and 5 of 5 are that short"):
         measured({**values, "num_input_prompts": 6}, tmp_path / "results")
     assert not (tmp_path / "results" / "text_generation_results.json").exists()
 
 
-def test_a_combination_that_fails_does_not_stop_the_others(values: dict[str, Any], tmp_path: Path) -> None:
-    report = measured({**values, "max_input_tokens": [1, 64], "num_input_prompts": 2}, tmp_path / "results")
+def test_a_combination_that_fails_does_not_stop_the_others(
+    values: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    broken = tiny_llama()
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(float("nan"))
+    save_checkpoint(broken, tmp_path / "broken")
+    drawn = {"decoding_mode": "top_k", "decoder_top_k": 5}
+    models = [str(tmp_path / "broken"), str(checkpoint)]
+    report = measured({**values, "model_name": models, "decoder_config": drawn}, tmp_path / "results")
     assert report.num_measured == 1 and report.exit_code == 1
-    (failure,) = report.failed.items()
-    assert failure[0] == "1/2 max_input_tokens=1" and "1 of 5 are that short" in failure[1]
+    ((title, failure),) = report.failed.items()
+    assert title.startswith("1/2 model_name=") and failure.startswith(
+        "GenerationFailed: generate() failed: probability"
+    )
+
+
+def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:
+    report = measured(
+        {**values, "max_output_tokens": [6, 4000], "max_input_tokens": [1, 64], "num_input_prompts": 2},
+        tmp_path / "results",
+    )
+    assert report.num_measured == 1 and report.exit_code == 0
+    reasons = {title.partition(" ")[0]: reason for title, reason in report.plan.left_out.items()}
+    assert (
+        reasons["1/4"]
+        == reasons["3/4"]
+        == (
+            "2 prompts of at most 1 tokens are asked for, and 1 of 5 are that short; lower num_input_prompts or raise "
+            "max_input_tokens"
+        )
+    )
+    assert "with max_output_tokens 4000 is more than the model's 256 positions" in reasons["4/4"]
+
+
+def test_a_tokenizer_of_another_model_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:
+    save_checkpoint(tiny_llama(vocab_size=40), tmp_path / "small")
+    with pytest.raises(ConfigurationError, match=r"its tokenizer gives token \d+, and the model knows 40"):
+        measured({**values, "model_name": str(tmp_path / "small")}, tmp_path / "results")
+
+
+def test_repetitions_are_experiments_of_their_own(values: dict[str, Any], tmp_path: Path) -> None:
+    assert measured({**values, "cycle_id": [1, 2]}, tmp_path / "results").num_measured == 2
+
+
+def test_texts_that_were_not_saved_are_generated_again(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    assert measured(values, folder).num_measured == 1
+    assert measured({**values, "save_outputs": True}, folder).num_measured == 1
+    assert measured({**values, "save_outputs": True}, folder).num_measured == 0
+    assert measured(values, folder).num_measured == 0
+
+
+def test_the_csv_is_made_whole_where_nothing_is_due(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    csv_path = measured(values, folder).csv_path
+    assert csv_path is not None
+    content = csv_path.read_text()
+    csv_path.unlink()
+    assert measured(values, folder).num_measured == 0
+    assert csv_path.read_text() == content
+
+
+def test_what_a_notebook_saved_stays_and_does_no_harm(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    save_aggregated_results_json({"experiment_9000": {"note": 1}}, "text_generation", results_dir=folder)
+    report = measured(values, folder)
+    assert report.num_measured == 1 and "experiment_9000" not in report.results
+    assert report.csv_path is not None and len(read_results_csv(report.csv_path)) == 2
+
+
+def test_simulated_waiting_in_the_energy_is_a_caveat(values: dict[str, Any], tmp_path: Path) -> None:
+    waiting = {"simulate": True, "delay_min": 0.01, "delay_max": 0.01}
+    report = measured(
+        {
+            **values,
+            "track_energy": True,
+            "energy": "optional",
+            "country_iso_code": "FRA",
+            "latency_simulation": waiting,
+        },
+        tmp_path / "results",
+    )
+    (result,) = report.results.values()
+    assert result["caveats"] == ["the energy of the whole run holds 0.01 s of simulated waiting"]
+
+
+def test_another_number_of_processes_is_another_experiment(values: dict[str, Any]) -> None:
+    config = judged(values)
+    source, prompts = judge_loadable(config), read_prompts(config.prompts)
+    one, two = (SimpleNamespace(num_processes=number, device=torch.device("cpu")) for number in (1, 2))
+    assert experiment_digest(config, source, prompts, one) != experiment_digest(config, source, prompts, two)  # type: ignore[arg-type]
 
 
 def test_the_first_short_prompts_are_taken_before_they_are_sorted(values: dict[str, Any], tmp_path: Path) -> None:

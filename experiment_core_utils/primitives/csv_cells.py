@@ -14,7 +14,8 @@ from experiment_core_utils.primitives.errors import ResultsError
 
 Cell = str | int | float | bool | None
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+# The full-width ones are taken for the others where East Asian text is typed.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": True, "false": False}
 _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",\r\n][^,\r\n]*)?)(,|\r\n|\r|\n|\Z)')

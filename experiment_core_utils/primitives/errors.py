@@ -29,6 +29,10 @@ class OutOfMemory(SettingError):
     """The device or the host has no memory left for this setting."""
 
 
+class GenerationFailed(SettingError):
+    """The model broke off while it generated (weights that are not finite, a kernel that refuses)."""
+
+
 class KnobDidNotAct(SettingError):
     """What ran is not what the setting asked for."""
 

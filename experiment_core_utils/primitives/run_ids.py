@@ -29,9 +29,9 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
     """One more than the last id given out, such as "0001"; past "9999" it grows.
 
     The counter is read and written under a lock on a file beside it, and replaced as a whole. A counter that holds no
-    number, or a smaller one than an id in `results_dir`, goes on after the largest id there, with one line of warning;
-    so does one that is gone while there are ids. The locked file holds the last id too, for results that lie elsewhere:
-    it counts where the counter holds no number.
+    number, or a smaller one than an id that was given out, goes on after the largest of them, with one line of warning;
+    so does one that is gone. Given out were the ids in `results_dir`, and the last one that the locked file remembers,
+    for results that lie elsewhere.
 
     Raises:
         ResultsNotSaved: the counter cannot be written.
@@ -40,12 +40,11 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
         id_file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(id_file.with_name(f".{id_file.name}.lock")) as lock:
             counted, damage = _read_counter(id_file)
-            largest = max(used_ids(results_dir), default=0)
+            largest = max(_remembered(lock), max(used_ids(results_dir), default=0))
             if counted is None:
-                largest = max(largest, _remembered(lock))
                 damage = damage or ("is gone" if largest > 0 else None)
             elif largest > counted:
-                damage = f"holds {counted:04d}, less than an id in {results_dir}"
+                damage = f"holds {counted:04d}, less than an id that was given out"
             identifier = f"{max(counted or 0, largest) + 1:04d}"
             if damage is not None:
                 LOGGER.warning("%s %s: repaired, this run is %s", id_file, damage, identifier)

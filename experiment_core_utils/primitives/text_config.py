@@ -165,6 +165,12 @@ class TextConfig(_Part):
     flops_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     further: Mapping[str, Any] = Field(default_factory=dict)
 
+    @field_validator("custom_metrics", mode="before")
+    @classmethod
+    def _one_metric(cls, given: Any) -> Any:
+        """A single name stands for a list of one."""
+        return [given] if isinstance(given, str) else given
+
     @field_validator("mixed_precision", mode="before")
     @classmethod
     def _yaml_no(cls, given: Any) -> Any:
@@ -179,6 +185,8 @@ class TextConfig(_Part):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
+        if not self.model_name.strip():
+            raise ValueError("model_name is empty; give a folder or a hub id, or leave it out for the embedded model")
         if not _FILE_NAME_PART.fullmatch(self.task_type):
             raise ValueError("task_type is part of file names; use letters, digits, - and _ only")
         for name in self.custom_metrics:
@@ -201,6 +209,10 @@ class TextConfig(_Part):
     def effective(self) -> Self:
         """The same experiment without the values that its modes leave without effect, to recognise it by."""
         decoding, batching, simulation = self.decoder_config, self.batching_options, self.latency_simulation
+        draws = decoding.decoding_mode != "greedy" or simulation.simulate
+        quant_type = self.quantization_config.bnb_4bit_quant_type
+        if self.quantization_config.load_in_4bit:
+            quant_type = quant_type or "nf4"
         used = {"decoding_mode", *_USED_BY_MODE[decoding.decoding_mode]}
         unused_batching = (
             {"batch_size___fixed_batching"}
@@ -212,6 +224,8 @@ class TextConfig(_Part):
                 "decoder_config": Decoding(**decoding.model_dump(include=used)),
                 "batching_options": Batching(**batching.model_dump(exclude=unused_batching)),
                 "latency_simulation": simulation if simulation.simulate else LatencySimulation(),
+                "quantization_config": self.quantization_config.model_copy(update={"bnb_4bit_quant_type": quant_type}),
+                "random_seed": self.random_seed if draws else 0,
                 "track_energy": self.energy_wanted != "off",
             }
         )
@@ -245,16 +259,17 @@ def published_form(**values: Any) -> SimpleNamespace:
 
 
 def _as_mapping(given: Any) -> Mapping[str, Any]:
+    """Attributes of a class and properties count too: it is someone else's object."""
     if isinstance(given, Mapping):
         return given
-    try:
-        values = vars(given)
-    except TypeError:
+    known = {name: getattr(given, name) for name in TextConfig.model_fields if hasattr(given, name)}
+    if not known:
         raise ConfigurationError(
-            f"a text experiment was expected (a mapping or an object with attributes), found {type(given).__name__}"
-        ) from None
-    known = {name: value for name, value in values.items() if name in TextConfig.model_fields}
-    further = {name: value for name, value in values.items() if name not in known and not name.startswith("_")}
+            "a text experiment was expected (a mapping, or an object with attributes such as model_name), found "
+            f"{type(given).__name__}"
+        )
+    own = vars(given) if hasattr(given, "__dict__") else {}
+    further = {name: value for name, value in own.items() if name not in known and not name.startswith("_")}
     return {**known, "further": {**(known.get("further") or {}), **further}}
 
 
@@ -327,6 +342,9 @@ def _check_simulation(config: TextConfig) -> str | None:
 
 
 def _check_source(config: TextConfig) -> str | None:
-    if config.prompts.path is not None and config.prompts.dataset_name is not None:
+    source = config.prompts
+    if source.path is not None and source.dataset_name is not None:
         return "prompts.path and prompts.dataset_name are both given; choose one"
+    if source.dataset_name is None and (source.config_name is not None or source.revision is not None):
+        return "prompts.config_name and prompts.revision belong to prompts.dataset_name, which is not given"
     return None

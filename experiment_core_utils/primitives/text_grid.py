@@ -64,7 +64,9 @@ def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> dict
         *groups, last = key.split(".")
         place = result
         for group in groups:
-            place = place.setdefault(group, {})
+            if place.get(group) is None:
+                place[group] = {}
+            place = place[group]
             if not isinstance(place, dict):
                 raise ConfigurationError(f"{override!r}: {group} is a value, not a group of keys")
         place[last] = _parsed(value, override)
@@ -78,6 +80,8 @@ def combinations(content: Mapping[str, Any]) -> list[Combination]:
         ConfigurationError: an unknown key, a value that is not allowed by itself, a list for a key that one launch
             has only one of, or not a single combination that is possible.
     """
+    if "further" in content:
+        raise ConfigurationError("further: there is no such key; a file holds the keys of docs/text_generation.md only")
     axes = dict(_axes(content, TextConfig))
     for key, values in axes.items():
         if not values:
@@ -138,7 +142,9 @@ class _StrictLoader(yaml.SafeLoader):
     """Refuses a key that is given twice, of which YAML would keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        # `<<: *anchor` takes in another mapping; its keys may be given again.
+        merge = "tag:yaml.org,2002:merge"
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         twice = [key for at, key in enumerate(keys) if key in keys[:at]]
         if twice:
             raise ConfigurationError(f"line {node.start_mark.line + 1}: {twice[0]} is given twice; keep one")

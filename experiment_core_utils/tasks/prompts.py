@@ -10,6 +10,8 @@ from typing import Any
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.text_config import PromptSource
 
+_JSONL = (".jsonl", ".ndjson")
+_OTHER_FORMATS = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".yaml", ".yml")
 EMBEDDED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
@@ -48,15 +50,20 @@ def digest_of(texts: list[str]) -> str:
 
 
 def _of_file(path: Path, column: str) -> Iterator[str]:
+    kind = path.suffix.lower()
+    if kind in _OTHER_FORMATS:
+        raise ConfigurationError(
+            f"{path}: prompts are read from JSONL (an object a line) or text (a prompt a line), not from {kind}"
+        )
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        # A byte order mark is no part of the first prompt.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"prompts in {path} cannot be read: {first_line(error)}") from error
-    if path.suffix == ".json":
-        raise ConfigurationError(f"{path}: prompts are read from JSONL (an object a line) or text (a prompt a line)")
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield _of_json(line, column, f"{path}, line {number}") if path.suffix == ".jsonl" else line.rstrip("\r")
+            where = f"{path}, line {number}"
+            yield _of_json(line, column, where) if kind in _JSONL else _checked(line.rstrip("\r"), where)
 
 
 def _of_json(line: str, column: str, where: str) -> str:
@@ -73,6 +80,10 @@ def _of_json(line: str, column: str, where: str) -> str:
 def _checked(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"{where} holds no text but {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{where} holds half a surrogate pair, which is no text: {error.reason}") from error
     return value
 
 

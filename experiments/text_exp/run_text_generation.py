@@ -7,6 +7,7 @@ import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -38,14 +39,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _content(given: argparse.Namespace) -> dict[str, Any]:
+    """The file with everything that the flags put in force over it."""
+    short = {name: getattr(given, name) for name in ("num_input_prompts", "max_output_tokens")}
+    overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
+    content = with_overrides(read_yaml(given.config) if given.config else {}, overrides)
+    # As it stands: a name may mean something else in YAML.
+    return content if given.model_name is None else {**content, "model_name": given.model_name}
+
+
 def main() -> int:
     """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         given = build_parser().parse_args()
-        short = {name: getattr(given, name) for name in ("model_name", "num_input_prompts", "max_output_tokens")}
-        overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
-        grid = combinations(with_overrides(read_yaml(given.config) if given.config else {}, overrides))
+        grid = combinations(_content(given))
         # torch and transformers take seconds to import; `--help` and a wrong key need neither.
         from experiment_core_utils.text_pipeline import plan_of, run_text_experiments
         from experiment_core_utils.text_table import text_table
@@ -65,6 +73,9 @@ def main() -> int:
     if report.is_main_process:
         if report.results:
             print(text_table(list(report.results.values())))
+        for name, result in report.results.items():
+            for failure in result.get("custom_failures", ()):
+                print(f"{name}: metric {failure['name']} failed: {failure['error']}: {failure['message']}")
         print(
             f"{len(report.results)} experiments of this grid are saved ({report.num_measured} measured now), "
             f"{len(report.plan.left_out)} combinations left out, {len(report.failed)} failed"

@@ -48,6 +48,7 @@ def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, tmp_pa
     [
         (["--config", "nowhere.yaml"], "error: nowhere.yaml cannot be read: "),
         (["--set", "fp_precison=float32"], "error: fp_precison: there is no such key; known are "),
+        (["--model_name", ""], "error: model_name is empty; "),
         (["--model_name", "nowhere"], "error: there is no model folder nowhere; "),
         (["--max_output_tokens", "many"], "error: max_output_tokens: "),
         (["--size", "3"], "error: unrecognized arguments: --size 3; see --help"),
@@ -63,7 +64,7 @@ def test_two_processes_come_to_what_one_comes_to(config_file: Path, tmp_path: Pa
     common = ("--config", config_file, "--set", "random_seed=1", "--set", "save_outputs=true", "--output_dir")
     assert run(*common, tmp_path / "one").returncode == 0
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = run(*common, tmp_path / "two", launcher=launcher)
+    done = run(*common, tmp_path / "two", "--set", "track_energy=true", launcher=launcher)
     assert done.returncode == 0, done.stderr
     (one,), (two,) = (
         json.loads((tmp_path / name / "text_generation_results.json").read_text()).values() for name in ("one", "two")
@@ -75,6 +76,8 @@ def test_two_processes_come_to_what_one_comes_to(config_file: Path, tmp_path: Pa
     )
     assert one_text == two_text
     assert two["experiment_setup"]["distributed_config"]["num_processes"] == 2
+    energy = two["global_energy_results"]
+    assert (energy["num_processes"], energy["num_tracking_processes"]) == (2, 1) and energy["total_energy_kwh"] > 0
     assert two["caveats"] == ["2 processes share the CPU cores: times are not those of one alone"]
     found = {path.name.partition("_6_")[2] for path in (tmp_path / "two").rglob("*_6_*")}
     assert found == {f"local_energy_results_process_{rank}.json" for rank in (0, 1)}

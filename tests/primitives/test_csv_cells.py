@@ -120,3 +120,10 @@ def test_torn_quotes_are_named_with_their_line(text: str) -> None:
 def test_what_no_cell_can_hold_is_refused_by_name(value: Any, said: str) -> None:
     with pytest.raises(ResultsError, match=f"^metrics.x .*{said}"):
         raw_cell(value, "metrics.x")
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"])
+def test_every_beginning_of_a_formula_is_guarded(start: str) -> None:
+    assert spreadsheet_safe(f"{start}1+1") == f"'{start}1+1"
+    assert spreadsheet_safe(f"'{start}1+1") == f"''{start}1+1"
+    assert spreadsheet_safe(f"a{start}") == f"a{start}"

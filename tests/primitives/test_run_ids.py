@@ -154,7 +154,7 @@ def test_a_counter_that_is_gone_goes_on_where_it_was_without_results_too(
     assert next_run_id(counter, tmp_path / "none") == "0079"
     assert [each.endswith("is gone: repaired, this run is 0079") for each in warnings_in(caplog)] == [True]
     counter.write_text("5")
-    assert next_run_id(counter, tmp_path / "none") == "0006"
+    assert next_run_id(counter, tmp_path / "none") == "0080"
     assert len(warnings_in(caplog)) == 1
 
 

@@ -35,6 +35,20 @@ def test_the_published_attributes_of_any_object_are_read_and_others_are_recorded
     assert found.further == {"gpu_list": [0, 1]}
 
 
+def test_attributes_of_a_class_and_properties_count_too() -> None:
+    class Config:
+        fp_precision = "float16"
+
+        @property
+        def max_output_tokens(self) -> int:
+            return 7
+
+    found = judged(Config())
+    assert (found.fp_precision, found.max_output_tokens) == ("float16", 7)
+    with pytest.raises(ConfigurationError, match="an object with attributes such as model_name"):
+        judged(SimpleNamespace(colour="red"))
+
+
 def test_the_published_form_may_be_changed_between_two_steps() -> None:
     config = published_form(max_output_tokens=5)
     assert judged(config) == judged({"max_output_tokens": 5})
@@ -63,6 +77,7 @@ def test_adaptive_batches_have_no_fixed_size() -> None:
         ({"latency_simulation": {"delay_min": float("inf")}}, "^latency_simulation.delay_min: .*finite"),
         ({"batching_options": {"batch_size___fixed_batching": 0}}, "greater than or equal to 1.*given: 0"),
         ({"num_input_prompts": 0, "max_input_tokens": 0}, "^num_input_prompts: .*; 1 more like it$"),
+        ({"model_name": " "}, "^model_name is empty"),
         ({"custom_metrics": ["rate"]}, "names 'rate'; write package.module:function"),
         ({"custom_metrics": ["a-b:c"]}, "names 'a-b:c'"),
         ({"task_type": "../up"}, "task_type is part of file names"),
@@ -103,6 +118,7 @@ def test_what_is_not_allowed_is_named_in_one_line(given: object, message: str) -
         ({"latency_simulation": {"delay_min": 2.0, "delay_max": 1.0}}, "delay_min 2.0 is more than delay_max 1.0"),
         ({"latency_simulation": {"simulate_burst": True}}, "simulate_burst needs simulate"),
         ({"prompts": {"path": "a.txt", "dataset_name": "b"}}, "choose one"),
+        ({"prompts": {"path": "a.txt", "revision": "main"}}, "belong to prompts.dataset_name"),
     ],
 )
 def test_values_that_do_not_go_together_are_told_apart_from_wrong_ones(given: object, message: str) -> None:
@@ -119,6 +135,14 @@ def test_values_without_effect_do_not_make_another_experiment() -> None:
     assert effective(batching_options={"adaptive_max_tokens": 7}) == plain
     assert effective(latency_simulation={"delay_max": 3.0}) == plain
     assert effective(batching_options={"batch_size___fixed_batching": 7}) != plain
+    assert effective(random_seed=7) == plain
+    assert effective(random_seed=7, latency_simulation={"simulate": True, "delay_max": 1.0}) != effective(
+        random_seed=8, latency_simulation={"simulate": True, "delay_max": 1.0}
+    )
+    in_4bit = {"quantization": True, "load_in_4bit": True}
+    assert effective(quantization_config=in_4bit) == effective(
+        quantization_config={**in_4bit, "bnb_4bit_quant_type": "nf4"}
+    )
     adaptive = {"adaptive_batching": True}
     assert effective(batching_options=adaptive) == effective(
         batching_options={**adaptive, "batch_size___fixed_batching": 7}

@@ -49,6 +49,7 @@ def test_impossible_combinations_stay_in_the_list_with_their_reason() -> None:
         ("fp_precision: []", "^fp_precision has an empty list"),
         ("decoder_config: {decoding_mode: [greedy, tpo_k]}", r"^decoder_config.decoding_mode: .*given: 'tpo_k'"),
         ("decoder_config: 3", "^decoder_config: "),
+        ("further: {colour: red}", "^further: there is no such key"),
         ("nothing: [1, 2]", "^nothing: there is no such key"),
         ("decoder_config: {decoding_mode: [top_k, top_p]}", "^decoding_mode top_k needs decoder_top_k"),
     ],
@@ -79,3 +80,15 @@ def test_overrides_replace_what_the_file_says_also_a_list() -> None:
 def test_an_override_that_is_none_is_refused(override: str) -> None:
     with pytest.raises(ConfigurationError, match="override|not a group"):
         with_overrides({"fp_precision": "float32"}, [override])
+
+
+def test_an_empty_group_can_be_overridden_and_merge_keys_are_yaml() -> None:
+    (only,) = combinations(with_overrides({"decoder_config": None}, ["decoder_config.decoding_mode=greedy"]))
+    assert only.config is not None
+    text = "batching_options: {adaptive_batching: true}\n"
+    assert parse_yaml(text + "decoder_config: {<<: {decoding_mode: top_k}, decoder_top_k: 3}", "f")[
+        "decoder_config"
+    ] == {
+        "decoding_mode": "top_k",
+        "decoder_top_k": 3,
+    }

@@ -27,6 +27,13 @@ def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
     assert found.source["read_from"] == "file" and found.source["path"] == str(path)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfone\n")
+    (tmp_path / "p.NDJSON").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    for name in ("p.txt", "p.NDJSON"):
+        assert read_prompts(PromptSource(path=str(tmp_path / name))).texts == ("one",)
+
+
 def test_jsonl_gives_one_column_and_the_digest_follows_texts_and_order(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"question": "a\\nb", "id": 1}\n\n{"question": "c"}\n')
@@ -62,7 +69,9 @@ def test_a_dataset_that_cannot_be_had_is_one_line() -> None:
         ("p.jsonl", '{"text": "a"}\n{"prompt": "b"}', r"line 2 has no 'text' \(found: prompt\)"),
         ("p.jsonl", '{"text": ""}', r"line 1 holds no text but ''"),
         ("p.jsonl", '"a"', r"line 1 has no 'text' \(found: str\)"),
-        ("p.json", '["a"]', r"read from JSONL"),
+        ("p.json", '["a"]', r"read from JSONL .* not from .json"),
+        ("p.CSV", "text\na", r"not from .csv"),
+        ("p.jsonl", '{"text": "a \\ud800 b"}', r"line 1 holds half a surrogate pair"),
         ("p.txt", "\n \n", r"p.txt holds no prompts"),
     ],
 )

@@ -1,0 +1,72 @@
+"""In: all prompts of a source, a tokenizer and a model's config; out: those that run, before any weight is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from experiment_core_utils.c_prompt_processing import (
+    filter_prompts_by_length,
+    sort_prompts_by_length,
+    tokenise_prompts,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.text_config import TextConfig
+
+
+@dataclass(frozen=True)
+class ChosenPrompts:
+    """The prompts that run, in the order in which they do.
+
+    Attributes:
+        num_too_long: left out because they have more than `max_input_tokens` tokens.
+    """
+
+    texts: tuple[str, ...]
+    num_too_long: int
+
+
+def choose_prompts(
+    config: TextConfig, prompts: Sequence[str], tokenizer: Any, model_config: PreTrainedConfig
+) -> ChosenPrompts:
+    """The first `num_input_prompts` of those that are short enough, shortest first where they are to be sorted.
+
+    Raises:
+        ConfigurationError: fewer are short enough than asked for, or none is; an answer to one of them does not fit
+            the model's context; the tokenizer has tokens that the model does not know.
+    """
+    short = filter_prompts_by_length(prompts, tokenizer, config.max_input_tokens)
+    wanted = config.num_input_prompts or len(short)
+    if not short or wanted > len(short):
+        asked = (
+            "no prompt is" if not short else f"{wanted} prompts are asked for, and {len(short)} of {len(prompts)} are"
+        )
+        raise ConfigurationError(
+            f"{asked} at most {config.max_input_tokens} tokens long; lower num_input_prompts or raise max_input_tokens"
+        )
+    texts = short[:wanted]
+    if config.sort_prompts:
+        texts = sort_prompts_by_length(texts, tokenizer)
+    _check_against_model(config, texts, tokenizer, model_config)
+    return ChosenPrompts(tuple(texts), len(prompts) - len(short))
+
+
+def _check_against_model(
+    config: TextConfig, texts: Sequence[str], tokenizer: Any, model_config: PreTrainedConfig
+) -> None:
+    tokenised = tokenise_prompts(texts, tokenizer)
+    longest, highest = tokenised["input_ids"].shape[1], int(tokenised["input_ids"].max())
+    # Configs of transformers name both so where they have them; not all do.
+    text_config = model_config.get_text_config()
+    positions, vocabulary = (getattr(text_config, name, None) for name in ("max_position_embeddings", "vocab_size"))
+    if positions is not None and longest + config.max_output_tokens > positions:
+        raise ConfigurationError(
+            f"a prompt of {longest} tokens with max_output_tokens {config.max_output_tokens} is more than the model's "
+            f"{positions} positions; lower max_output_tokens or max_input_tokens"
+        )
+    if vocabulary is not None and highest >= vocabulary:
+        raise ConfigurationError(
+            f"{config.model_name}: its tokenizer gives token {highest}, and the model knows {vocabulary}; they do not "
+            "belong together"
+        )
