@@ -60,6 +60,7 @@ STAT_COLUMNS = (
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
 STEADINESS_COLUMNS = ("share_outlier_runs",)
 LATENCY_COLUMNS = ("num_latency_samples",)
+UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
 # Columns by the keys of `energy.summary`.
 ENERGY_COLUMNS = {
     "energy_vision_j": "vision_j",
@@ -325,7 +326,9 @@ def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
     row |= {name: values.get(name) for name in STEADINESS_COLUMNS}
     summary = (values.get("energy") or {}).get("summary") or {}
     row |= {column: summary.get(key) for column, key in ENERGY_COLUMNS.items()}
-    return row | {"energy_sample_j_mean": stats.get("energy_j_mean")}
+    row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
+    shares = values.get("hardware_utilisation") or {}
+    return row | {name: shares.get(name) for name in UTILISATION_COLUMNS}
 
 
 def _with_unit(name: str) -> str:

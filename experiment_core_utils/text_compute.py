@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.generation_flops import generation_flops
+from experiment_core_utils.generation_flops import COUNTING_LIMIT_S, generation_flops
 from experiment_core_utils.hardware_utilisation import decode_read_bytes, text_utilisation
 from experiment_core_utils.memory_breakdown import largest_batch_cache, memory_parts
 from experiment_core_utils.meters.gpu_peaks import peaks_on
@@ -35,7 +35,8 @@ def generation_metrics(
         ConfigurationError: a value of the configuration is not allowed.
     """
     config = judged(experiment_config)
-    flops = generation_flops(model, results)
+    # The other processes wait for this one meanwhile.
+    flops = generation_flops(model, results, min(COUNTING_LIMIT_S, config.worker_timeout / 2))
     known, reason = _known_cache(model, config)
     read_bytes = None
     if known is not None:

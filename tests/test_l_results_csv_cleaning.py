@@ -37,7 +37,8 @@ HEADER = (
     "num_latency_samples,share_outlier_runs,"
     "energy_vision_j,energy_prefill_j,energy_decode_j,energy_decode_j_per_token,energy_end_to_end_j,"
     "energy_end_to_end_uncertainty_j,energy_end_to_end_idle_j,energy_end_to_end_net_j,energy_j_per_output_token,"
-    "energy_closure_residual_share,energy_source_ratio,energy_source,energy_kind,energy_sample_j_mean"
+    "energy_closure_residual_share,energy_source_ratio,energy_source,energy_kind,energy_sample_j_mean,"
+    "mfu_vision,mfu_prefill,mfu_decode,mbu_decode"
 )
 
 
@@ -170,15 +171,23 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         read_results(tmp_path / "nowhere")
 
 
+def test_shares_of_the_peaks_have_columns_and_older_files_none() -> None:
+    older = result(SETTING, measured_sample(3))
+    newer = {**older, "hardware_utilisation": {"mfu_vision": None, "mfu_prefill": 0.25, "mbu_decode": 0.5}}
+    frame = settings_frame([newer, older])
+    assert frame["mfu_prefill"].tolist()[0] == 0.25 and frame["mbu_decode"].tolist()[0] == 0.5
+    assert frame[["mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode"]].isna().sum(axis=1).tolist() == [2, 4]
+
+
 def test_the_table_says_how_many_samples_were_measured() -> None:
     some = stored_result(part(measured_sample(3), answered_sample(7)))
     none = stored_result(part(answered_sample(7)))
     before_the_key = {key: value for key, value in some.items() if key != "num_latency_samples"}
     frame = settings_frame([some, none, before_the_key])
     assert frame["num_latency_samples"].tolist() == [1, 0, 2]
-    before_energy = [name for name in frame.columns if not name.startswith("energy_")]
-    assert before_energy[-2:] == ["num_latency_samples", "share_outlier_runs"]
-    assert list(frame.columns[: len(before_energy)]) == before_energy
+    first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_"))]
+    assert first[-2:] == ["num_latency_samples", "share_outlier_runs"]
+    assert list(frame.columns[: len(first)]) == first
     assert frame["T_total_mean_ms"].isna().tolist() == [False, True, False]
     assert "tier" not in closing_table([some, none])
 

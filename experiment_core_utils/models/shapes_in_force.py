@@ -40,13 +40,14 @@ def _turned(block: BlockShape, top_k: int | None) -> BlockShape:
 
 def _top_k_of(block: nn.Module) -> int | None:
     """Experts that its router chooses for a token; None in a dense block."""
-    # Last first: the router comes after attention, and a figure of operations must take well under a millisecond.
+    # A figure of operations must take under a millisecond, also for many blocks: last first, because the router comes
+    # after attention, and without `children()`, which looks for modules that are there twice.
     waiting = [block]
     while waiting:
-        module = waiting.pop()
-        if "top_k" in vars(module):
-            return int(vars(module)["top_k"])
-        waiting.extend(module.children())
+        own = vars(waiting.pop())
+        if "top_k" in own:
+            return int(own["top_k"])
+        waiting.extend(module for module in own["_modules"].values() if module is not None)
     return None
 
 
