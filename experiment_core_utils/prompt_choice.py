@@ -39,11 +39,9 @@ def choose_prompts(
     short = filter_prompts_by_length(prompts, tokenizer, config.max_input_tokens)
     wanted = config.num_input_prompts or len(short)
     if not short or wanted > len(short):
-        asked = (
-            "no prompt is" if not short else f"{wanted} prompts are asked for, and {len(short)} of {len(prompts)} are"
-        )
         raise ConfigurationError(
-            f"{asked} at most {config.max_input_tokens} tokens long; lower num_input_prompts or raise max_input_tokens"
+            f"{config.num_input_prompts or 'all'} prompts of at most {config.max_input_tokens} tokens are asked for, "
+            f"and {len(short)} of {len(prompts)} are that short; lower num_input_prompts or raise max_input_tokens"
         )
     texts = short[:wanted]
     if config.sort_prompts:

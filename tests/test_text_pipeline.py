@@ -115,7 +115,7 @@ def test_a_grid_leaves_every_file_under_its_published_name(
 
 
 def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dict[str, Any], tmp_path: Path) -> None:
-    report = measured({**values, "random_seed": [1, 2]}, tmp_path / "results")
+    report = measured({**values, "cycle_id": [1, 2]}, tmp_path / "results")
     assert report.csv_path == tmp_path / "results" / "text_generation_results.csv"
     rows = read_results_csv(report.csv_path)
     frame = pd.read_csv(report.csv_path)
@@ -128,12 +128,12 @@ def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dic
 
 def test_a_stopped_grid_goes_on_with_what_is_missing(values: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    (first,) = ids_of(measured({**values, "random_seed": [1]}, folder))
+    (first,) = ids_of(measured({**values, "cycle_id": [1]}, folder))
     said: list[str] = []
-    report = measured({**values, "random_seed": [1, 2]}, folder, said)
+    report = measured({**values, "cycle_id": [1, 2]}, folder, said)
     assert report.num_measured == 1 and ids_of(report)[0] == first and len(report.results) == 2
-    assert said[0] == f"1/2 random_seed=1: done before, as experiment_{first}"
-    again = measured({**values, "random_seed": [2, 1]}, folder)
+    assert said[0] == f"1/2 cycle_id=1: done before, as experiment_{first}"
+    again = measured({**values, "cycle_id": [2, 1]}, folder)
     assert again.num_measured == 0 and set(again.results) == set(report.results)
 
 

@@ -20,7 +20,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "grid.yaml"
     path.write_text(
         f"model_name: {checkpoint}\nprompts: {{path: {folder / 'prompts.txt'}}}\nmax_output_tokens: 5\ndevice: cpu\n"
-        "num_threads: 1\ntrack_energy: false\nnum_warmup_batches: 0\nrandom_seed: [1, 2]\n"
+        "num_threads: 1\ntrack_energy: false\nnum_warmup_batches: 0\ncycle_id: [1, 2]\n"
     )
     return path
 
@@ -36,10 +36,10 @@ def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, tmp_pa
     assert "2 experiments of this grid are saved (2 measured now), 0 combinations left out, 0 failed" in done.stdout
     assert done.stdout.endswith(f"table of all experiments: {tmp_path / 'text_generation_results.csv'}\n")
     (_, second) = json.loads((tmp_path / "text_generation_results.json").read_text())
-    planned = run("--config", config_file, "--output_dir", tmp_path, "--set", "random_seed=[2, 3]", "--dry_run")
+    planned = run("--config", config_file, "--output_dir", tmp_path, "--set", "cycle_id=[2, 3]", "--dry_run")
     assert planned.stdout.splitlines() == [
-        f"1/2 random_seed=2: done before, as {second}",
-        "2/2 random_seed=3: due",
+        f"1/2 cycle_id=2: done before, as {second}",
+        "2/2 cycle_id=3: due",
     ]
 
 
@@ -61,7 +61,7 @@ def test_what_is_wrong_is_one_line_and_comes_before_any_model(arguments: list[st
 
 
 def test_two_processes_come_to_what_one_comes_to(config_file: Path, tmp_path: Path) -> None:
-    common = ("--config", config_file, "--set", "random_seed=1", "--set", "save_outputs=true", "--output_dir")
+    common = ("--config", config_file, "--set", "cycle_id=1", "--set", "save_outputs=true", "--output_dir")
     assert run(*common, tmp_path / "one").returncode == 0
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     done = run(*common, tmp_path / "two", "--set", "track_energy=true", launcher=launcher)
@@ -84,7 +84,7 @@ def test_two_processes_come_to_what_one_comes_to(config_file: Path, tmp_path: Pa
 
 
 def test_a_killed_grid_is_finished_by_the_same_command(config_file: Path, tmp_path: Path) -> None:
-    arguments = ("--config", config_file, "--output_dir", tmp_path, "--set", "random_seed=[1, 2, 3]")
+    arguments = ("--config", config_file, "--output_dir", tmp_path, "--set", "cycle_id=[1, 2, 3]")
     results = tmp_path / "text_generation_results.json"
     started = subprocess.Popen(
         [sys.executable, str(DRIVER), *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -99,5 +99,5 @@ def test_a_killed_grid_is_finished_by_the_same_command(config_file: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     saved = json.loads(results.read_text())
     assert before < set(saved) or len(before) == 3
-    assert sorted(each["experiment_variables"]["random_seed"] for each in saved.values()) == [1, 2, 3]
+    assert sorted(each["experiment_variables"]["cycle_id"] for each in saved.values()) == [1, 2, 3]
     assert len((tmp_path / "text_generation_results.csv").read_text().splitlines()) == 4
