@@ -150,7 +150,7 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     except MeterUnavailable:
         tracker.beside.release()
         raise
-    beside = tracker.beside.close(is_at_rest)
+    beside = tracker.beside.close(is_idle_wanted=is_at_rest)
     tracker.meter.release()
     append_window({**window, "experiment_id": tracker.experiment_id}, tracker.path)
     append_energy_window(beside, tracker.experiment_id, energy_path(tracker.experiment_id, tracker.path.parent))

@@ -8,6 +8,7 @@ from typing import TypeVar
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import outcome_of_all
+from experiment_core_utils.apportioned_energy import NOT_ASKED
 from experiment_core_utils.d_energy_tracking import EnergyTracker, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, not_tracked
 from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary, CodecarbonMeter
@@ -56,7 +57,7 @@ class TextEnergy:
         """Why there will be no figure; codecarbon is started once to find out, before anything is loaded."""
         wanted = self._config.energy_wanted
         if wanted == "off":
-            return "energy was not asked for"
+            return NOT_ASKED
         if not self._accelerator.is_local_main_process:
             return None
         try:

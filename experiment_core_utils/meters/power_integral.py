@@ -1,5 +1,6 @@
 """In: power readings of devices, taken beside the running code; out: a window's energy by the trapezoid rule."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -108,7 +109,9 @@ def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_a
     if share > FAILED_LIMIT:
         reason = f"{failed} of {failed + taken} power readings failed: {trace.failure}"
         return DeviceEnergy(trace.origin, None, None, reason)
-    joules, bound_j = trapezoid_j(trace.times_s, trace.watts, begin_s, end_s, has_steps_at_ends)
+    # A long run has many windows: the readings inside this one, and the one to either side.
+    near = slice(max(bisect_right(trace.times_s, begin_s) - 1, 0), bisect_left(trace.times_s, end_s) + 1)
+    joules, bound_j = trapezoid_j(trace.times_s[near], trace.watts[near], begin_s, end_s, has_steps_at_ends)
     remark = f"{failed} of {failed + taken} power readings failed ({trace.failure})" if failed else None
     return DeviceEnergy(trace.origin, joules, bound_j, None, remark)
 

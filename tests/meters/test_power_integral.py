@@ -133,3 +133,17 @@ def test_windows_are_opened_and_closed_in_turn_and_released() -> None:
     meter.open()
     clock.sleep(1.0)
     assert meter.close().devices[0].joules == pytest.approx(100.0)
+
+
+@given(
+    times=st.lists(st.floats(0, 100), min_size=1, max_size=30, unique=True).map(sorted),
+    ends=st.lists(st.floats(-10, 110), min_size=2, max_size=2, unique=True).map(sorted),
+    steps=st.booleans(),
+)
+def test_readings_far_from_a_window_do_not_count(times: list[float], ends: list[float], steps: bool) -> None:
+    """A window of a long trace has the energy that all of its readings give it."""
+    watts = [100.0 + 37 * place % 11 for place in range(len(times))]
+    trace = PowerTrace(ORIGIN, tuple(times), tuple(watts), 0, False, None)
+    energy = energy_of_trace(trace, *ends, has_steps_at_ends=steps)
+    joules, bound_j = trapezoid_j(times, watts, *ends, has_steps_at_ends=steps)
+    assert (energy.joules, energy.bound_j) == (pytest.approx(joules), pytest.approx(bound_j))
