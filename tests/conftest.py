@@ -72,3 +72,8 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(config)).save_pretrained(folder)
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that the workers end together."""
+    items.sort(key=lambda item: item.path.name != "test_resume.py")
