@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from experiment_core_utils.meters.energy_statistics import mean_idle, sum_of_known, summed_idle, summed_reading
 from experiment_core_utils.primitives.energy_records import (
+    ALL_DEVICES,
     DeviceEnergy,
     EnergyOrigin,
     EnergyWindow,
@@ -132,9 +133,12 @@ def _gpu_figures(figures: Sequence[WindowFigure], is_counter: bool) -> list[Wind
 
 
 def _gpu_total(figures: Sequence[WindowFigure], is_counter: bool) -> WindowFigure | None:
-    """Over all GPUs: the sum, which comes last, or the only one's; None where GPUs tell different readings."""
+    """Over all GPUs: the sum, which comes last, or the only one's; None where GPUs tell different readings, or one of
+    them none of this kind: the sum of the others would pass for that of all."""
     found = _gpu_figures(figures, is_counter)
-    if not found or len({each.origin.basis for each in found}) > 1:
+    others = _gpu_figures(figures, not is_counter)
+    lacking = {each.origin.device for each in others} - {each.origin.device for each in found} - {ALL_DEVICES}
+    if not found or lacking or len({each.origin.basis for each in found}) > 1:
         return None
     return found[-1]
 
