@@ -171,7 +171,7 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
 
 
 def _check_context(lengths: list[int], config: TextConfig, model: Any) -> None:
-    limit, wanted = context_length(model), config.max_output_tokens
+    limit, wanted = context_length(model.config), config.max_output_tokens
     longest = max(lengths)
     if limit is not None and longest + wanted > limit:
         raise ConfigurationError(

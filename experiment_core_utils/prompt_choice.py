@@ -12,7 +12,9 @@ from experiment_core_utils.c_prompt_processing import (
     tokenise_prompts,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.records import TokenisedPrompts
 from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.text_generation import context_length
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,12 @@ class ChosenPrompts:
     """The prompts that run, in the order in which they do.
 
     Attributes:
+        tokenised: the same.
         num_too_long: left out because they have more than `max_input_tokens` tokens.
     """
 
     texts: tuple[str, ...]
+    tokenised: TokenisedPrompts
     num_too_long: int
 
 
@@ -46,18 +50,16 @@ def choose_prompts(
     texts = short[:wanted]
     if config.sort_prompts:
         texts = sort_prompts_by_length(texts, tokenizer)
-    _check_against_model(config, texts, tokenizer, model_config)
-    return ChosenPrompts(tuple(texts), len(prompts) - len(short))
-
-
-def _check_against_model(
-    config: TextConfig, texts: Sequence[str], tokenizer: Any, model_config: PreTrainedConfig
-) -> None:
     tokenised = tokenise_prompts(texts, tokenizer)
+    _check_against_model(config, tokenised, model_config)
+    return ChosenPrompts(tuple(texts), tokenised, len(prompts) - len(short))
+
+
+def _check_against_model(config: TextConfig, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
     longest, highest = tokenised["input_ids"].shape[1], int(tokenised["input_ids"].max())
-    # Configs of transformers name both so where they have them; not all do.
-    text_config = model_config.get_text_config()
-    positions, vocabulary = (getattr(text_config, name, None) for name in ("max_position_embeddings", "vocab_size"))
+    positions = context_length(model_config)
+    # As `context_length`.
+    vocabulary = getattr(model_config.get_text_config(), "vocab_size", None)
     if positions is not None and longest + config.max_output_tokens > positions:
         raise ConfigurationError(
             f"a prompt of {longest} tokens with max_output_tokens {config.max_output_tokens} is more than the model's "

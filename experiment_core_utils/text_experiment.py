@@ -12,7 +12,6 @@ from experiment_core_utils.a_distributed import (
     outcome_of_all,
     processes_on_this_machine,
 )
-from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.custom_metrics import run_custom_metrics
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
@@ -83,8 +82,7 @@ def measure_experiment(
     energy = TextEnergy(config, accelerator, sources or EnergySources())
     files = _Files(generate_unique_id(accelerator, results_dir=results_dir), accelerator, results_dir)
     model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
-    prompts = due.chosen
-    tokenised = tokenise_prompts(prompts.texts, tokenizer)
+    tokenised = due.chosen.tokenised
     share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
     with MemoryWindow(accelerator.device):
@@ -101,7 +99,7 @@ def measure_experiment(
         of_all = {**compute, **generated, "memory_by_process": memories}
         if config.memory_timeline:
             files.save(memory_timeline(sampler.trace), "memory_timeline")
-        entry = _entry(due, prompts, pooled, of_all, model, files, caveats, accelerator)
+        entry = _entry(due, pooled, of_all, model, files, caveats, accelerator)
     return f"experiment_{files.experiment_id}", entry
 
 
@@ -112,7 +110,6 @@ def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -
 
 def _entry(
     due: DueExperiment,
-    prompts: ChosenPrompts,
     pooled: InferenceResults,
     compute: Mapping[str, Any],
     model: Any,
@@ -138,7 +135,7 @@ def _entry(
         files.save(_apportioned(pooled), "apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, metrics)
     if due.config.save_outputs:
-        files.save(_texts(pooled, prompts), "text_output")
+        files.save(_texts(pooled, due.chosen), "text_output")
         files.save(_token_ids(pooled), "token_output")
     return {
         "experiment_id": files.experiment_id,
@@ -147,8 +144,8 @@ def _entry(
         "caveats": caveats,
         "prompts": {
             **due.prompts.source,
-            "num_prompts": len(prompts.texts),
-            "num_too_long": prompts.num_too_long,
+            "num_prompts": len(due.chosen.texts),
+            "num_too_long": due.chosen.num_too_long,
         },
         **parts,
         "custom": custom["columns"],

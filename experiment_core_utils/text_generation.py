@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
@@ -184,10 +184,10 @@ def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[
     }
 
 
-def context_length(model: Any) -> int | None:
-    """Positions that the model was made for; None where its config does not tell (no learned limit)."""
+def context_length(config: PreTrainedConfig) -> int | None:
+    """Positions that a model was made for; None where its config does not tell (no learned limit)."""
     # Configs of transformers name it so where they have one; not all do.
-    length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return length
 
 

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import of_main_process, processes_on_this_machine, setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
-from experiment_core_utils.j_results_saving import add_to_results, flatten_results_to_csv, load_aggregated_results
+from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from experiment_core_utils.primitives.result_files import raw_result_path
@@ -69,7 +69,7 @@ def plan_of(grid: Sequence[Combination], results_dir: Path) -> tuple[TextPlan, A
         ConfigurationError: not a single combination is possible here.
         WorkerLost: the processes launched are not those asked for.
     """
-    first = next(each.config for each in grid if each.config is not None)
+    first = _any_config(grid)
     accelerator = setup_distributed(first)
     set_cpu_threads(first.num_threads, processes_on_this_machine(accelerator))
     if results_dir.exists() and not results_dir.is_dir():
@@ -101,7 +101,7 @@ def run_text_experiments(
     memory = _ModelInMemory(accelerator)
     failed: dict[str, str] = {}
     measured: list[str] = []
-    task_type = grid_task_type(grid)
+    task_type = _any_config(grid).task_type
     for line in plan.lines() if is_main else ():
         say(line)
     for due in plan.due:
@@ -121,7 +121,7 @@ def run_text_experiments(
     accelerator.end_training()
     everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
     # Also where nothing was due: a run that was killed may have left it short.
-    csv_path = flatten_results_to_csv(everything, task_type, results_dir=results_dir) if everything else None
+    csv_path = add_to_results({}, task_type, results_dir=results_dir)[1] if everything else None
     return TextReport(
         is_main_process=is_main,
         plan=plan,
@@ -140,9 +140,9 @@ def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
     return f"{title}: {name}: {metrics['num_prompts']} prompts, {speed}"
 
 
-def grid_task_type(grid: Sequence[Combination]) -> str:
-    """The one that all combinations have."""
-    return next(each.config.task_type for each in grid if each.config is not None)
+def _any_config(grid: Sequence[Combination]) -> TextConfig:
+    """For the keys of the launch, which all combinations share."""
+    return next(each.config for each in grid if each.config is not None)
 
 
 class _ModelInMemory:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from accelerate import Accelerator
@@ -11,7 +12,7 @@ from experiment_core_utils.custom_metrics import CustomMetric, find_custom_metri
 from experiment_core_utils.f_experiment_info import environment_stamp
 from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_loadable, load_tokenizer
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.primitives.text_config import PromptSource, TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
 from experiment_core_utils.prompt_choice import ChosenPrompts, choose_prompts
 from experiment_core_utils.tasks.prompts import Prompts, read_prompts
@@ -80,13 +81,15 @@ def plan_experiments(
     """
     names = {str(result["digest"]): name for name, result in saved.items() if "digest" in result}
     with_outputs = {digest for digest, name in names.items() if has_outputs(str(saved[name].get("experiment_id")))}
+    # Combinations mostly share their prompts, and a dataset is read whole.
+    prompts_of = cache(read_prompts)
     due: list[DueExperiment] = []
     done: dict[str, str] = {}
     left_out: dict[str, str] = {}
     titles: dict[str, str] = {}
     for number, combination in enumerate(grid, start=1):
         title = _title(number, len(grid), combination.varied)
-        found = _found(title, combination, accelerator)
+        found = _found(title, combination, accelerator, prompts_of)
         if isinstance(found, str):
             left_out[title] = found
         elif found.digest in titles:
@@ -102,14 +105,16 @@ def plan_experiments(
     return TextPlan(tuple(due), done, left_out)
 
 
-def _found(title: str, combination: Combination, accelerator: Accelerator) -> DueExperiment | str:
+def _found(
+    title: str, combination: Combination, accelerator: Accelerator, prompts_of: Callable[[PromptSource], Prompts]
+) -> DueExperiment | str:
     """What can be measured, or why it cannot."""
     config = combination.config
     if config is None:
         return str(combination.reason)
     try:
         source = judge_loadable(config)
-        prompts = read_prompts(config.prompts)
+        prompts = prompts_of(config.prompts)
         metrics = find_custom_metrics(config.custom_metrics)
         chosen = choose_prompts(config, prompts.texts, load_tokenizer(config, source), source.config)
     except ConfigurationError as error:

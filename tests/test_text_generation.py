@@ -158,7 +158,7 @@ def test_a_model_that_tells_nothing_of_single_tokens_has_a_total_only() -> None:
 
 
 def test_the_context_is_the_decoders() -> None:
-    assert context_length(MODEL) == 64
+    assert context_length(MODEL.config) == 64
     model = ScriptedTextModel({})
     model.config = BloomConfig()  # ALiBi: no limit that was learned
-    assert context_length(model) is None
+    assert context_length(model.config) is None

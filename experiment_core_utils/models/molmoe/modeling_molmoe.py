@@ -437,11 +437,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.head_vocab_size)
+        logits, loss = logits_and_loss(self, outputs.last_hidden_state, labels, logits_to_keep)
         return MolmoeCausalLMOutput(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
 
     def prepare_inputs_for_generation(
@@ -466,6 +462,17 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
                 f"{self.num_total_blocks} that begin with block 0"
             )
         return top_k, blocks
+
+
+def logits_and_loss(
+    model: Any, hidden: torch.Tensor, labels: torch.Tensor | None, logits_to_keep: int | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits [B, T', V] of the last `logits_to_keep` positions (0 means all) by the model's head, and the loss."""
+    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    logits = model.lm_head(hidden[:, kept])
+    if labels is None:
+        return logits, None
+    return logits, model.loss_function(logits=logits, labels=labels, vocab_size=model.config.head_vocab_size)
 
 
 def _positions(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
