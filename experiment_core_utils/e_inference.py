@@ -1,6 +1,6 @@
 """In: a request and a setting in force, or all prompts of a text run; out: tokens and times from marks of the run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,12 +9,18 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import outcome_of_all
 from experiment_core_utils.c_prompt_processing import share_of_process
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.models.interface import StagedModel, Stages
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
+from experiment_core_utils.primitives.device import new_marks, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.records import InferenceResults, StagedRun, TokenisedPrompts
+from experiment_core_utils.primitives.records import (
+    InferenceResults,
+    MarkedTokens,
+    StagedRun,
+    StageName,
+    TokenisedPrompts,
+)
 from experiment_core_utils.primitives.text_config import TextConfig, judged
 from experiment_core_utils.text_generation import TextGenerator, context_length, generation_values
 from experiment_core_utils.text_share import OwnPrompts, TextShare
@@ -24,49 +30,32 @@ def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: in
     """Greedy decoding of one request, with a mark between the stages.
 
     Marks: request handed over | features ready | first token | second token | … | last token. The choice of a token
-    and its copy to the host belong to the interval that it ends. The knobs must be in force already.
+    and its copy to the host belong to the interval that it ends. The knobs must be in force already. A model that
+    encodes pictures somewhere inside its prefill has marks around that; its prefill is what lies before and behind.
 
     Args:
         inputs: tensors on the model's device.
     """
     synchronize(model.device)
     marks = new_marks(model.device)
-    token_ids, has_vision = generate_greedily(model, inputs, max_new_tokens, marks)
-    return _staged_run(token_ids, marks.seconds(), has_vision, token_ids[-1] in model.eos_token_ids)
+    generated = model.generate_marked(inputs, max_new_tokens, marks)
+    return staged_run(generated, marks.seconds(), generated.token_ids[-1] in model.eos_token_ids)
 
 
-@torch.inference_mode()
-def generate_greedily(
-    model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks
-) -> tuple[list[int], bool]:
-    """The stages one after the other; returns the ids (end-of-sequence included) and whether there was a picture."""
-    marks.mark()
-    features = model.encode_image(inputs)
-    if features is not None:
-        marks.mark()
-    logits, state = model.prefill(inputs, features)
-    token = logits.argmax(dim=-1, keepdim=True)
-    token_ids = [int(token)]
-    marks.mark()
-    while token_ids[-1] not in model.eos_token_ids and len(token_ids) < max_new_tokens:
-        logits = model.decode_step(token, state)
-        token = logits.argmax(dim=-1, keepdim=True)
-        token_ids.append(int(token))
-        marks.mark()
-    return token_ids, features is not None
+def staged_run(generated: MarkedTokens, seconds: Sequence[float], ended: bool) -> StagedRun:
+    """Name the intervals between the marks; their sum is the total by construction."""
+    spans = list(zip(generated.spans, seconds, strict=True))
 
+    def of(stage: StageName) -> list[float]:
+        return [span_s for name, span_s in spans if name == stage]
 
-def _staged_run(token_ids: list[int], spans: list[float], has_vision: bool, ended: bool) -> StagedRun:
-    """Name the spans between the marks; their sum is the total by construction."""
-    vision_s = spans[0] if has_vision else None
-    first = 1 if has_vision else 0
-    inter_token_s = tuple(spans[first + 1 :])
+    vision, inter_token_s = of("vision"), tuple(of("decode"))
     return StagedRun(
-        token_ids=tuple(token_ids),
-        vision_s=vision_s,
-        prefill_s=spans[first],
+        token_ids=generated.token_ids,
+        vision_s=sum(vision) if vision else None,
+        prefill_s=sum(of("prefill")),
         decode_s=sum(inter_token_s) if inter_token_s else None,
-        total_s=sum(spans),
+        total_s=sum(seconds),
         inter_token_s=inter_token_s,
         ended=ended,
     )

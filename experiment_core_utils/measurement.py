@@ -271,7 +271,7 @@ class ShareMeasurer:
         with time_limit(self.config.sample_timeout):
             inputs = self.model.to_device(request.inputs)
             proof = self.model.prove(setting, inputs)
-        check_proof(proof, setting, self.model.default_top_k)
+        check_proof(proof, setting, self.model.expected_experts(setting))
         least, totals_s = self.config.num_warmup_runs, list[float]()
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
             with time_limit(self.config.sample_timeout):
@@ -309,12 +309,11 @@ def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ..
     )
 
 
-def check_proof(proof: KnobProof, setting: KnobSetting, default_top_k: int) -> None:
+def check_proof(proof: KnobProof, setting: KnobSetting, expected: Sequence[int | None]) -> None:
     """Raises KnobDidNotAct where what ran is not what was asked for."""
-    expected = tuple(default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
     if proof.blocks_run != setting.active_blocks or proof.blocks_run_decode != setting.active_blocks:
         raise KnobDidNotAct(f"{setting.key}: blocks {proof.blocks_run} ran instead of {setting.active_blocks}")
-    if proof.experts_per_token != expected:
-        raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {expected}")
+    if proof.experts_per_token != tuple(expected):
+        raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {tuple(expected)}")
     if proof.cache_layers != setting.num_active_blocks:
         raise KnobDidNotAct(f"{setting.key}: the cache holds {proof.cache_layers} layers")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.e_inference import generate_greedily
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.meters.energy_statistics import closure, energy_figure, summed_act, summed_idle
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, idle_power
@@ -119,8 +119,9 @@ class StagedRequest:
         self._inputs = inputs
         self._max_new_tokens = max_new_tokens
         self._rewind = rewind
-        token_ids, self._has_vision = generate_greedily(model, inputs, max_new_tokens, NoMarks())
-        self.output_tokens = len(token_ids)
+        generated = generate_greedily(model, inputs, max_new_tokens, NoMarks())
+        self._has_vision = "vision" in generated.spans
+        self.output_tokens = len(generated.token_ids)
         with torch.inference_mode():
             self._features = model.encode_image(inputs)
             self._first_token, self._state = self._prefilled()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from experiment_core_utils.e_inference import generate_greedily
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.config import ProfilerMode
 from experiment_core_utils.primitives.device import NoMarks, synchronize

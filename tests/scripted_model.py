@@ -7,9 +7,17 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.primitives.compute_records import ModelBytes
+from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.primitives.records import (
+    KnobProof,
+    MarkedTokens,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+)
 from experiment_core_utils.tasks.interface import Sample
 
 EOS = 9
@@ -71,6 +79,12 @@ class ScriptedModel:
         time.sleep(self.decode_s)
         state.append(self.script[len(state)])
         return self._logits(state[-1])
+
+    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
+        return generate_greedily(self, inputs, max_new_tokens, marks)
+
+    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+        return tuple(self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
 
     def rewind(self, state: list[int], steps: int) -> None:
         del state[len(state) - steps :]

@@ -16,13 +16,14 @@ from transformers import AutoModelForImageTextToText
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.c_prompt_processing import sort_prompts_by_length, tokenise_prompts
-from experiment_core_utils.e_inference import generate_greedily, run_gen_inference, run_staged
+from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL, REPOSITORY
-from experiment_core_utils.primitives.records import InferenceResults, StagedRun
+from experiment_core_utils.primitives.records import InferenceResults, MarkedTokens, StagedRun
 from experiment_core_utils.primitives.text_config import TextConfig, published_form
 from tests.scripted_model import EOS, ScriptedModel
 from tests.tiny_text_model import PROMPTS, ScriptedTextModel, left_padded, tiny_text_model, tiny_tokenizer
@@ -46,16 +47,25 @@ class MarksAmongCalls:
 
 def test_the_order_of_the_stages_and_of_the_marks_between_them() -> None:
     model = ScriptedModel(script=(1, 2, 3, EOS))
-    assert generate_greedily(model, PICTURE, 16, MarksAmongCalls(model.calls)) == ([1, 2, 3, EOS], True)
+    assert generate_greedily(model, PICTURE, 16, MarksAmongCalls(model.calls)) == MarkedTokens(
+        (1, 2, 3, EOS), ("vision", "prefill", "decode", "decode", "decode")
+    )
     assert model.calls == [
         "|", "encode_image", "|", "prefill features", "|", "decode_step 1", "|", "decode_step 2", "|", "decode_step 3",
         "|",
     ]  # fmt: skip
 
 
+def test_a_picture_encoded_inside_the_prefill_is_taken_out_of_it() -> None:
+    generated = MarkedTokens((5, 6), ("prefill", "vision", "prefill", "decode"))
+    run = staged_run(generated, [0.25, 2.0, 1.0, 0.5], ended=False)
+    assert (run.prefill_s, run.vision_s, run.decode_s, run.total_s) == (1.25, 2.0, 0.5, 3.75)
+    assert run.ttft_s == 3.25
+
+
 def test_without_a_picture_there_is_no_mark_after_the_vision_stage() -> None:
     model = ScriptedModel(script=(1, EOS))
-    assert generate_greedily(model, TEXT, 16, MarksAmongCalls(model.calls)) == ([1, EOS], False)
+    assert generate_greedily(model, TEXT, 16, MarksAmongCalls(model.calls)) == MarkedTokens((1, EOS), ("prefill", "decode"))
     assert model.calls == ["|", "encode_image", "prefill None", "|", "decode_step 1", "|"]
 
 
@@ -124,7 +134,7 @@ def test_generation_keeps_no_graph() -> None:
             return logits
 
     model: StagedModel = Trainable()
-    assert generate_greedily(model, TEXT, 2, HostMarks()) == ([1, 2], False)
+    assert generate_greedily(model, TEXT, 2, HostMarks()) == MarkedTokens((1, 2), ("prefill", "decode"))
 
 
 # --- text runs ------------------------------------------------------------------------------------------------------

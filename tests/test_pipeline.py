@@ -288,9 +288,9 @@ def test_importance_scores_choose_the_blocks(tiny_checkpoint: Path, tmp_path: Pa
 def test_a_knob_that_did_not_act_is_an_error(change: dict, message: str) -> None:
     setting = KnobSetting(tier_target("low"), 2, (0, 1, 3))
     proof = KnobProof(experts_per_token=(4, 2, 2), blocks_run=(0, 1, 3), blocks_run_decode=(0, 1, 3), cache_layers=3)
-    check_proof(proof, setting, default_top_k=4)
+    check_proof(proof, setting, (4, 2, 2))
     with pytest.raises(KnobDidNotAct, match=message):
-        check_proof(replace(proof, **change), setting, default_top_k=4)
+        check_proof(replace(proof, **change), setting, (4, 2, 2))
 
 
 def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -6,8 +6,15 @@ from typing import Any, Protocol
 import torch
 
 from experiment_core_utils.primitives.compute_records import ModelBytes
+from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.primitives.records import (
+    KnobProof,
+    MarkedTokens,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+)
 from experiment_core_utils.tasks.interface import Sample
 
 
@@ -43,8 +50,8 @@ class StagedModel(Protocol):
     name: str
     device: torch.device
     num_total_blocks: int
-    num_experts: int
-    default_top_k: int
+    num_experts: int | None
+    default_top_k: int | None
     eos_token_ids: frozenset[int]
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
@@ -71,6 +78,10 @@ class StagedModel(Protocol):
         """Decode stage: token [1, 1] -> logits [1, V]."""
         ...
 
+    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
+        """The greedy answer to one request as this model is run by its users, with a mark where a stage ends."""
+        ...
+
     def rewind(self, state: Any, steps: int) -> None:
         """Take the state behind the last so many decode steps back to where it was before the first of them."""
         ...
@@ -84,6 +95,10 @@ class StagedModel(Protocol):
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """Text of generated ids, special tokens left out."""
+        ...
+
+    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+        """Experts per token of each block that the setting keeps; None for a block without a router."""
         ...
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:

@@ -14,6 +14,7 @@ from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingE
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 When = Literal["open", "between", "close"]
+StageName = Literal["vision", "prefill", "decode"]
 
 
 class ProcessPlace(Protocol):
@@ -87,6 +88,20 @@ class PreparedRequest:
 
 
 @dataclass(frozen=True)
+class MarkedTokens:
+    """An answer, and what lies between the marks that were set while it was made.
+
+    Attributes:
+        token_ids: generated ids, end-of-sequence included where it came.
+        spans: the stage of each interval between neighbouring marks, in order; one `decode` for each token after the
+            first.
+    """
+
+    token_ids: tuple[int, ...]
+    spans: tuple[StageName, ...]
+
+
+@dataclass(frozen=True)
 class StagedRun:
     """One run of one request, from marks of that run; the stages add up to the total.
 
@@ -124,13 +139,14 @@ class KnobProof:
     """What ran when the setting was in force, counted inside the model on one request outside the measurement.
 
     Attributes:
-        experts_per_token: for each block that ran, the experts that the router chose for a token.
+        experts_per_token: for each block that ran, the experts that the router chose for a token; None for one without
+            a router.
         blocks_run: blocks that ran in the prefill, as indices of the full model.
         blocks_run_decode: the same for a decode step; None where no step was run.
         cache_layers: layers that the cache holds keys for.
     """
 
-    experts_per_token: tuple[int, ...]
+    experts_per_token: tuple[int | None, ...]
     blocks_run: tuple[int, ...]
     blocks_run_decode: tuple[int, ...] | None
     cache_layers: int

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import RequestMaker, draw_samples
-from experiment_core_utils.e_inference import generate_greedily
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
@@ -27,7 +27,7 @@ Answers = list[tuple[int, ...]]
 
 def one_by_one(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_tokens: int) -> Answers:
     """The answers that the stages give each request alone."""
-    return [tuple(generate_greedily(model, each, max_new_tokens, NoMarks())[0]) for each in inputs]
+    return [generate_greedily(model, each, max_new_tokens, NoMarks()).token_ids for each in inputs]
 
 
 def in_batches(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_tokens: int, size: int) -> Answers:

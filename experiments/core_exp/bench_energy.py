@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.e_inference import generate_greedily
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.selftest import missing_lines
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.e_inference import generate_greedily
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import (

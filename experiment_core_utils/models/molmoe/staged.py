@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from experiment_core_utils.models.architecture import stored_bytes
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.memory_parts import step_weights
 from experiment_core_utils.models.molmoe.batched_answers import answer_together
 from experiment_core_utils.models.molmoe.flops import request_flops
@@ -21,10 +22,12 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.compute_records import ModelBytes
+from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
     KnobProof,
+    MarkedTokens,
     PreparedRequest,
     RequestShape,
     StageFlops,
@@ -132,6 +135,10 @@ class MolmoeStagedModel:
         """See `StagedModel.decode_step`."""
         return self.model.decode_step(token, state)
 
+    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
+        """See `StagedModel.generate_marked`."""
+        return generate_greedily(self, inputs, max_new_tokens, marks)
+
     def rewind(self, state: DecodeState, steps: int) -> None:
         """See `StagedModel.rewind`; to `crop`, a negative number means that in every version of transformers."""
         state.past_key_values.crop(-steps)
@@ -143,6 +150,10 @@ class MolmoeStagedModel:
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
         return self.processor.decode(list(token_ids)).strip()
+
+    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+        """See `StagedModel.expected_experts`: block 0 keeps the model's own number."""
+        return tuple(self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
 
     @torch.inference_mode()
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
