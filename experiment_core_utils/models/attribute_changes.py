@@ -1,0 +1,41 @@
+"""In: attributes of foreign objects with the values that they shall have; out: these in force, and put back.
+
+What a knob changes is first written down as a whole and then done, so that a plan that cannot be made changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class AttributeChange:
+    """One attribute of one object, and the value that it gets."""
+
+    owner: Any
+    name: str
+    value: Any
+
+
+class AttributeChanges:
+    """Changes that are in force together."""
+
+    def __init__(self) -> None:
+        self._before: list[AttributeChange] = []
+
+    def put(self, changes: Sequence[AttributeChange]) -> None:
+        """Make the changes on top of what is there; where one fails, everything is put back and the error goes on."""
+        try:
+            for change in changes:
+                old = getattr(change.owner, change.name)
+                setattr(change.owner, change.name, change.value)
+                self._before.append(AttributeChange(change.owner, change.name, old))
+        except BaseException:
+            self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        """Every attribute as it was before the first change: the very same objects."""
+        while self._before:
+            change = self._before.pop()
+            setattr(change.owner, change.name, change.value)
