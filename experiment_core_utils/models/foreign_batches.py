@@ -1,0 +1,90 @@
+"""In: requests to a model of transformers, of any lengths and pictures; out: the greedy answer of each, made together.
+
+Nothing here is timed. In float32 the answers are those of one request at a time.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+# Along the prompt, with what stands in the padding of each; the ids get the pad token.
+_ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
+
+
+@torch.inference_mode()
+def answer_together(
+    model: PreTrainedModel,
+    requests: Sequence[Mapping[str, Any]],
+    eos_token_ids: frozenset[int],
+    max_new_tokens: int,
+) -> list[tuple[int, ...]]:
+    """Token ids of each request under the setting in force, end-of-sequence included where it came.
+
+    Requests with pictures and those without are two batches; so are pictures whose tensors cannot be put together.
+
+    Args:
+        requests: tensors on the model's device, as `generate()` takes them.
+    """
+    answers: dict[int, tuple[int, ...]] = {}
+    for places in _alike(requests):
+        merged = _merged([requests[place] for place in places], int(model.generation_config.pad_token_id))
+        prompt_tokens = merged["input_ids"].shape[1]
+        rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
+        answers |= {place: _until_end(row, eos_token_ids) for place, row in zip(places, rows, strict=True)}
+    return [answers[place] for place in range(len(requests))]
+
+
+def _until_end(row: Sequence[int], eos_token_ids: frozenset[int]) -> tuple[int, ...]:
+    """Rows that ended before the longest are filled up behind their end."""
+    end = next((place + 1 for place, token in enumerate(row) if token in eos_token_ids), len(row))
+    return tuple(row[:end])
+
+
+def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Places of the requests that can be one batch: the same arguments, pictures of shapes that fit."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for place, request in enumerate(requests):
+        groups.setdefault(_kind(request), []).append(place)
+    return list(groups.values())
+
+
+def _kind(request: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Of a picture [1, crops, ...] the number of crops may differ, as a processor pads it; of others the rows."""
+    return tuple(
+        sorted(
+            (name, tensor.dim(), tuple(tensor.shape[2 if _has_crops(tensor) else 1 :]))
+            for name, tensor in request.items()
+            if name != "input_ids" and name not in _ALONG_THE_PROMPT
+        )
+    )
+
+
+def _has_crops(tensor: torch.Tensor) -> bool:
+    """[1, crops, channels, height, width], or a mask [1, crops, height, width] of it."""
+    return tensor.dim() >= 4 and tensor.shape[0] == 1
+
+
+def _merged(requests: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, torch.Tensor]:
+    fillings = {"input_ids": pad_token_id, **_ALONG_THE_PROMPT}
+    merged = {}
+    for name in requests[0]:
+        tensors = [request[name] for request in requests]
+        if name in fillings:
+            longest = max(tensor.shape[1] for tensor in tensors)
+            pad = torch.nn.functional.pad
+            tensors = [pad(tensor, (longest - tensor.shape[1], 0), value=fillings[name]) for tensor in tensors]
+        elif all(_has_crops(tensor) for tensor in tensors):
+            tensors = [_with_crops(tensor, max(each.shape[1] for each in tensors)) for tensor in tensors]
+        merged[name] = torch.cat(tensors)
+    return merged
+
+
+def _with_crops(tensor: torch.Tensor, crops: int) -> torch.Tensor:
+    """Filled up with zeros, as processors do it."""
+    if tensor.shape[1] == crops:
+        return tensor
+    filled = tensor.new_zeros(1, crops, *tensor.shape[2:])
+    filled[:, : tensor.shape[1]] = tensor
+    return filled

@@ -1,0 +1,193 @@
+"""In: a model of transformers with its processor or tokenizer; out: the `StagedModel` that the pipeline profiles.
+
+Times come from marks inside the model's own `generate()`; the three stages by themselves, which energy windows and
+profiles need, do the same steps. A new family needs code only where it is unlike the others: its way of taking more or
+fewer vision tokens in `vision_options`, its formulas of operations in `architecture_table`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from experiment_core_utils.models.architecture import (
+    computing_dtype,
+    count_parameters,
+    device_map_of,
+    implementations,
+    quantisation_in_force,
+    stored_bytes,
+)
+from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
+from experiment_core_utils.models.decoder_knobs import DecoderKnobs
+from experiment_core_utils.models.foreign_batches import answer_together
+from experiment_core_utils.models.foreign_requests import ForeignRequests
+from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
+from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
+from experiment_core_utils.models.memory_parts import cache_elements, step_weights
+from experiment_core_utils.primitives.compute_records import ModelBytes
+from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.primitives.records import (
+    KnobProof,
+    MarkedTokens,
+    PreparedRequest,
+    RequestShape,
+    RequestSize,
+    StageFlops,
+)
+from experiment_core_utils.tasks.interface import Sample
+
+
+class TransformersModel:
+    """Any image-text-to-text or causal language model of transformers behind the staged interface.
+
+    Args:
+        name: path or hub id that the model came from.
+        model: on its device, in its dtype, in evaluation mode. Its generation config is replaced by a greedy one.
+        requests: of the same checkpoint.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, requests: ForeignRequests) -> None:
+        self.name = name
+        self.model = model
+        self.requests = requests
+        self.knobs = DecoderKnobs(model)
+        model.generation_config = greedy_config(model)
+        self.device = model.device
+        self.num_total_blocks = self.knobs.num_total_blocks
+        self.num_experts = self.knobs.num_experts
+        self.default_top_k = self.knobs.default_top_k
+        eos = model.generation_config.eos_token_id
+        self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+        self._stages = GenerateStages(model)
+        self._architecture = architecture_of(model.config)
+        self._blocks = tuple(model.get_decoder().layers)
+
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+        """See `StagedModel.prepare`."""
+        return self.requests.make(sample, prompt, crops)
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
+        return {
+            name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
+            for name, tensor in inputs.items()
+        }
+
+    def apply(self, setting: KnobSetting) -> None:
+        """See `StagedModel.apply`; fields of the config that belong to the crops are put in force too."""
+        for name, value in self.requests.config_for(setting.vision.crops).items():
+            setattr(self.model.config, name, value)
+        self.knobs.apply(setting.top_k, setting.active_blocks)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
+        return self._stages.encode_image(inputs)
+
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, GenerationState]:
+        """See `StagedModel.prefill`."""
+        return self._stages.prefill(inputs, features)
+
+    def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:
+        """See `StagedModel.decode_step`."""
+        return self._stages.decode_step(token, state)
+
+    def rewind(self, state: GenerationState, steps: int) -> None:
+        """See `StagedModel.rewind`; raises SettingError for a cache that cannot be taken back."""
+        self._stages.rewind(state, steps)
+
+    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
+        """See `StagedModel.generate_marked`."""
+        return generate_marked(self.model, inputs, max_new_tokens, marks)
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
+
+    def decode_text(self, token_ids: tuple[int, ...]) -> str:
+        """See `StagedModel.decode_text`."""
+        return self.requests.decode_text(token_ids)
+
+    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+        """See `StagedModel.expected_experts`: the first block with experts keeps the model's own number."""
+        return self.knobs.expected_experts(setting.top_k, setting.active_blocks)
+
+    @torch.inference_mode()
+    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`."""
+        self.apply(setting)
+        features = self.encode_image(inputs)
+        with self.knobs.counted() as counted:
+            logits, state = self.prefill(inputs, features)
+            experts, blocks = dict(counted.experts), tuple(counted.blocks)
+            counted.clear()
+            self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+            decode_blocks = tuple(counted.blocks)
+        return KnobProof(
+            experts_per_token=tuple(experts.get(block) for block in blocks),
+            blocks_run=blocks,
+            blocks_run_decode=decode_blocks,
+            cache_layers=sum(1 for layer in state.cache.layers if layer.is_initialized),
+        )
+
+    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+        """See `StagedModel.count_flops`; by formula, None for a family that none is known for."""
+        if not isinstance(self._architecture, Architecture):
+            return None
+        size = RequestSize(
+            prompt_tokens=shape.prompt_tokens,
+            output_tokens=output_tokens,
+            crops=0 if shape.actual is None else shape.actual.total_crops,
+            patches=() if shape.actual is None or shape.actual.patches is None else (shape.actual.patches,),
+        )
+        turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
+        return turned.request_flops(size).stages
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
+        """See `StagedModel.count_bytes`."""
+        if not isinstance(self._architecture, Architecture):
+            return None
+        chosen = self.expected_experts(setting)
+        experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
+        kept = [self._blocks[index] for index in setting.active_blocks]
+        weights = step_weights(kept, self.model.get_output_embeddings(), experts)
+        blocks = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder.blocks
+        with self.knobs.turned(None, range(self.num_total_blocks)):
+            stored = stored_bytes(self.model)
+        return ModelBytes(
+            weights_bytes=stored,
+            step_weights_bytes=weights.read(rows=1),
+            cache_bytes_per_token=cache_elements(blocks, 1) * self.model.dtype.itemsize,
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `StagedModel.describe`: what is in force, whatever was asked for."""
+        first_routed = self.knobs.routed_blocks[0] if self.knobs.routed_blocks else None
+        return {
+            "model_class": type(self.model).__name__,
+            "model_type": self.model.config.model_type,
+            "total_parameters": count_parameters(self.model),
+            "dtype": computing_dtype(self.model),
+            **implementations(self.model),
+            "quantisation": quantisation_in_force(self.model),
+            "device_map": device_map_of(self.model),
+            "first_block_top_k": self.default_top_k,
+            "first_routed_block": first_routed,
+            "num_experts": self.num_experts,
+            "num_total_blocks": self.num_total_blocks,
+            "knobs_refused": {
+                name: reason
+                for name, reason in (
+                    ("vision_tokens", self.requests.vision_knob_refusal),
+                    ("top_k", self.knobs.top_k_refusal),
+                    ("active_blocks", self.knobs.blocks_refusal),
+                )
+                if reason is not None
+            },
+            "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
+            "cache": "dynamic",
+            "execution": "eager",
+            "timed_inside": "generate",
+        }
