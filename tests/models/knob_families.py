@@ -1,0 +1,356 @@
+"""Tiny random models of the families whose knobs are turned, each also as it is *built* with a smaller setting.
+
+All have 4 blocks. `make(kept, top_k)` is the config of the model that has the blocks `kept` only and chooses `top_k`
+experts in each, written by hand: what follows from the places of the blocks is said here again, not derived.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import CLIPVisionConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
+
+from tests.models.tiny_families import IMAGE_TOKEN, VISION_END, VISION_START, VOCABULARY, build
+
+NUM_BLOCKS = 4
+ALL_BLOCKS = tuple(range(NUM_BLOCKS))
+# Weights wide enough that a block or an expert more or less is seen in every logit.
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+_GPT_OSS_KINDS = ("sliding_attention", "full_attention", "sliding_attention", "full_attention")
+_HYBRID_KINDS = ("linear_attention", "full_attention", "linear_attention", "linear_attention")
+
+
+@dataclass(frozen=True)
+class KnobFamily:
+    """A family, and what its full model must say of itself.
+
+    Attributes:
+        make: config of the model built with these blocks and this many experts.
+        top_k: experts for a token as trained; None for a dense family.
+        routed: blocks with experts.
+        picture: inputs of a prompt with a picture.
+    """
+
+    make: Callable[[Sequence[int], int], PreTrainedConfig]
+    top_k: int | None = 3
+    routed: tuple[int, ...] = ALL_BLOCKS
+    picture: Callable[[], dict[str, torch.Tensor]] | None = None
+
+    def built(self, kept: Sequence[int] = ALL_BLOCKS, top_k: int | None = None) -> Any:
+        """A random model, in evaluation mode; skips where this version of transformers has no such family."""
+        config = self.make(tuple(kept), top_k or self.top_k or 0)
+        model = build(config)
+        return _enlarge_norms(model)
+
+
+def _enlarge_norms(model: nn.Module) -> nn.Module:
+    """Random scales of norms too, so that a norm of the wrong block is seen."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def config_class(name: str) -> Any:
+    """A config class; skips where this version of transformers does not have it."""
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return getattr(transformers, name)
+
+
+def _text(name: str, kept: Sequence[int], **chosen: Any) -> Any:
+    return config_class(name)(**{**_SIZES, "num_hidden_layers": len(kept), **chosen})
+
+
+# --- text models --------------------------------------------------------------------------------------------------
+
+
+def _llama(kept: Sequence[int], _top_k: int = 0) -> LlamaConfig:
+    config: LlamaConfig = _text("LlamaConfig", kept)
+    return config
+
+
+def _olmoe(kept: Sequence[int], top_k: int) -> OlmoeConfig:
+    config: OlmoeConfig = _text("OlmoeConfig", kept, num_experts=6, num_experts_per_tok=top_k)
+    return config
+
+
+def _qwen2_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    sizes = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 20}
+    return _text("Qwen2MoeConfig", kept, num_experts=6, num_experts_per_tok=top_k, **sizes)
+
+
+def _qwen3_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    dense = [kept.index(1)] if 1 in kept else []
+    sizes = {"head_dim": 8, "moe_intermediate_size": 12, "num_experts": 6}
+    return _text("Qwen3MoeConfig", kept, num_experts_per_tok=top_k, mlp_only_layers=dense, **sizes)
+
+
+def _deepseek_v3(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    latent = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 6}
+    routing = {"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "num_experts_per_tok": top_k}
+    dense = sum(block < 1 for block in kept)
+    sizes = {"moe_intermediate_size": 12, "num_key_value_heads": 4, "first_k_dense_replace": dense}
+    return _text("DeepseekV3Config", kept, **latent, **routing, **sizes)
+
+
+def _gpt_oss(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    kinds = [_GPT_OSS_KINDS[block] for block in kept]
+    experts = {"num_local_experts": 6, "num_experts_per_tok": top_k}
+    return _text("GptOssConfig", kept, head_dim=8, sliding_window=4, layer_types=kinds, **experts)
+
+
+def _qwen3_next(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
+    experts = {"num_experts": 6, "num_experts_per_tok": top_k, "moe_intermediate_size": 12}
+    sizes = {"head_dim": 8, "shared_expert_intermediate_size": 12, "linear_num_value_heads": 4}
+    kinds = [_HYBRID_KINDS[block] for block in kept]
+    return _text("Qwen3NextConfig", kept, layer_types=kinds, **linear, **experts, **sizes)
+
+
+def _llama4(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    return _text(
+        "Llama4TextConfig",
+        kept,
+        head_dim=8,
+        intermediate_size_mlp=20,
+        num_local_experts=4,
+        num_experts_per_tok=top_k,
+        moe_layers=[position for position, block in enumerate(kept) if block in (1, 3)],
+        no_rope_layers=[int(block != 2) for block in kept],
+        layer_types=["full_attention" if block == 2 else "chunked_attention" for block in kept],
+        attention_chunk_size=8,
+    )
+
+
+TEXT_FAMILIES: dict[str, KnobFamily] = {
+    "llama": KnobFamily(_llama, None, ()),
+    "olmoe": KnobFamily(_olmoe),
+    "mixtral": KnobFamily(
+        lambda kept, k: _text("MixtralConfig", kept, num_local_experts=6, num_experts_per_tok=k, sliding_window=4)
+    ),
+    "qwen2_moe": KnobFamily(_qwen2_moe),
+    "qwen3_moe, block 1 dense": KnobFamily(_qwen3_moe, routed=(0, 2, 3)),
+    "deepseek_v3": KnobFamily(_deepseek_v3, routed=(1, 2, 3)),
+    "gpt_oss": KnobFamily(_gpt_oss),
+    "granitemoe": KnobFamily(
+        lambda kept, k: _text("GraniteMoeConfig", kept, num_local_experts=6, num_experts_per_tok=k)
+    ),
+    "qwen3_next": KnobFamily(_qwen3_next),
+}
+
+# --- vision-language models ---------------------------------------------------------------------------------------
+
+
+def _vision(**chosen: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return {**sizes, "image_size": 24, "patch_size": 8, **chosen}
+
+
+def _square(image_tokens: int) -> dict[str, torch.Tensor]:
+    """One picture of 24 x 24 pixels."""
+    torch.manual_seed(2)
+    prompt = torch.tensor([[10, *[IMAGE_TOKEN] * image_tokens, 11, 12]])
+    return {"input_ids": prompt, "pixel_values": torch.rand(1, 3, 24, 24)}
+
+
+def _several(image_tokens: int) -> dict[str, torch.Tensor]:
+    """One picture in a list of pictures, as SmolVLM and LLaVA-NeXT (whole picture and one tile) take them."""
+    inputs = _square(image_tokens)
+    return {**inputs, "pixel_values": torch.rand(1, 1, 3, 24, 24)}
+
+
+def _llava_next_picture() -> dict[str, torch.Tensor]:
+    # The whole picture and one tile of 9 patches each; the tile's 3 rows end with a newline feature: 9 + 9 + 3.
+    inputs = _square(21)
+    return {**inputs, "pixel_values": torch.rand(1, 2, 3, 24, 24), "image_sizes": torch.tensor([[24, 24]])}
+
+
+def _patches(patch_values: int) -> dict[str, torch.Tensor]:
+    """One picture of 4 x 6 patches, 4 of which become a token."""
+    torch.manual_seed(2)
+    prompt = torch.tensor([[10, VISION_START, *[IMAGE_TOKEN] * 6, VISION_END, 11, 12]])
+    return {
+        "input_ids": prompt,
+        "pixel_values": torch.rand(24, patch_values),
+        "image_grid_thw": torch.tensor([[1, 4, 6]]),
+        "mm_token_type_ids": (prompt == IMAGE_TOKEN).long(),
+    }
+
+
+_QWEN_TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 6,
+    "vision_start_token_id": VISION_START,
+    "vision_end_token_id": VISION_END,
+}
+_GLM_TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 6,
+    "image_start_token_id": VISION_START,
+    "image_end_token_id": VISION_END,
+    "video_start_token_id": 9,
+    "video_end_token_id": 13,
+}
+
+
+def _sub(kept: Sequence[int], **chosen: Any) -> dict[str, Any]:
+    return {**_SIZES, "num_hidden_layers": len(kept), **chosen}
+
+
+def _qwen3_vl_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    text = _sub(kept, head_dim=8, num_experts=6, num_experts_per_tok=top_k, moe_intermediate_size=12, **_MROPE)
+    vision = {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
+    vision |= {"out_hidden_size": 32, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
+    config: PreTrainedConfig = config_class("Qwen3VLMoeConfig")(text_config=text, vision_config=vision, **_QWEN_TOKENS)
+    return config
+
+
+def _qwen2_5_vl(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
+    vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
+    vision |= {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
+    config: PreTrainedConfig = config_class("Qwen2_5_VLConfig")(
+        text_config=_sub(kept, **_MROPE), vision_config=vision, **_QWEN_TOKENS
+    )
+    return config
+
+
+def _glm4v_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    dense = sum(block < 1 for block in kept)
+    routing = {"n_routed_experts": 6, "num_experts_per_tok": top_k, "moe_intermediate_size": 12}
+    rope = {"rope_parameters": {**_MROPE["rope_parameters"], "partial_rotary_factor": 1.0}}
+    text = _sub(kept, head_dim=8, first_k_dense_replace=dense, **routing, **rope)
+    vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
+    vision |= {"out_hidden_size": 32, "image_size": 24}
+    config: PreTrainedConfig = config_class("Glm4vMoeConfig")(text_config=text, vision_config=vision, **_GLM_TOKENS)
+    return config
+
+
+def _aria(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    text = _sub(kept, moe_num_experts=6, moe_topk=top_k, moe_num_shared_experts=1)
+    config: PreTrainedConfig = config_class("AriaConfig")(
+        text_config=config_class("AriaTextConfig")(**text),
+        vision_config={"model_type": "idefics3_vision", **_vision()},
+        projector_patch_to_query_dict={9: 4},
+        image_token_index=IMAGE_TOKEN,
+    )
+    return config
+
+
+def _clip() -> CLIPVisionConfig:
+    return CLIPVisionConfig(**_vision())
+
+
+def _llava(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    config: PreTrainedConfig = config_class("LlavaConfig")(
+        text_config=_olmoe(kept, top_k), vision_config=_clip(), image_token_index=IMAGE_TOKEN
+    )
+    return config
+
+
+def _llava_next(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
+    config: PreTrainedConfig = config_class("LlavaNextConfig")(
+        text_config=_llama(kept),
+        vision_config=_clip(),
+        image_token_index=IMAGE_TOKEN,
+        image_grid_pinpoints=[[24, 24]],
+    )
+    return config
+
+
+def _internvl(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
+    vision = _vision(image_size=[32, 32], patch_size=[8, 8])
+    config: PreTrainedConfig = config_class("InternVLConfig")(
+        text_config={"model_type": "qwen2", **_sub(kept)}, vision_config=vision, image_token_id=IMAGE_TOKEN
+    )
+    return config
+
+
+def _internvl_picture() -> dict[str, torch.Tensor]:
+    # 16 patches, 4 of which become a token.
+    return {**_square(4), "pixel_values": torch.rand(1, 3, 32, 32)}
+
+
+def _smolvlm(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
+    config: PreTrainedConfig = config_class("SmolVLMConfig")(
+        text_config={"model_type": "llama", **_sub(kept)},
+        vision_config=_vision(),
+        image_token_id=IMAGE_TOKEN,
+        scale_factor=3,
+        pad_token_id=0,
+    )
+    return config
+
+
+VISION_FAMILIES: dict[str, KnobFamily] = {
+    "qwen3_vl_moe": KnobFamily(_qwen3_vl_moe, picture=lambda: _patches(3 * 2 * 4 * 4)),
+    "glm4v_moe": KnobFamily(_glm4v_moe, routed=(1, 2, 3), picture=lambda: _patches(3 * 2 * 4 * 4)),
+    "aria": KnobFamily(_aria, picture=lambda: _square(4)),
+    "llava, olmoe": KnobFamily(_llava, picture=lambda: _square(9)),
+    "qwen2_5_vl": KnobFamily(_qwen2_5_vl, None, (), picture=lambda: _patches(3 * 2 * 4 * 4)),
+    "internvl": KnobFamily(_internvl, None, (), picture=_internvl_picture),
+    "llava_next": KnobFamily(_llava_next, None, (), picture=_llava_next_picture),
+    "smolvlm": KnobFamily(_smolvlm, None, (), picture=lambda: _several(1)),
+}
+
+# --- families of which a knob is refused --------------------------------------------------------------------------
+
+LLAMA4 = KnobFamily(_llama4, 2, (1, 3))
+PHIMOE = KnobFamily(lambda kept, k: _text("PhimoeConfig", kept, num_local_experts=6, num_experts_per_tok=k), 2)
+GEMMA3N = KnobFamily(
+    lambda kept, _k: _text(
+        "Gemma3nTextConfig",
+        kept,
+        head_dim=8,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=8,
+        laurel_rank=4,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        activation_sparsity_pattern=[0.0] * len(kept),
+    ),
+    None,
+    (),
+)
+
+
+def _gemma4(kv_shared: int, per_layer_width: int, has_experts: bool) -> KnobFamily:
+    experts = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 12}
+    return KnobFamily(
+        lambda kept, _k: _text(
+            "Gemma4TextConfig",
+            kept,
+            head_dim=8,
+            global_head_dim=8,
+            vocab_size_per_layer_input=VOCABULARY,
+            hidden_size_per_layer_input=per_layer_width,
+            num_kv_shared_layers=kv_shared,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            **(experts if has_experts else {}),
+        ),
+        2 if has_experts else None,
+        ALL_BLOCKS if has_experts else (),
+    )
+
+
+GEMMA4_SHARING = _gemma4(2, 0, has_experts=False)
+GEMMA4_EMBEDDINGS = _gemma4(0, 8, has_experts=False)
+GEMMA4_EXPERTS = _gemma4(0, 0, has_experts=True)
