@@ -12,10 +12,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
 from experiment_core_utils.models.checkpoint_files import download, read_raw_config, refuse_misfit, weights_stamp
+from experiment_core_utils.models.foreign_model import (
+    ForeignSource,
+    LoadWish,
+    find_foreign,
+    limits_of,
+    load_foreign,
+    requests_of,
+)
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,
@@ -31,11 +39,13 @@ from experiment_core_utils.models.molmoe.published_checkpoint import (
 )
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.quantisation import supported_types
+from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.records import QuantSupport
-from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.primitives.text_config import Quantisation, judged
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "merges.txt")
 MODEL_HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/MolmoE-1B-0924"
@@ -48,36 +58,26 @@ class ModelSource:
     Attributes:
         name: the path or hub id as given.
         folder: where the files lie.
-        config: the native config, converted where the checkpoint has the published layout.
-        is_published_layout: tensors have the published Hugging Face names.
+        config: the native config of a MolmoE, converted where the checkpoint has the published layout; else the one of
+            transformers.
+        limits: what can be set in it.
+        is_published_layout: tensors have MolmoE's published Hugging Face names.
         revision: commit of the hub, None for a local folder.
+        foreign: of a model of transformers; None for MolmoE.
     """
 
     name: str
     folder: Path
-    config: MolmoeConfig
+    config: PreTrainedConfig
+    limits: KnobLimits
     is_published_layout: bool
     revision: str | None
+    foreign: ForeignSource | None = None
 
     @property
     def weights_stamp(self) -> tuple[tuple[str, int, int], ...]:
         """See `checkpoint_files.weights_stamp`."""
         return weights_stamp(self.folder)
-
-    @property
-    def num_experts(self) -> int:
-        """Experts in each block."""
-        return int(self.config.text_config.num_experts)
-
-    @property
-    def default_top_k(self) -> int:
-        """Experts per token that the model was trained with."""
-        return int(self.config.text_config.num_experts_per_tok)
-
-    @property
-    def num_total_blocks(self) -> int:
-        """Transformer blocks of the decoder."""
-        return int(self.config.text_config.num_hidden_layers)
 
 
 def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
@@ -95,15 +95,36 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
     model_type = raw.get("model_type")
     if model_type == PUBLISHED_MODEL_TYPE:
         try:
-            return ModelSource(path, folder, config_from_published(raw), True, revision)
+            config = config_from_published(raw)
         except KeyError as error:
             raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
+        return ModelSource(path, folder, config, _molmoe_limits(config), True, revision)
     if model_type == MolmoeConfig.model_type:
-        return ModelSource(path, folder, MolmoeConfig.from_pretrained(folder), False, revision)
-    raise ConfigurationError(
-        f"{path} holds a model of type {model_type!r}; supported are {MolmoeConfig.model_type!r} and the published "
-        f"MolmoE layout ({PUBLISHED_MODEL_TYPE!r})"
-    )
+        config = MolmoeConfig.from_pretrained(folder)
+        return ModelSource(path, folder, config, _molmoe_limits(config), False, revision)
+    foreign = find_foreign(path, folder, raw)
+    return ModelSource(path, folder, foreign.config, limits_of(foreign, requests_of(foreign)), False, revision, foreign)
+
+
+def _molmoe_limits(config: MolmoeConfig) -> KnobLimits:
+    text = config.text_config
+    return KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
+
+
+@dataclass(frozen=True)
+class AskedQuantisation:
+    """The flags of a profiling run as a `QuantisationWish`."""
+
+    model_name: str
+    fp_precision: str
+    quantization_config: Quantisation
+
+    @classmethod
+    def of(cls, config: ProfilingConfig) -> "AskedQuantisation":
+        """4 and 8 bits by bitsandbytes' defaults."""
+        width = config.quantization
+        wanted = Quantisation(quantization=width != "none", load_in_4bit=width == "4bit", load_in_8bit=width == "8bit")
+        return cls(config.model_path, config.precision, wanted)
 
 
 def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torch.device) -> StagedModel:
@@ -112,6 +133,17 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
     With `random_weights` the weights come from a fixed seed; config, tokenizer and image processor are read.
     """
     dtype = choose_dtype(config.precision, device)
+    if source.foreign is not None:
+        wish = LoadWish(
+            dtype, device, config.attn_implementation, config.experts_implementation, AskedQuantisation.of(config)
+        )
+        foreign = load_foreign(source.foreign, wish, config.random_weights)
+        return TransformersModel(source.name, foreign, requests_of(source.foreign))
+    if config.quantization != "none":
+        raise ConfigurationError(
+            f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision (the "
+            "experts, nearly all of its weights, are no linear layers, which is what bitsandbytes quantises)"
+        )
     if config.random_weights:
         model = _random_model(source, dtype, device)
     elif source.is_published_layout:

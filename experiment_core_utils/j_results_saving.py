@@ -60,8 +60,7 @@ def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[Me
     if setting.vision.tier is not None:
         mean = _mean([geometry.num_crops for geometry in _geometries(samples)])
         crops = f"_crops{round(mean)}" if mean is not None else "_crops0"
-    knobs = f"topk{setting.top_k}_blocks{setting.num_active_blocks}"
-    return f"{task_name.replace('_', '-')}_imgsize{setting.vision.label}{crops}_{knobs}.json"
+    return f"{task_name.replace('_', '-')}_imgsize{setting.vision.label}{crops}_{setting.decoder_label}.json"
 
 
 def setting_result(

@@ -63,11 +63,11 @@ from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, MeasuringOrder, SettingFailure
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, write_plan
 from experiment_core_utils.primitives.stability import measuring_order
-from experiment_core_utils.primitives.strategies import plan_settings
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.request_source import request_source_for
 from experiment_core_utils.setting_energy import means_of
+from experiment_core_utils.setting_plan import left_out_by, plan_for
 from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
 from experiment_core_utils.tasks.interface import Sample, Task
@@ -172,7 +172,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         True,
         results,
         failed,
-        left_out_by(config, settings),
+        left_out_by(config, source, settings),
         config.output_dir,
         csv_path,
         finished_search(config, [setting.key for setting in settings], ledger),
@@ -263,45 +263,6 @@ def make_output_dir(folder: Path) -> None:
         raise ConfigurationError(
             f"--output_dir {folder} cannot be written to ({error.strerror}); give another folder"
         ) from error
-
-
-def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
-    """The settings asked for, judged against the model's config before any weight is read.
-
-    Raises:
-        ConfigurationError: more experts or blocks than the model has, or importance scores without a block.
-    """
-    top_k_values = config.top_k_list or _half_and_whole(source.default_top_k)
-    block_counts = config.num_active_blocks_list or _unique(
-        -(-3 * source.num_total_blocks // 4), source.num_total_blocks
-    )
-    for top_k in top_k_values:
-        if top_k > source.num_experts:
-            raise ConfigurationError(
-                f"--top_k_list {top_k} is more than the {source.num_experts} experts of {source.name}; "
-                f"give 1 to {source.num_experts}"
-            )
-    return plan_settings(
-        config.sampling_strategy,
-        config.vision_targets,
-        top_k_values,
-        block_counts,
-        source.num_total_blocks,
-        config.importance_scores,
-        config.num_configs,
-        config.seed,
-    )
-
-
-def left_out_by(config: ProfilingConfig, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
-    """What was asked for and is in no setting: other strategies than `full` may leave values out."""
-    knobs = (
-        ("vision targets", [each.label for each in config.vision_targets], {each.vision.label for each in settings}),
-        ("top-k", config.top_k_list or (), {each.top_k for each in settings}),
-        ("block counts", config.num_active_blocks_list or (), {each.num_active_blocks for each in settings}),
-    )
-    missing = [(name, [value for value in given if value not in used]) for name, given, used in knobs]
-    return tuple(f"{name} {', '.join(map(str, values))}" for name, values in missing if values)
 
 
 class ProfilingRun:
@@ -535,11 +496,3 @@ def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> Setti
     first = merged.failures[0]
     reason = f"all {len(merged.failures)} samples failed, the first with: {first.reason}"
     return SettingFailure(first.error, reason, attempts)
-
-
-def _half_and_whole(top_k: int) -> tuple[int, ...]:
-    return _unique(max(top_k // 2, 1), top_k)
-
-
-def _unique(*values: int) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(values))

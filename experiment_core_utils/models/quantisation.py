@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -23,13 +23,32 @@ from transformers.utils import (
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.records import QuantSupport
-from experiment_core_utils.primitives.text_config import ImpossibleCombination, TextConfig
+from experiment_core_utils.primitives.text_config import ImpossibleCombination, Quantisation
 
 FP8_CAPABILITY = (8, 9)
 PROBE_SIDE = 64
 DEFAULT_4BIT_TYPE = "nf4"
 # Rounding normally distributed weights costs 9 % with nf4 and 12 % with fp4, mixed-up scales 23 % and more.
 MOST_4BIT_ERROR = 0.18
+
+
+class QuantisationWish(Protocol):
+    """What is asked for; a text experiment's configuration is one."""
+
+    @property
+    def model_name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def fp_precision(self) -> str:
+        """Among the precisions, `float8` quantises."""
+        ...
+
+    @property
+    def quantization_config(self) -> Quantisation:
+        """4 and 8 bits."""
+        ...
 
 
 def supported_types(device: torch.device) -> QuantSupport:
@@ -63,7 +82,7 @@ def _probe_bitsandbytes(device: str) -> str | None:
     return None
 
 
-def type_of_4bit_weights(config: TextConfig, own: PreTrainedConfig) -> str | None:
+def type_of_4bit_weights(config: QuantisationWish, own: PreTrainedConfig) -> str | None:
     """Of the weights that bitsandbytes will multiply, asked for or in the checkpoint; None for other widths."""
     if config.quantization_config.load_in_4bit:
         return config.quantization_config.bnb_4bit_quant_type or DEFAULT_4BIT_TYPE
@@ -129,7 +148,7 @@ def own_method(raw_config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def refuse_impossible(config: TextConfig, own: str | None, device: torch.device) -> None:
+def refuse_impossible(config: QuantisationWish, own: str | None, device: torch.device) -> None:
     """Judge what is asked for on top of a checkpoint's own method.
 
     Raises:
@@ -165,7 +184,7 @@ def _own_problem(own: str | None, device: torch.device) -> str | None:
     return None
 
 
-def transformers_config(config: TextConfig, dtype: torch.dtype) -> BitsAndBytesConfig | FineGrainedFP8Config | None:
+def transformers_config(config: QuantisationWish, dtype: torch.dtype) -> BitsAndBytesConfig | FineGrainedFP8Config | None:
     """What `from_pretrained` quantises by; None where nothing is asked for.
 
     Args:

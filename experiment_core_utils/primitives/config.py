@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flags import MAX_WARMUP_RUNS, PARETO_ALPHA, PARETO_MARGIN, build_parser
-from experiment_core_utils.primitives.knobs import VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
 from experiment_core_utils.primitives.strategies import STRATEGIES
 
 T = TypeVar("T")
@@ -23,6 +23,7 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 SampleBy = Literal["random", "question_type"]
 SettingOrder = Literal["shuffled", "planned"]
 ProfilerMode = Literal["minimal", "full"]
+QuantizationWidth = Literal["none", "4bit", "8bit"]
 EnergyWish = Literal["required", "optional", "off"]
 
 
@@ -40,6 +41,7 @@ class ProfilingConfig:
     dataset_revision: str | None
     max_new_tokens: int | None
     vision_targets: tuple[VisionTarget, ...]
+    vision_targets_given: bool
     top_k_list: tuple[int, ...] | None
     num_active_blocks_list: tuple[int, ...] | None
     sampling_strategy: str
@@ -74,6 +76,7 @@ class ProfilingConfig:
     precision: Precision
     experts_implementation: str | None
     attn_implementation: str | None
+    quantization: QuantizationWidth
     random_weights: bool
     use_profiler: bool
     use_profiler_on_all_samples: bool
@@ -96,11 +99,14 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     _check_threads(given.num_threads)
     asked = vars(given)
     tiers, tokens = asked.pop("tier_list"), asked.pop("vision_tokens_list")
-    targets = [token_target(each) for each in tokens] if tokens is not None else [tier_target(each) for each in tiers]
+    targets = [tier_target(each) for each in tiers or TIERS]
+    if tokens is not None:
+        targets = [token_target(each) for each in tokens]
     return ProfilingConfig(
         **asked
         | {
             "vision_targets": _unique(targets),
+            "vision_targets_given": tiers is not None or tokens is not None,
             "top_k_list": _unique(given.top_k_list) if given.top_k_list else None,
             "num_active_blocks_list": _unique(given.num_active_blocks_list) if given.num_active_blocks_list else None,
             "ids": _unique(sorted(given.ids)) if given.ids is not None else None,

@@ -63,7 +63,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
 def _add_knobs(parser: argparse.ArgumentParser) -> None:
     knobs = parser.add_argument_group("knobs")
     vision = knobs.add_mutually_exclusive_group()
-    vision.add_argument("--tier_list", nargs="+", default=list(TIERS), metavar="TIER", help="among: low medium high")
+    vision.add_argument("--tier_list", nargs="+", metavar="TIER", help=f"among: {' '.join(TIERS)} (default: all)")
     vision.add_argument("--vision_tokens_list", nargs="+", type=int, metavar="N", help="tokens instead of tiers")
     knobs.add_argument(
         "--top_k_list", nargs="+", type=int, metavar="K", help="experts per token (default: half the model's, and its)"
@@ -175,6 +175,12 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--num_threads", type=int, help="CPU threads of each process (default: cores / processes here)")
     how.add_argument("--experts_implementation", help="transformers' experts implementation, e.g. grouped_mm, eager")
     how.add_argument("--attn_implementation", help="transformers' attention implementation, e.g. sdpa, eager")
+    how.add_argument(
+        "--quantization",
+        choices=("none", "4bit", "8bit"),
+        default="none",
+        help="weights by bitsandbytes while loading, for models of transformers (%(default)s)",
+    )
     how.add_argument(
         "--enable_memory_optimization",
         action="store_true",

@@ -44,6 +44,11 @@ class VisionTarget:
     crops: CropRange
 
 
+def own_target() -> VisionTarget:
+    """The target of a model whose number of vision tokens cannot be set: whatever it takes by itself."""
+    return VisionTarget("own", None, None, CropRange(1, MOST_CROPS))
+
+
 def tier_target(name: str) -> VisionTarget:
     """The target of a tier; raises ConfigurationError for an unknown name."""
     if name not in TIERS:
@@ -73,12 +78,13 @@ class KnobSetting:
 
     Attributes:
         vision: tiles per picture.
-        top_k: experts per token in the blocks after the first; the first keeps the model's own number.
+        top_k: experts per token in the blocks after the first with experts, which keeps the model's own number; None in
+            a model without experts.
         active_blocks: indices of the blocks that run, ascending, block 0 among them.
     """
 
     vision: VisionTarget
-    top_k: int
+    top_k: int | None
     active_blocks: tuple[int, ...]
 
     @property
@@ -89,7 +95,31 @@ class KnobSetting:
     @property
     def key(self) -> str:
         """Names the setting within a run, for ledgers and messages."""
-        return f"{self.vision.label}_topk{self.top_k}_blocks{self.num_active_blocks}"
+        return f"{self.vision.label}_{self.decoder_label}"
+
+    @property
+    def decoder_label(self) -> str:
+        """Part of result file names: ``topk8_blocks16``, in a model without experts ``topknone_blocks16``."""
+        return f"topk{'none' if self.top_k is None else self.top_k}_blocks{self.num_active_blocks}"
+
+
+@dataclass(frozen=True)
+class KnobLimits:
+    """What can be set in a model.
+
+    Attributes:
+        num_total_blocks: transformer blocks of the decoder.
+        num_experts: that a router chooses from; None in a model without experts.
+        default_top_k: experts per token that the model was trained with; None without experts.
+        vision_refusal, top_k_refusal, blocks_refusal: why a knob cannot be turned; None where it can.
+    """
+
+    num_total_blocks: int
+    num_experts: int | None
+    default_top_k: int | None
+    vision_refusal: str | None = None
+    top_k_refusal: str | None = None
+    blocks_refusal: str | None = None
 
 
 def select_active_blocks(count: int, total: int, importance: Mapping[int, float] | None = None) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ _LHS_EXCHANGES = 30
 def plan_settings(
     strategy: str,
     targets: Sequence[VisionTarget],
-    top_k_values: Sequence[int],
+    top_k_values: Sequence[int | None],
     block_counts: Sequence[int],
     total_blocks: int,
     importance: Mapping[int, float] | None,
@@ -60,7 +60,8 @@ def plan_settings(
         raise ConfigurationError(f"--num_configs {num_configs} is for --sampling_strategy lhs, not for {strategy}")
     targets, top_k_values, block_counts = distinct(targets), distinct(top_k_values), distinct(block_counts)
     if strategy != "full":
-        top_k_values, block_counts = sorted(top_k_values), sorted(block_counts)
+        # The number of experts is absent in a model without them, and then it is the only value.
+        top_k_values, block_counts = sorted(top_k_values, key=lambda each: each or 0), sorted(block_counts)
     if strategy == "balanced":
         targets, top_k_values, block_counts = thin(targets), thin(top_k_values), thin(block_counts)
     if strategy in ("stratified", "boundary", "lhs"):

@@ -1,0 +1,194 @@
+"""In: the folder of a checkpoint of transformers; out: what its knobs allow, and the model with its weights.
+
+What the knobs allow is found on a model without storage, before any weight is read.
+"""
+
+import copy
+from collections.abc import Mapping
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from experiment_core_utils.models.causal_lm import VENDOR_ERRORS
+from experiment_core_utils.models.checkpoint_files import refuse_misfit
+from experiment_core_utils.models.decoder_knobs import DecoderKnobs
+from experiment_core_utils.models.foreign_processors import load_foreign_processor
+from experiment_core_utils.models.foreign_requests import ForeignRequests
+from experiment_core_utils.models.quantisation import (
+    QuantisationWish,
+    own_method,
+    refuse_impossible,
+    refuse_wrong_4bit_products,
+    transformers_config,
+    type_of_4bit_weights,
+)
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.knobs import KnobLimits
+
+
+@dataclass(frozen=True)
+class ForeignSource:
+    """A checkpoint of transformers, before any weight is read.
+
+    Attributes:
+        name: path or hub id as given.
+        quant_method: how the weights are quantised already, None where they are not.
+    """
+
+    name: str
+    folder: Path
+    config: PreTrainedConfig
+    quant_method: str | None
+
+    @property
+    def auto_class(self) -> Any:
+        """By which transformers builds and loads it: with its pictures where it has a part for them."""
+        return (
+            AutoModelForImageTextToText
+            if type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+            else AutoModelForCausalLM
+        )
+
+
+@dataclass(frozen=True)
+class LoadWish:
+    """How a model is to be loaded; None leaves a choice to transformers."""
+
+    dtype: torch.dtype
+    device: torch.device
+    attn_implementation: str | None
+    experts_implementation: str | None
+    quantisation: QuantisationWish
+
+
+def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSource:
+    """Read the config; raises ConfigurationError for a model that is neither image-text-to-text nor causal."""
+    with _named(f"the config in {folder} cannot be used"):
+        config = AutoConfig.from_pretrained(folder)
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigurationError(
+            f"{name} is a {config.model_type}, which transformers has neither as an image-text-to-text nor as a causal "
+            "language model; give one of those"
+        )
+    return ForeignSource(name, folder, config, own_method(raw))
+
+
+def requests_of(source: ForeignSource) -> ForeignRequests:
+    """What makes its requests; raises ConfigurationError where processor or tokenizer cannot be used."""
+    return ForeignRequests(load_foreign_processor(source.folder), source.config, source.name)
+
+
+def limits_of(source: ForeignSource, requests: ForeignRequests) -> KnobLimits:
+    """What can be set, tried on a model without storage."""
+    with _named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
+        skeleton = source.auto_class.from_config(copy.deepcopy(source.config))
+    knobs = DecoderKnobs(skeleton.eval())
+    return KnobLimits(
+        num_total_blocks=knobs.num_total_blocks,
+        num_experts=knobs.num_experts,
+        default_top_k=knobs.default_top_k,
+        vision_refusal=requests.vision_knob_refusal,
+        top_k_refusal=knobs.top_k_refusal,
+        blocks_refusal=knobs.blocks_refusal,
+    )
+
+
+def load_foreign(source: ForeignSource, wish: LoadWish, random_weights: bool) -> PreTrainedModel:
+    """The model on its device in evaluation mode; random weights come from a fixed seed.
+
+    Raises:
+        ConfigurationError: weights are not there, do not fit the config one to one, or an implementation or a
+            quantisation asked for is not available.
+        OutOfMemory: it does not fit the device.
+    """
+    if random_weights:
+        return _random(source, wish)
+    if not any(source.folder.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
+            "profile the architecture alone"
+        )
+    _judge_quantisation(source, wish)
+    quantised_by = transformers_config(wish.quantisation, wish.dtype)
+    options: dict[str, Any] = {} if quantised_by is None else {"quantization_config": quantised_by}
+    if wish.attn_implementation is not None:
+        options["attn_implementation"] = wish.attn_implementation
+    # A quantised checkpoint says itself what it is multiplied in.
+    keeps_own = source.quant_method is not None and wish.quantisation.fp_precision == "auto"
+    with _named(f"the weights in {source.folder} cannot be loaded"), out_of_memory_named():
+        model, found = source.auto_class.from_pretrained(
+            source.folder,
+            dtype="auto" if keeps_own else wish.dtype,
+            device_map={"": wish.device},
+            use_safetensors=True,
+            # Those are refused below, by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+    refuse_misfit(found, source.folder)
+    return _with_experts(model, wish).eval()
+
+
+def _random(source: ForeignSource, wish: LoadWish) -> PreTrainedModel:
+    if wish.quantisation.quantization_config.quantization:
+        raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
+    torch.manual_seed(0)
+    with _named(f"{source.name} cannot be built"), out_of_memory_named(), wish.device:
+        model = source.auto_class.from_config(
+            copy.deepcopy(source.config), dtype=wish.dtype, attn_implementation=wish.attn_implementation
+        )
+    return _with_experts(model, wish).eval()
+
+
+def _with_experts(model: Any, wish: LoadWish) -> Any:
+    """transformers takes the name for the part that has the experts only."""
+    if wish.experts_implementation is None:
+        return model
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    owners = [part for part in parts if part._can_set_experts_implementation()]
+    if not owners:
+        raise ConfigurationError(
+            f"--experts_implementation {wish.experts_implementation} was given, and this {model.config.model_type} has "
+            "no experts whose implementation can be chosen; drop it"
+        )
+    with _named(f"the experts implementation {wish.experts_implementation} is not available"):
+        for part in owners:
+            part.set_experts_implementation(wish.experts_implementation)
+    return model
+
+
+def _judge_quantisation(source: ForeignSource, wish: LoadWish) -> None:
+    refuse_impossible(wish.quantisation, source.quant_method, wish.device)
+    quant_type = type_of_4bit_weights(wish.quantisation, source.config)
+    if quant_type is not None:
+        with _named(f"{source.name} cannot be built"), torch.device("meta"):
+            skeleton = source.auto_class.from_config(copy.deepcopy(source.config))
+        head = skeleton.get_output_embeddings()
+        layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
+        refuse_wrong_4bit_products(layers, wish.device, quant_type)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except VENDOR_ERRORS as error:
+        raise ConfigurationError(f"{what}: {first_line(error)}") from error
