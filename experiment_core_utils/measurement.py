@@ -94,7 +94,7 @@ class ShareMeasurer:
         self.profiles = profiles
         self.conditions = conditions or conditions_meter(origin.experiment_id, origin.rank, model.device)
         self.energy = None if energy is None else replace(energy, stop=stop)
-        self._warm_tilings: set[tuple[int, int] | None] = set()
+        self._warm_layouts: set[tuple[object, object] | None] = set()
         self._following: Sequence[KnobSetting] = ()
         self._goal: PrecisionGoal | None = None
         if config.until_precision is not None:
@@ -280,11 +280,11 @@ class ShareMeasurer:
         return proof
 
     def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
-        """One unmeasured run for a tiling that this process meets first: libraries prepare kernels for new shapes."""
-        tiling = shape.actual.tiling if shape.actual is not None else None
-        if self.config.num_warmup_runs and tiling not in self._warm_tilings:
+        """One unmeasured run for a layout that this process meets first: libraries prepare kernels for new shapes."""
+        layout = (shape.actual.tiling, shape.actual.image_size) if shape.actual is not None else None
+        if self.config.num_warmup_runs and layout not in self._warm_layouts:
             run_staged(self.model, inputs, self.max_new_tokens)
-        self._warm_tilings.add(tiling)
+        self._warm_layouts.add(layout)
 
     def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
         # Scored at the merge, with all others; one that no metric could judge is not worth the time of its runs.

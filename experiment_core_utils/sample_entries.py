@@ -5,7 +5,7 @@ from typing import Any
 
 from experiment_core_utils.energy_entries import sample_energy
 from experiment_core_utils.g_metrics_inference import vision_tokens_difference
-from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, KnobSetting
+from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import MeasuredSample, StagedRun, VisionGeometry
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.tasks.interface import Score
@@ -46,8 +46,8 @@ def sample_result(
         "output_ended": sample.ended,
         **theoretical_entries(theoretical),
         "actual_num_crops": actual.num_crops if actual else None,
-        "actual_tiling": list(actual.tiling) if actual else None,
-        "actual_image_size": list(actual.image_size) if actual else None,
+        "actual_tiling": _listed(actual.tiling) if actual else None,
+        "actual_image_size": _listed(actual.image_size) if actual else None,
         **score_entries(score),
         "pred": sample.prediction,
         "question_type": sample.question_type,
@@ -101,7 +101,11 @@ def theoretical_entries(geometry: VisionGeometry | None) -> dict[str, Any]:
         )
     return {
         "theoretical_num_crops": geometry.num_crops,
-        "theoretical_tiling": list(geometry.tiling),
-        "theoretical_image_size": list(geometry.image_size),
-        "theoretical_vision_tokens": (geometry.num_crops + 1) * FEATURES_PER_CROP,
+        "theoretical_tiling": _listed(geometry.tiling),
+        "theoretical_image_size": _listed(geometry.image_size),
+        "theoretical_vision_tokens": geometry.pooled_features,
     }
+
+
+def _listed(pair: tuple[int, int] | None) -> list[int] | None:
+    return None if pair is None else list(pair)

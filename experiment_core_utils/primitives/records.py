@@ -36,16 +36,26 @@ class VisionGeometry:
     """How one picture was cut.
 
     Attributes:
-        num_crops: tiles R * C, without the crop of the whole picture.
-        tiling: (R, C).
-        image_size: (height, width) in pixels of the canvas that the tiles are cut from.
-        pooled_features: (num_crops + 1) * 144, what the vision stage computes.
+        num_crops: tiles R * C, without the crop of the whole picture; 0 where the picture is not cut.
+        tiling: (R, C); None where the picture is not cut, or its tiles are counted but not placed.
+        image_size: (height, width) in pixels of the canvas that the tiles are cut from, or of the picture as the model
+            sees it; None where it cannot be told.
+        pooled_features: what the vision stage gives: (num_crops + 1) * 144 in MolmoE.
+        has_overview: whether the whole picture is a crop too.
+        patches: patches of the picture, for models that take it in its own shape; None where it is cut into crops.
     """
 
     num_crops: int
-    tiling: tuple[int, int]
-    image_size: tuple[int, int]
+    tiling: tuple[int, int] | None
+    image_size: tuple[int, int] | None
     pooled_features: int
+    has_overview: bool = True
+    patches: int | None = None
+
+    @property
+    def total_crops(self) -> int:
+        """Crops that the vision stage takes, the whole picture counted; 0 for a picture in its own shape."""
+        return 0 if self.patches is not None else self.num_crops + self.has_overview
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,382 @@
+"""Tiny random checkpoints in the layout that the hub has: weights, configs, tokenizer, processor and chat template."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AriaConfig,
+    AriaImageProcessorPil,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    GenerationConfig,
+    Glm4vImageProcessorPil,
+    Glm4vMoeConfig,
+    GotOcr2ImageProcessorPil,
+    Idefics3Config,
+    Idefics3ImageProcessorPil,
+    InternVLConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextImageProcessorPil,
+    OlmoeConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLMoeConfig,
+    SmolVLMConfig,
+    SmolVLMImageProcessorPil,
+)
+
+CONTEXT = 4096
+PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+# CLIP crops of 24 pixels in patches of 8: 9 features; SmolVLM tiles of 32 in patches of 8, four joined: 4 features;
+# InternVL tiles of 16 in patches of 4, four joined: 4 features; Qwen and GLM tokens of 8 x 8 pixels.
+CLIP_SIDE, IDEFICS_TILE, INTERNVL_TILE, PATCH = 24, 32, 16, 4
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How a checkpoint of one family is made.
+
+    Attributes:
+        config: from the tokenizer's ids.
+        specials: tokens beside pad, begin and end of text; those under names become attributes of the tokenizer.
+        image_processor: None for a text model.
+        processor: what `processor_config.json` holds.
+        template: Jinja text; None for a base model.
+    """
+
+    config: Callable[["_Ids"], PreTrainedConfig]
+    specials: dict[str, str] = field(default_factory=dict)
+    image_processor: Callable[[], Any] | None = None
+    processor: dict[str, Any] = field(default_factory=dict)
+    template: str | None = None
+
+
+class _Ids:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+
+    def __getitem__(self, token: str) -> int:
+        found = self.tokenizer.convert_tokens_to_ids(token)
+        assert isinstance(found, int)
+        return found
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """Sizes and ids of a text config."""
+        marks = {"pad_token_id": self[PAD], "bos_token_id": self[BOS], "eos_token_id": self[EOS]}
+        return {**_SIZES, **marks, "vocab_size": len(self.tokenizer)}
+
+
+def _parts_template(picture: str, before: str, after: str) -> str:
+    return (
+        "{{ bos_token }}{% for message in messages %}" + before + "{% for part in message['content'] %}"
+        "{% if part['type'] == 'image' %}" + picture + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}" + after + "{% endif %}"
+    )
+
+
+_CHAT = _parts_template("<image>\n", "USER: ", " ASSISTANT:")
+_TEXT_CHAT = (
+    "{{ bos_token }}{% for message in messages %}USER: {{ message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+_QWEN_CHAT = _parts_template("<|vision_start|><|image_pad|><|vision_end|>", "<|im_start|>user\n", "<|im_end|>\n")
+_QWEN_TOKENS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def _clip() -> CLIPVisionConfig:
+    return CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=CLIP_SIDE,
+        patch_size=8,
+    )
+
+
+def _llava(ids: _Ids) -> PreTrainedConfig:
+    text = OlmoeConfig(**ids.text, **_EXPERTS)
+    return LlavaConfig(text_config=text, vision_config=_clip(), image_token_index=ids["<image>"])
+
+
+def _llava_next(ids: _Ids) -> PreTrainedConfig:
+    pinpoints = [[CLIP_SIDE * rows, CLIP_SIDE * cols] for rows, cols in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+    return LlavaNextConfig(
+        text_config=LlamaConfig(**ids.text),
+        vision_config=_clip(),
+        image_token_index=ids["<image>"],
+        image_grid_pinpoints=pinpoints,
+    )
+
+
+def _vision_ids(ids: _Ids) -> dict[str, int]:
+    return {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+    }
+
+
+_QWEN_TOWER: dict[str, Any] = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2}
+
+
+def _qwen2_5_vl(ids: _Ids) -> PreTrainedConfig:
+    tower = {**_QWEN_TOWER, "patch_size": PATCH, "out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
+    return Qwen2_5_VLConfig(text_config={**ids.text, **_MROPE}, vision_config=tower, **_vision_ids(ids))
+
+
+def _qwen3_vl_moe(ids: _Ids) -> PreTrainedConfig:
+    tower = {**_QWEN_TOWER, "patch_size": PATCH, "out_hidden_size": 32, "deepstack_visual_indexes": [0]}
+    text = {**ids.text, **_EXPERTS, "moe_intermediate_size": 16, "head_dim": 8, **_MROPE}
+    return Qwen3VLMoeConfig(
+        text_config=text, vision_config={**tower, "num_position_embeddings": 64}, **_vision_ids(ids)
+    )
+
+
+def _glm4v_moe(ids: _Ids) -> PreTrainedConfig:
+    tower = {**_QWEN_TOWER, "patch_size": PATCH, "out_hidden_size": 32, "image_size": 32}
+    text = {
+        **ids.text,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "head_dim": 8,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 1.0,
+            "mrope_section": [1, 1, 2],
+        },
+    }
+    return Glm4vMoeConfig(
+        text_config=text,
+        vision_config=tower,
+        image_token_id=ids["<|image|>"],
+        video_token_id=ids["<|video|>"],
+        image_start_token_id=ids["<|begin_of_image|>"],
+        image_end_token_id=ids["<|end_of_image|>"],
+        video_start_token_id=ids["<|begin_of_video|>"],
+        video_end_token_id=ids["<|end_of_video|>"],
+    )
+
+
+def _internvl(ids: _Ids) -> PreTrainedConfig:
+    tower = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": [INTERNVL_TILE, INTERNVL_TILE],
+        "patch_size": [PATCH, PATCH],
+    }
+    return InternVLConfig(
+        text_config={"model_type": "qwen2", **ids.text},
+        vision_config=tower,
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=4,
+    )
+
+
+def _idefics_tower() -> dict[str, Any]:
+    return {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": IDEFICS_TILE,
+        "patch_size": 8,
+    }
+
+
+def _smolvlm(ids: _Ids) -> PreTrainedConfig:
+    text = {"model_type": "llama", **ids.text}
+    return SmolVLMConfig(
+        text_config=text, vision_config=_idefics_tower(), image_token_id=ids["<image>"], scale_factor=2
+    )
+
+
+def _idefics3(ids: _Ids) -> PreTrainedConfig:
+    text = {"model_type": "llama", **ids.text}
+    return Idefics3Config(
+        text_config=text, vision_config=_idefics_tower(), image_token_id=ids["<image>"], scale_factor=2
+    )
+
+
+def _aria(ids: _Ids) -> PreTrainedConfig:
+    # The sides of Aria's crops are fixed at 490 and 980 pixels: 35 x 35 and 70 x 70 patches.
+    tower = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 980,
+        "patch_size": 14,
+    }
+    text = {**ids.text, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}
+    return AriaConfig(
+        text_config={"model_type": "aria_text", **text},
+        vision_config={"model_type": "idefics3_vision", **tower},
+        image_token_index=ids["<|img|>"],
+    )
+
+
+_IDEFICS_TOKENS = {
+    "image_token": "<image>",
+    "fake_image_token": "<fake_token_around_image>",
+    "global_image_token": "<global-img>",
+    "end_of_utterance_token": "<end_of_utterance>",
+    "video_token": "<video>",
+    **{f"_{row}_{col}": f"<row_{row}_col_{col}>" for row in range(1, 7) for col in range(1, 7)},
+}
+_IDEFICS_SIZES = {"size": {"longest_edge": 4 * IDEFICS_TILE}, "max_image_size": {"longest_edge": IDEFICS_TILE}}
+_INTERNVL_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+_GLM_TOKENS = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
+_CLIP_SIZES = {"size": {"shortest_edge": CLIP_SIDE}, "crop_size": {"height": CLIP_SIDE, "width": CLIP_SIDE}}
+_LLAVA_PARTS = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+
+_FAMILIES: dict[str, _Family] = {
+    "olmoe": _Family(lambda ids: OlmoeConfig(**ids.text, **_EXPERTS), template=_TEXT_CHAT),
+    "llama": _Family(lambda ids: LlamaConfig(**ids.text)),
+    "llava": _Family(
+        _llava,
+        {"image_token": "<image>"},
+        lambda: CLIPImageProcessorPil(**_CLIP_SIZES),
+        {"processor_class": "LlavaProcessor", **_LLAVA_PARTS},
+    ),
+    "llava_next": _Family(
+        _llava_next,
+        {"image_token": "<image>"},
+        lambda: LlavaNextImageProcessorPil(
+            **_CLIP_SIZES, image_grid_pinpoints=[[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]
+        ),
+        {"processor_class": "LlavaNextProcessor", **_LLAVA_PARTS},
+        _CHAT,
+    ),
+    "qwen2_5_vl": _Family(
+        _qwen2_5_vl,
+        dict(zip("abcdef", _QWEN_TOKENS, strict=True)),
+        lambda: Qwen2VLImageProcessorPil(patch_size=PATCH),
+        {"processor_class": "Qwen2_5_VLProcessor"},
+        _QWEN_CHAT,
+    ),
+    "qwen3_vl_moe": _Family(
+        _qwen3_vl_moe,
+        dict(zip("abcdef", _QWEN_TOKENS, strict=True)),
+        lambda: Qwen2VLImageProcessorPil(patch_size=PATCH),
+        {"processor_class": "Qwen3VLProcessor"},
+        _QWEN_CHAT,
+    ),
+    "internvl": _Family(
+        _internvl,
+        _INTERNVL_TOKENS,
+        lambda: GotOcr2ImageProcessorPil(
+            size={"height": INTERNVL_TILE, "width": INTERNVL_TILE}, crop_to_patches=True, max_patches=12
+        ),
+        {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+        _parts_template("<IMG_CONTEXT>\n", "<|im_start|>user\n", "<|im_end|>\n"),
+    ),
+    "smolvlm": _Family(
+        _smolvlm,
+        _IDEFICS_TOKENS,
+        lambda: SmolVLMImageProcessorPil(**_IDEFICS_SIZES),
+        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+        _parts_template("<image>", "User:", "<end_of_utterance>\nAssistant:"),
+    ),
+    "idefics3": _Family(
+        _idefics3,
+        _IDEFICS_TOKENS,
+        lambda: Idefics3ImageProcessorPil(**_IDEFICS_SIZES),
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+        _parts_template("<image>", "User:", "<end_of_utterance>\nAssistant:"),
+    ),
+    "aria": _Family(
+        _aria,
+        {"image_token": "<|img|>", "a": "<fim_prefix>", "b": "<fim_suffix>"},
+        lambda: AriaImageProcessorPil(),
+        {"processor_class": "AriaProcessor", "size_conversion": {"490": 128, "980": 256}},
+        _parts_template("<fim_prefix><|img|><fim_suffix>", "user\n", "\nassistant\n"),
+    ),
+    "glm4v_moe": _Family(
+        _glm4v_moe,
+        {"image_token": "<|image|>", "video_token": "<|video|>", **dict(zip("abcd", _GLM_TOKENS, strict=True))},
+        lambda: Glm4vImageProcessorPil(patch_size=PATCH),
+        {"processor_class": "Glm4vProcessor"},
+        _parts_template("<|begin_of_image|><|image|><|end_of_image|>", "<|user|>\n", "<|assistant|>\n"),
+    ),
+}
+TEXT_FAMILIES = ("olmoe", "llama")
+VISION_FAMILIES = tuple(name for name in _FAMILIES if name not in TEXT_FAMILIES)
+
+
+def write_checkpoint(family: str, folder: Path) -> Path:
+    """A whole checkpoint of a family of `TEXT_FAMILIES` or `VISION_FAMILIES` with random weights; gives the folder."""
+    made = _FAMILIES[family]
+    tokenizer = _tokenizer(made.specials)
+    config = made.config(_Ids(tokenizer))
+    maker = AutoModelForCausalLM if made.image_processor is None else AutoModelForImageTextToText
+    torch.manual_seed(5)
+    model = maker.from_config(config)
+    marks = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model.generation_config = GenerationConfig(**marks, bos_token_id=tokenizer.bos_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if made.template is not None:
+        (folder / "chat_template.jinja").write_text(made.template)
+    if made.image_processor is not None:
+        pictures = json.loads(made.image_processor().to_json_string())
+        kind = pictures["image_processor_type"].removesuffix("Pil")
+        named = {**pictures, "image_processor_type": kind, "processor_class": made.processor["processor_class"]}
+        (folder / "preprocessor_config.json").write_text(json.dumps(named, indent=2))
+        (folder / "processor_config.json").write_text(json.dumps(made.processor, indent=2))
+    return folder
+
+
+def _tokenizer(specials: dict[str, str]) -> PreTrainedTokenizerFast:
+    """One token for each byte, and the special ones behind."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    named = {name: token for name, token in specials.items() if name.endswith("_token")}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        padding_side="left",
+        extra_special_tokens=named,
+    )
+    tokenizer.add_tokens([token for name, token in specials.items() if name not in named], special_tokens=True)
+    return tokenizer
