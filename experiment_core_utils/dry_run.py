@@ -5,23 +5,18 @@ follows from them is computed in `plan_estimate.py`.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from experiment_core_utils.a_distributed import processes_on_this_machine, setup_distributed
-from experiment_core_utils.b_model_loader import ModelSource, find_model, load_processor
+from experiment_core_utils.b_model_loader import ModelSource, find_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
-from experiment_core_utils.models.molmoe import MolmoeProcessor
-from experiment_core_utils.models.molmoe.flops import request_flops
-from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within
-from experiment_core_utils.models.molmoe.memory import activation_elements, cache_elements, parameter_count
-from experiment_core_utils.pipeline import plan_for
 from experiment_core_utils.plan_estimate import (
     EarlierResults,
     PlanSize,
@@ -35,6 +30,7 @@ from experiment_core_utils.plan_estimate import (
     size_sentence,
     source_sentences,
 )
+from experiment_core_utils.plan_work import work_of
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
     choose_device,
@@ -42,14 +38,9 @@ from experiment_core_utils.primitives.device import (
     matmul_flops_per_second,
     set_cpu_threads,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import StageFlops
 from experiment_core_utils.progress import Ledger
+from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.tasks.interface import Task
-
-# Samples whose pictures are opened for their shape.
-SAMPLES_LOOKED_AT = 8
 
 
 @dataclass(frozen=True)
@@ -66,14 +57,6 @@ class PlanReport:
     text: str
 
 
-@dataclass(frozen=True)
-class PromptShape:
-    """A sample's picture (height, width; None without one) and its tokens other than the picture's."""
-
-    size: tuple[int, int] | None
-    text_tokens: int
-
-
 def describe_plan(config: ProfilingConfig) -> PlanReport:
     """The settings in order, each with estimated time and memory, and the whole.
 
@@ -88,22 +71,20 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     device = choose_device(config.device, accelerator.local_process_index)
     set_cpu_threads(config.num_threads, processes_on_this_machine(accelerator))
     dtype = choose_dtype(config.precision, device)
-    processor = load_processor(source)
-    shapes = shapes_of(task, drawn.sample_ids, processor)
+    limit = max_new_tokens_of(config, task)
+    planned = work_of(source, task, drawn.sample_ids, limit)
     ledger = Ledger(config.output_dir, agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator))
     earlier = earlier_results(config, source, task, device, dtype)
-    limit = max_new_tokens_of(config, task)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
     size = PlanSize(len(drawn), config.num_runs_per_sample, config.num_warmup_runs, accelerator.num_processes)
     matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
-    weights_bytes = parameter_count(source.config) * dtype.itemsize
+    weights_bytes = planned.weight_elements * dtype.itemsize
     estimates = []
     for setting in settings:
-        elements = largest_request_elements(source, processor, setting, shapes, limit)
-        prompt_tokens, flops = mean_work(source, processor, setting, shapes, limit)
+        request = planned.at(setting)
         is_done = ledger.result(setting.key) is not None
-        memory_bytes = weights_bytes + elements * dtype.itemsize
-        work = SettingWork(setting.key, prompt_tokens, flops, memory_bytes, is_done)
+        memory_bytes = weights_bytes + request.elements * dtype.itemsize
+        work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     lines = [
         f"plan: {len(settings)} settings by {config.sampling_strategy}, {source.name} on {task.name} {task.split}, "
@@ -112,7 +93,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *plan_table(estimates),
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
-        f"tokens: prompts of the first {len(shapes)} samples that can be read",
+        f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *less_sentences(config, len(drawn)),
     ]
     return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
@@ -131,69 +112,6 @@ def less_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
             "answered"
         )
     return [f"at most: {reason}" for reason in reasons]
-
-
-def shapes_of(task: Task, sample_ids: Sequence[int], processor: MolmoeProcessor) -> list[PromptShape]:
-    """Shapes of the first few samples that can be read."""
-    shapes, reason = [], ""
-    for sample_id in sample_ids[:SAMPLES_LOOKED_AT]:
-        try:
-            sample = task[sample_id]
-        except SampleError as error:
-            reason = str(error)
-            continue
-        text_tokens = processor(task.prompt(sample))["input_ids"].shape[1]
-        size = None if sample.image is None else (sample.image.height, sample.image.width)
-        shapes.append(PromptShape(size, text_tokens))
-    if not shapes:
-        raise ConfigurationError(
-            f"none of the first {len(sample_ids[:SAMPLES_LOOKED_AT])} samples of {task.name} {task.split} can be read, "
-            f"the last because: {reason}; give others with --seed or --ids"
-        )
-    return shapes
-
-
-def mean_work(
-    source: ModelSource, processor: MolmoeProcessor, setting: KnobSetting, shapes: Sequence[PromptShape], limit: int
-) -> tuple[float, StageFlops]:
-    """Mean tokens of the prompts and mean operations of each stage over the shapes."""
-    tokens, flops = [], []
-    for shape in shapes:
-        crops, image_tokens = 0, 0
-        if shape.size is not None:
-            tiling = processor.image_processor.tiling_for(*shape.size, setting.vision.crops)
-            crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(processor, tiling)
-        tokens.append(shape.text_tokens + image_tokens)
-        flops.append(request_flops(source.config, setting, crops, tokens[-1], limit))
-    vision = [each.vision_flops or 0 for each in flops]
-    decode = [each.decode_flops_per_token for each in flops if each.decode_flops_per_token is not None]
-    return statistics.fmean(tokens), StageFlops(
-        vision_flops=round(statistics.fmean(vision)) if any(vision) else None,
-        prefill_flops=round(statistics.fmean(each.prefill_flops for each in flops)),
-        decode_flops_per_token=statistics.fmean(decode) if decode else None,
-    )
-
-
-def largest_request_elements(
-    source: ModelSource, processor: MolmoeProcessor, setting: KnobSetting, shapes: Sequence[PromptShape], limit: int
-) -> int:
-    """Cache and largest activations of the largest picture that the setting allows and the longest text seen."""
-    text_tokens = max(shape.text_tokens for shape in shapes)
-    crops, image_tokens = 0, 0
-    if any(shape.size is not None for shape in shapes):
-        most = setting.vision.crops.max_crops
-        crops = most + 1
-        image_tokens = max(image_part_tokens(processor, tiling) for tiling in tilings_within(setting.vision.crops))
-    prompt_tokens = text_tokens + image_tokens
-    top_k = max(source.default_top_k, setting.top_k) if setting.num_active_blocks > 1 else source.default_top_k
-    cache = cache_elements(source.config, prompt_tokens + limit, setting.num_active_blocks)
-    return cache + activation_elements(source.config, crops, prompt_tokens, top_k)
-
-
-def image_part_tokens(processor: MolmoeProcessor, tiling: Tiling) -> int:
-    """Tokens that a picture of this tiling puts into the prompt, markers counted."""
-    images = processor.image_processor
-    return len(processor.image_tokens.layout(images.features_per_side, images.stitched_features(tiling)))
 
 
 def earlier_results(

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.meters.energy_statistics import closure, energy_figure, summed_act, summed_idle
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, idle_power
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.energy_records import (

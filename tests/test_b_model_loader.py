@@ -49,7 +49,7 @@ def loaded(config: ProfilingConfig) -> MolmoeStagedModel:
 
 def test_a_native_folder_tells_the_limits_of_the_knobs(tiny_checkpoint: Path) -> None:
     source = find_model(str(tiny_checkpoint))
-    assert (source.num_total_blocks, source.num_experts, source.default_top_k) == (4, 8, 4)
+    assert (source.limits.num_total_blocks, source.limits.num_experts, source.limits.default_top_k) == (4, 8, 4)
     assert (source.folder, source.is_published_layout, source.revision) == (tiny_checkpoint, False, None)
 
 
@@ -58,8 +58,9 @@ def test_the_published_layout_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published))
     source = find_model(str(tmp_path))
     assert source.is_published_layout
-    assert source.num_total_blocks == published["n_layers"]
-    assert (source.num_experts, source.default_top_k) == (published["moe_num_experts"], published["moe_top_k"])
+    assert source.limits.num_total_blocks == published["n_layers"]
+    assert source.limits.num_experts == published["moe_num_experts"]
+    assert source.limits.default_top_k == published["moe_top_k"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_turning_knobs_does_not_change_the_source(config: ProfilingConfig) -> No
     source = find_model(config.model_path)
     model = load_staged_model(replace(config, random_weights=True), source, CPU)
     model.apply(KnobSetting(tier_target("low"), 1, (0, 1)))
-    assert source.num_total_blocks == 4
+    assert source.limits.num_total_blocks == 4
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -17,8 +17,8 @@ from transformers import AutoModelForImageTextToText
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.c_prompt_processing import sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
-from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.inference_results import pool_inference_results
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -65,7 +65,9 @@ def test_a_picture_encoded_inside_the_prefill_is_taken_out_of_it() -> None:
 
 def test_without_a_picture_there_is_no_mark_after_the_vision_stage() -> None:
     model = ScriptedModel(script=(1, EOS))
-    assert generate_greedily(model, TEXT, 16, MarksAmongCalls(model.calls)) == MarkedTokens((1, EOS), ("prefill", "decode"))
+    assert generate_greedily(model, TEXT, 16, MarksAmongCalls(model.calls)) == MarkedTokens(
+        (1, EOS), ("prefill", "decode")
+    )
     assert model.calls == ["|", "encode_image", "prefill None", "|", "decode_step 1", "|"]
 
 
@@ -105,14 +107,14 @@ def test_no_picture_has_no_vision_time() -> None:
 
 
 def test_each_stage_gets_its_own_time_and_the_stages_add_up() -> None:
-    model = ScriptedModel(script=(1, 2, 3, EOS), vision_s=0.06, prefill_s=0.03, decode_s=0.01)
+    model = ScriptedModel(script=(1, 2, 3, EOS), vision_s=0.06, prefill_s=0.04, decode_s=0.01)
     run = run_staged(model, PICTURE, 16)
     assert run.vision_s is not None and run.decode_s is not None and run.tpot_s is not None
-    # Sleeps last at least as long as asked and, here, less than the next longer one.
-    assert 0.06 <= run.vision_s < 0.09
-    assert 0.03 <= run.prefill_s < 0.06
-    assert 0.03 <= run.decode_s < 0.06  # three steps of 0.01
-    assert all(0.01 <= gap < 0.03 for gap in run.inter_token_s)
+    # Sleeps last at least as long as asked; how much longer depends on who else is at work.
+    assert run.vision_s >= 0.06
+    assert run.prefill_s >= 0.04
+    assert len(run.inter_token_s) == 3
+    assert all(gap >= 0.01 for gap in run.inter_token_s)
     assert run.decode_s == pytest.approx(sum(run.inter_token_s))
     assert run.tpot_s == pytest.approx(run.decode_s / 3)
     assert run.total_s == pytest.approx(run.vision_s + run.prefill_s + run.decode_s)

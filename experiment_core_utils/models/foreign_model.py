@@ -4,9 +4,8 @@ What the knobs allow is found on a model without storage, before any weight is r
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

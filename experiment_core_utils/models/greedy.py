@@ -9,6 +9,7 @@ from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.records import MarkedTokens, StageName
 
+
 @torch.inference_mode()
 def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
     """The stages one after the other, at most `max_new_tokens` tokens.

@@ -50,9 +50,17 @@ class StagedModel(Protocol):
     name: str
     device: torch.device
     num_total_blocks: int
-    num_experts: int | None
-    default_top_k: int | None
     eos_token_ids: frozenset[int]
+
+    @property
+    def num_experts(self) -> int | None:
+        """That a router chooses from; None in a model without experts."""
+        ...
+
+    @property
+    def default_top_k(self) -> int | None:
+        """Experts per token that the model was trained with; None without experts."""
+        ...
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """Tokens and crops on the host; raises SampleError for a picture that cannot be used."""

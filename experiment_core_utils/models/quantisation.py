@@ -184,7 +184,9 @@ def _own_problem(own: str | None, device: torch.device) -> str | None:
     return None
 
 
-def transformers_config(config: QuantisationWish, dtype: torch.dtype) -> BitsAndBytesConfig | FineGrainedFP8Config | None:
+def transformers_config(
+    config: QuantisationWish, dtype: torch.dtype
+) -> BitsAndBytesConfig | FineGrainedFP8Config | None:
     """What `from_pretrained` quantises by; None where nothing is asked for.
 
     Args:

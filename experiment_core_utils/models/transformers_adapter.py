@@ -34,7 +34,6 @@ from experiment_core_utils.primitives.records import (
     MarkedTokens,
     PreparedRequest,
     RequestShape,
-    RequestSize,
     StageFlops,
 )
 from experiment_core_utils.tasks.interface import Sample
@@ -136,14 +135,8 @@ class TransformersModel:
         """See `StagedModel.count_flops`; by formula, None for a family that none is known for."""
         if not isinstance(self._architecture, Architecture):
             return None
-        size = RequestSize(
-            prompt_tokens=shape.prompt_tokens,
-            output_tokens=output_tokens,
-            crops=0 if shape.actual is None else shape.actual.total_crops,
-            patches=() if shape.actual is None or shape.actual.patches is None else (shape.actual.patches,),
-        )
         turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
-        return turned.request_flops(size).stages
+        return turned.request_flops(shape.size(output_tokens)).stages
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
         """See `StagedModel.count_bytes`."""

@@ -93,6 +93,12 @@ class KnobSetting:
         return len(self.active_blocks)
 
     @property
+    def experts(self) -> int:
+        """`top_k` of a model that has experts."""
+        assert self.top_k is not None
+        return self.top_k
+
+    @property
     def key(self) -> str:
         """Names the setting within a run, for ledgers and messages."""
         return f"{self.vision.label}_{self.decoder_label}"

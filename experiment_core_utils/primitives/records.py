@@ -59,6 +59,34 @@ class VisionGeometry:
 
 
 @dataclass(frozen=True)
+class RequestSize:
+    """What a request's operations depend on beside the model and its setting.
+
+    Attributes:
+        prompt_tokens: positions of the prompt, those of pictures among them; no padding.
+        output_tokens: n, generated tokens; n - 1 decode steps, since the first comes from the prefill.
+        crops: pictures or crops of one size, the crop of a whole picture counted, for models that cut so.
+        patches: patches of each picture (or of each frame pair), for models that take pictures as they are.
+        requests: how many requests of this size run.
+
+    Raises:
+        ConfigurationError: no token in the prompt, no request, or a negative number.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    crops: int = 0
+    patches: tuple[int, ...] = ()
+    requests: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_tokens, self.requests) < 1 or min(self.output_tokens, self.crops, *self.patches, 0) < 0:
+            raise ConfigurationError(
+                f"{self} is not possible; give at least one prompt token and one request, and no negative number"
+            )
+
+
+@dataclass(frozen=True)
 class RequestShape:
     """Sizes of one prepared request, without its tensors.
 
@@ -82,6 +110,16 @@ class RequestShape:
     def prompt_tokens(self) -> int:
         """All positions of the prompt."""
         return self.vision_tokens + self.image_marker_tokens + self.text_tokens
+
+    def size(self, output_tokens: int) -> RequestSize:
+        """What the request's operations depend on, with an answer of so many tokens."""
+        actual = self.actual
+        return RequestSize(
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=output_tokens,
+            crops=0 if actual is None else actual.total_crops,
+            patches=() if actual is None or actual.patches is None else (actual.patches,),
+        )
 
 
 @dataclass(frozen=True)
@@ -169,34 +207,6 @@ class StageFlops:
     vision_flops: int | None
     prefill_flops: int
     decode_flops_per_token: float | None
-
-
-@dataclass(frozen=True)
-class RequestSize:
-    """What a request's operations depend on beside the model and its setting.
-
-    Attributes:
-        prompt_tokens: positions of the prompt, those of pictures among them; no padding.
-        output_tokens: n, generated tokens; n - 1 decode steps, since the first comes from the prefill.
-        crops: pictures or crops of one size, the crop of a whole picture counted, for models that cut so.
-        patches: patches of each picture (or of each frame pair), for models that take pictures as they are.
-        requests: how many requests of this size run.
-
-    Raises:
-        ConfigurationError: no token in the prompt, no request, or a negative number.
-    """
-
-    prompt_tokens: int
-    output_tokens: int
-    crops: int = 0
-    patches: tuple[int, ...] = ()
-    requests: int = 1
-
-    def __post_init__(self) -> None:
-        if min(self.prompt_tokens, self.requests) < 1 or min(self.output_tokens, self.crops, *self.patches, 0) < 0:
-            raise ConfigurationError(
-                f"{self} is not possible; give at least one prompt token and one request, and no negative number"
-            )
 
 
 @dataclass(frozen=True)

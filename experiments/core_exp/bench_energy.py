@@ -17,10 +17,10 @@ import torch
 import transformers
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.selftest import missing_lines
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
+from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.config import parse_config

@@ -14,12 +14,13 @@ import torch
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.pipeline import PARTS_FOLDER, ProfilingRun, RunReport, plan_for, run_profiling
+from experiment_core_utils.pipeline import PARTS_FOLDER, ProfilingRun, RunReport, run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError, Stopped
 from experiment_core_utils.primitives.journal import journal_path, read_journal
 from experiment_core_utils.primitives.records import SettingFailure
 from experiment_core_utils.progress import Ledger
+from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task

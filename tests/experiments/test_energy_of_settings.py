@@ -14,13 +14,14 @@ from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import SimulatedDevice
 from experiment_core_utils.meters.windows import WindowGoal
-from experiment_core_utils.pipeline import ProfilingRun, plan_for, run_profiling
+from experiment_core_utils.pipeline import ProfilingRun, run_profiling
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.journal import read_journal
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
+from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.stage_energy import StageMeasurement
 from tests.simulated_energy import device_in_real_time, instruments_of
 

@@ -21,7 +21,7 @@ def request_flops(
     The configuration is that of the model as it was trained: block 0 keeps its experts per token.
     """
     own = int(config.text_config.num_experts_per_tok)
-    experts = [own if block == 0 else setting.top_k for block in setting.active_blocks]
+    experts = [own if block == 0 else setting.experts for block in setting.active_blocks]
     return StageFlops(
         vision_flops=vision_flops(config, crops) if crops else None,
         prefill_flops=decoder_flops(config, prompt_tokens, prompt_tokens, experts),

@@ -116,7 +116,7 @@ class MolmoeStagedModel:
 
     def apply(self, setting: KnobSetting) -> None:
         """See `StagedModel.apply`."""
-        self.model.set_knobs(setting.top_k, setting.active_blocks)
+        self.model.set_knobs(setting.experts, setting.active_blocks)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
@@ -153,7 +153,7 @@ class MolmoeStagedModel:
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
         """See `StagedModel.expected_experts`: block 0 keeps the model's own number."""
-        return tuple(self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
+        return tuple(self.default_top_k if block == 0 else setting.experts for block in setting.active_blocks)
 
     @torch.inference_mode()
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
@@ -195,7 +195,7 @@ class MolmoeStagedModel:
         """See `StagedModel.count_bytes`."""
         every = self.model.all_blocks
         blocks = [every[index] for index in setting.active_blocks]
-        chosen = [self.default_top_k if index == 0 else setting.top_k for index in setting.active_blocks]
+        chosen = [self.default_top_k if index == 0 else setting.experts for index in setting.active_blocks]
         weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
         with self.model.knobs():
             stored = stored_bytes(self.model)
