@@ -129,8 +129,8 @@ class DecoderKnobs:
 
     def _plan(self, setting: Setting) -> list[AttributeChange]:
         top_k, active_blocks = setting
-        can_turn = top_k is not None and self.top_k_refusal is None
-        return [*(self._routers.changes(top_k) if can_turn else ()), *self._blocks.changes(active_blocks)]
+        routers = [] if top_k is None or self.top_k_refusal is not None else self._routers.changes(top_k)
+        return [*routers, *self._blocks.changes(active_blocks)]
 
     def restore(self) -> None:
         """The full model as it was, the very same lists and modules."""

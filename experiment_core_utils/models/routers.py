@@ -86,7 +86,7 @@ class Routers:
         if first in self._own:
             return self._own[first]
         holders = self._holders[first]
-        return int(holders[0].top_k) if holders else self._config_top_k
+        return int(vars(holders[0])["top_k"]) if holders else self._config_top_k
 
     def own_top_k(self, block: int) -> int | None:
         """Experts that the block was seen to choose by itself; None for a dense one, and where it does not show."""

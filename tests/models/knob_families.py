@@ -219,16 +219,18 @@ def _sub(kept: Sequence[int], **chosen: Any) -> dict[str, Any]:
 def _qwen3_vl_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
     text = _sub(kept, head_dim=8, num_experts=6, num_experts_per_tok=top_k, moe_intermediate_size=12, **_MROPE)
     vision = {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
-    vision |= {"out_hidden_size": 32, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
-    config: PreTrainedConfig = config_class("Qwen3VLMoeConfig")(text_config=text, vision_config=vision, **_QWEN_TOKENS)
+    more = {"out_hidden_size": 32, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
+    config: PreTrainedConfig = config_class("Qwen3VLMoeConfig")(
+        text_config=text, vision_config={**vision, **more}, **_QWEN_TOKENS
+    )
     return config
 
 
 def _qwen2_5_vl(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
     vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
-    vision |= {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
+    more = {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
     config: PreTrainedConfig = config_class("Qwen2_5_VLConfig")(
-        text_config=_sub(kept, **_MROPE), vision_config=vision, **_QWEN_TOKENS
+        text_config=_sub(kept, **_MROPE), vision_config={**vision, **more}, **_QWEN_TOKENS
     )
     return config
 

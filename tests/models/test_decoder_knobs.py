@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import transformers
 from transformers import GPT2Config, OlmoeConfig, OlmoeForCausalLM
 
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
@@ -34,10 +34,9 @@ IDS = torch.tensor([[10, 11, 12, 13, 14, 15, 16, 17, 18], [0, 0, 0, 0, 20, 21, 2
 PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 
 
-def blocks_of(model: Any) -> nn.ModuleList:
+def blocks_of(model: Any) -> Any:
     decoder = model.get_decoder()
-    blocks: nn.ModuleList = decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
-    return blocks
+    return decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
 
 
 def reference(family: KnobFamily, full: Any, top_k: int | None, kept: Sequence[int]) -> Any:
@@ -93,28 +92,27 @@ def turnable(family: KnobFamily, full: Any, knobs: DecoderKnobs, top_k: int) -> 
     return top_k
 
 
-SETTINGS = [(1, ALL_BLOCKS), (2, (0, 1, 3)), (1, (1, 3)), (None, (0, 1, 2))]
+SETTINGS = [(1, ALL_BLOCKS), (2, (0, 1, 3)), (1, (1, 3))]
 
 
 @pytest.mark.parametrize(("top_k", "kept"), SETTINGS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_turned_knobs_equal_a_model_built_with_the_smaller_setting(
-    name: str, top_k: int | None, kept: tuple[int, ...]
+    name: str, top_k: int, kept: tuple[int, ...]
 ) -> None:
     family = FAMILIES[name]
     full = family.built()
     whole = answer(full, PADDED)
     knobs = DecoderKnobs(full)
-    if top_k is not None:
-        top_k = turnable(family, full, knobs, top_k)
-    small = reference(family, full, top_k, kept)
-    with knobs.turned(top_k, kept):
+    setting = turnable(family, full, knobs, top_k)
+    small = reference(family, full, setting, kept)
+    with knobs.turned(setting, kept):
         for cache in ("dynamic", "static"):
             found = answer(full, PADDED, cache_implementation=cache)
             assert_alike(found, answer(small, PADDED, cache_implementation=cache))
         with torch.inference_mode():
             torch.testing.assert_close(full(**PADDED).logits, small(**PADDED).logits, rtol=1e-5, atol=1e-5)
-        if top_k is not None or len(kept) < NUM_BLOCKS:
+        if setting is not None or len(kept) < NUM_BLOCKS:
             assert not torch.allclose(found[1], whole[1], atol=1e-2)
     again = answer(full, PADDED)
     assert torch.equal(again[0], whole[0]) and torch.equal(again[1], whole[1])
@@ -274,9 +272,14 @@ def test_llama4_computes_all_experts_and_skips_blocks(kept: tuple[int, ...]) -> 
     with knobs.turned(None, kept):
         text = full.config.get_text_config()
         assert text.moe_layers == small.config.get_text_config().moe_layers
-        for cache in ("dynamic", "static"):
-            found = answer(full, PADDED, cache_implementation=cache)
-            assert_alike(found, answer(small, PADDED, cache_implementation=cache))
+        with torch.inference_mode():
+            torch.testing.assert_close(full(**PADDED).logits, small(**PADDED).logits, rtol=1e-5, atol=1e-5)
+        assert_alike(answer(full, PADDED), answer(small, PADDED))
+        try:
+            expected = answer(small, PADDED, cache_implementation="static")
+        except TypeError as error:
+            pytest.skip(f"Llama 4 has no static cache in transformers {transformers.__version__}: {error}")
+        assert_alike(answer(full, PADDED, cache_implementation="static"), expected)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +327,7 @@ def test_blocks_that_a_config_names_in_a_way_without_a_rule_are_refused() -> Non
     assert DecoderKnobs(full).blocks_refusal == "its config names blocks by their indices in global_attn_layers"
 
 
-class DerivedKinds(OlmoeConfig):  # type: ignore[misc]
+class DerivedKinds(OlmoeConfig):
     """As Jamba's: the kinds follow from the places, whatever blocks are there."""
 
     @property
