@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
 from experiment_core_utils.models.checkpoint_files import download, read_raw_config, refuse_misfit, weights_stamp
@@ -29,6 +29,7 @@ from experiment_core_utils.models.molmoe.published_checkpoint import (
     config_from_published,
     load_published_checkpoint,
 )
+from experiment_core_utils.models.molmoe.published_tokenizer import load_published_tokenizer
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.quantisation import supported_types
 from experiment_core_utils.primitives.config import ProfilingConfig
@@ -115,7 +116,7 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
     if config.random_weights:
         model = _random_model(source, dtype, device)
     elif source.is_published_layout:
-        model = load_published_checkpoint(source.folder, dtype)
+        model = load_published_checkpoint(source.folder, dtype, device)
     else:
         if not any(source.folder.glob("*.safetensors")):
             raise ConfigurationError(
@@ -175,7 +176,7 @@ def load_processor(source: ModelSource) -> MolmoeProcessor:
 def _read_processor(source: ModelSource) -> MolmoeProcessor:
     if not source.is_published_layout:
         return MolmoeProcessor.from_pretrained(source.folder)
-    tokenizer = AutoTokenizer.from_pretrained(source.folder, padding_side="left")
+    tokenizer = load_published_tokenizer(source.folder)
     return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))
 
 
