@@ -23,6 +23,7 @@ from experiment_core_utils.models.molmoe import (
     MolmoeImageProcessor,
     MolmoeProcessor,
 )
+from experiment_core_utils.models.molmoe.original_checkpoint import is_original_checkpoint
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.models.molmoe.published_checkpoint import (
     PUBLISHED_MODEL_TYPE,
@@ -92,6 +93,10 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
     if not folder.is_dir():
         folder = download(path, CHECKPOINT_FILES, MODEL_HINT, cache_dir)
         revision = folder.name
+    if is_original_checkpoint(folder):
+        raise ConfigurationError(
+            f"{path} is in the layout of the original training code; convert it with scripts/convert_checkpoint.py"
+        )
     raw = read_raw_config(folder)
     model_type = raw.get("model_type")
     if model_type == PUBLISHED_MODEL_TYPE:

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from experiment_core_utils.models.molmoe.published_checkpoint import EOS_TOKEN_ID, IMAGE_TOKEN_IDS
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _EXPECTED = {
     "<|endoftext|>": EOS_TOKEN_ID,
     "<im_start>": IMAGE_TOKEN_IDS["image_start"],
@@ -25,7 +26,7 @@ def load_published_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ConfigurationError: a file is missing or cannot be read, or a special token has another id than in MolmoE.
     """
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in TOKENIZER_FILES:
         if not (folder / name).is_file():
             raise ConfigurationError(f"{folder} has no usable tokenizer or image processor: {name} is not there")
     try:
