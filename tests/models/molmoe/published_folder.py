@@ -36,7 +36,7 @@ def write_published_folder(folder: Path, tensors: dict[str, torch.Tensor] | None
     code = {"AutoConfig": "config_molmo.MolmoConfig", "AutoModelForCausalLM": "modeling_molmo.MolmoForCausalLM"}
     content = load_goldens().spec["config"] | {"auto_map": code} | config
     (folder / "config.json").write_text(json.dumps(content))
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(SHARDS):
         file = f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
         part = dict(list(tensors.items())[shard::SHARDS])

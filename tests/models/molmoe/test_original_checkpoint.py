@@ -145,7 +145,7 @@ W1 = "transformer.blocks.1.ffn.experts.mlp.w1"
     ("spoil", "message"),
     [
         (lambda folder: change_weights(folder, lambda tensors: tensors.pop(W1)), f"1 missing: {W1}$"),
-        (lambda folder: change_weights(folder, lambda tensors: tensors.update(extra=torch.ones(1))), "unexpected: extra"),
+        (lambda folder: change_weights(folder, lambda found: found.update(extra=torch.ones(1))), "1 unexpected: extra"),
         (lambda folder: change_weights(folder, lambda tensors: tensors.update({W1: torch.ones(480, 64)})),
          rf"of another shape: {W1} \[480, 64\] instead of \[512, 64\]"),
         (lambda folder: torch.save({"model": {}}, folder / "model.pt"), "no state dict of tensors"),
