@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
 from experiment_core_utils.models.checkpoint_files import download, read_raw_config, refuse_misfit, weights_stamp
@@ -31,12 +31,14 @@ from experiment_core_utils.models.molmoe import (
     MolmoeImageProcessor,
     MolmoeProcessor,
 )
+from experiment_core_utils.models.molmoe.original_checkpoint import is_original_checkpoint
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.models.molmoe.published_checkpoint import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
     load_published_checkpoint,
 )
+from experiment_core_utils.models.molmoe.published_tokenizer import load_published_tokenizer
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.quantisation import supported_types
 from experiment_core_utils.models.transformers_adapter import TransformersModel
@@ -91,6 +93,10 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
     if not folder.is_dir():
         folder = download(path, CHECKPOINT_FILES, MODEL_HINT, cache_dir)
         revision = folder.name
+    if is_original_checkpoint(folder):
+        raise ConfigurationError(
+            f"{path} is in the layout of the original training code; convert it with scripts/convert_checkpoint.py"
+        )
     raw = read_raw_config(folder)
     model_type = raw.get("model_type")
     if model_type == PUBLISHED_MODEL_TYPE:
@@ -147,7 +153,7 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
     if config.random_weights:
         model = _random_model(source, dtype, device)
     elif source.is_published_layout:
-        model = load_published_checkpoint(source.folder, dtype)
+        model = load_published_checkpoint(source.folder, dtype, device)
     else:
         if not any(source.folder.glob("*.safetensors")):
             raise ConfigurationError(
@@ -207,7 +213,7 @@ def load_processor(source: ModelSource) -> MolmoeProcessor:
 def _read_processor(source: ModelSource) -> MolmoeProcessor:
     if not source.is_published_layout:
         return MolmoeProcessor.from_pretrained(source.folder)
-    tokenizer = AutoTokenizer.from_pretrained(source.folder, padding_side="left")
+    tokenizer = load_published_tokenizer(source.folder)
     return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))
 
 

@@ -15,8 +15,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.checkpoint_files import download, read_raw_config, refuse_misfit, weights_stamp
-from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM, published_language_tensors
-from experiment_core_utils.models.molmoe.published_checkpoint import PUBLISHED_MODEL_TYPE, config_from_published
+from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
+from experiment_core_utils.models.molmoe.published_checkpoint import (
+    PUBLISHED_MODEL_TYPE,
+    config_from_published,
+    published_language_tensors,
+)
+from experiment_core_utils.models.molmoe.published_tokenizer import load_published_tokenizer
 from experiment_core_utils.models.quantisation import (
     own_method,
     refuse_impossible,
@@ -204,10 +209,13 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
     Raises:
         ConfigurationError: there is none that can be used, or it has no end-of-sequence token.
     """
-    with _vendor_errors_named(f"{source.folder} has no usable tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
-        )
+    if source.is_published_molmoe:
+        tokenizer = load_published_tokenizer(source.folder)
+    else:
+        with _vendor_errors_named(f"{source.folder} has no usable tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(
+                source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
+            )
     if tokenizer.eos_token is None:
         raise ConfigurationError(
             f"the tokenizer in {source.folder} has no end-of-sequence token, which generation ends at and pads with; "

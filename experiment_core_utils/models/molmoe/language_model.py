@@ -4,7 +4,6 @@ The names of its parameters are those of the whole model, so that it loads from 
 vision tower and the connector are never read into it.
 """
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +15,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoePreTrainedModel, logits_and_loss
-from experiment_core_utils.models.molmoe.published_checkpoint import load_published_checkpoint
 
 
 class MolmoeTextModel(MolmoePreTrainedModel):
@@ -85,16 +83,6 @@ class MolmoeForCausalLM(MolmoePreTrainedModel, GenerationMixin):
         )
         logits, loss = logits_and_loss(self, outputs.last_hidden_state, labels, logits_to_keep)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
-
-
-def published_language_tensors(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Tensors of `MolmoeForCausalLM` from a folder in the published layout.
-
-    Raises:
-        ConfigurationError: no safetensors, or tensors that do not fit the config one to one.
-    """
-    whole = load_published_checkpoint(folder, dtype).state_dict()
-    return {name: tensor for name, tensor in whole.items() if name.startswith(("model.language_model.", "lm_head."))}
 
 
 AutoModelForCausalLM.register(MolmoeConfig, MolmoeForCausalLM, exist_ok=True)

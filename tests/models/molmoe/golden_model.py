@@ -15,7 +15,8 @@ import torch
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.models.molmoe.published_checkpoint import config_from_published, convert_published_tensors
+from experiment_core_utils.models.molmoe.published_checkpoint import config_from_published, native_shapes
+from experiment_core_utils.models.molmoe.published_layout import assemble, published_layout
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "molmoe"
 
@@ -54,7 +55,10 @@ def golden_model() -> MolmoeForConditionalGeneration:
     spec = load_goldens().spec
     config = config_from_published(spec["config"])
     model = MolmoeForConditionalGeneration(config).eval()
-    model.load_state_dict(convert_published_tensors(published_tensors(spec), config), strict=True)
+    shapes = native_shapes(config)
+    layout, tensors = published_layout(config, shapes), published_tensors(spec)
+    cpu = torch.device("cpu")
+    model.load_state_dict(assemble(layout, shapes, tensors.__getitem__, torch.float32, cpu, shapes), strict=True)
     return model
 
 

@@ -1,0 +1,165 @@
+"""In: a MolmoE config; out: each tensor of its published checkpoint, with shape and place in the native model."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.models.tensor_files import Shape
+
+LANGUAGE_MODEL = "model.language_model."
+HEAD = "lm_head."
+_TOWER = "model.vision_tower."
+_CONNECTOR = "model.connector."
+_BACKBONE = "model.vision_backbone."
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a published tensor and where they go in a native one.
+
+    Attributes:
+        target: the native tensor.
+        into: index of the place in it; empty for the whole.
+        rows: first row of the published tensor and the one behind the last; None takes them all.
+        axes: order of the place's axes in which it takes the values, row by row; None where it is the natural one.
+    """
+
+    target: str
+    into: tuple[int | slice, ...] = ()
+    rows: tuple[int, int] | None = None
+    axes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PublishedTensor:
+    """A tensor of the published layout: its shape, and the parts that the native layout takes from it."""
+
+    shape: Shape
+    parts: tuple[Part, ...]
+
+
+def published_layout(config: MolmoeConfig, native: Mapping[str, Shape]) -> dict[str, PublishedTensor]:
+    """Every tensor of the published checkpoint of this config, by name, in the order of the model.
+
+    `att_proj` rows are q, k, v; experts are stacked as [E, 2 I, H] (gate, then up) and [E, H, I]; the embedding
+    table is `embedding` followed by `new_embedding`; patch columns run over (row, column, channel).
+
+    Args:
+        native: shapes of the native model's tensors.
+    """
+    layout = dict(_embeddings(config))
+    for block in range(config.text_config.num_hidden_layers):
+        layout.update(_block(block, config))
+    layout.update(_patches(config))
+    layout.update({source: PublishedTensor(native[target], (Part(target),)) for source, target in _renamed(config)})
+    return layout
+
+
+def _embeddings(config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
+    target = LANGUAGE_MODEL + "embed_tokens.weight"
+    rows, old, width = config.text_config.vocab_size, config.head_vocab_size, config.text_config.hidden_size
+    for name, first, end in (("embedding", 0, old), ("new_embedding", old, rows)):
+        part = Part(target, (slice(first, end),))
+        yield f"model.transformer.wte.{name}", PublishedTensor((end - first, width), (part,))
+
+
+def _block(block: int, config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
+    text = config.text_config
+    source, target = f"model.transformer.blocks.{block}.", f"{LANGUAGE_MODEL}layers.{block}."
+    width, inner = text.hidden_size, text.intermediate_size
+    kv_rows = width // text.num_attention_heads * text.num_key_value_heads
+    bounds = (0, width, width + kv_rows, width + 2 * kv_rows)
+    qkv = tuple(
+        Part(f"{target}self_attn.{letter}_proj.weight", rows=(bounds[index], bounds[index + 1]))
+        for index, letter in enumerate("qkv")
+    )
+    yield source + "attn.att_proj.weight", PublishedTensor((bounds[-1], width), qkv)
+    gate_up, down = target + "mlp.experts.gate_up_proj", target + "mlp.experts.down_proj"
+    for expert in range(text.num_experts):
+        prefix = f"{source}mlp.experts.{expert}."
+        gate_part = Part(gate_up, (expert, slice(0, inner)))
+        up_part = Part(gate_up, (expert, slice(inner, 2 * inner)))
+        yield prefix + "gate_proj.weight", PublishedTensor((inner, width), (gate_part,))
+        yield prefix + "up_proj.weight", PublishedTensor((inner, width), (up_part,))
+        yield prefix + "down_proj.weight", PublishedTensor((width, inner), (Part(down, (expert,)),))
+
+
+def _patches(config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
+    vision = config.vision_config
+    part = Part(_TOWER + "embeddings.patch_embedding.weight", axes=(0, 2, 3, 1))
+    shape = (vision.hidden_size, 3 * vision.patch_size**2)
+    yield _BACKBONE + "image_vit.patch_embedding.weight", PublishedTensor(shape, (part,))
+
+
+def _renamed(config: MolmoeConfig) -> Iterator[tuple[str, str]]:
+    """Tensors that differ in the name alone."""
+    yield "model.transformer.ln_f.weight", LANGUAGE_MODEL + "norm.weight"
+    yield HEAD + "weight", HEAD + "weight"
+    names = {
+        "attn.attn_out": "self_attn.o_proj",
+        "attn.attn_norm": "input_layernorm",
+        "attn.q_norm": "self_attn.q_norm",
+        "attn.k_norm": "self_attn.k_norm",
+        "mlp.ff_norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate",
+    }
+    for block in range(config.text_config.num_hidden_layers):
+        for source, target in names.items():
+            yield f"model.transformer.blocks.{block}.{source}.weight", f"{LANGUAGE_MODEL}layers.{block}.{target}.weight"
+    yield from _renamed_vision(config)
+
+
+def _renamed_vision(config: MolmoeConfig) -> Iterator[tuple[str, str]]:
+    vit = _BACKBONE + "image_vit."
+    yield vit + "class_embedding", _TOWER + "embeddings.class_embedding"
+    yield vit + "positional_embedding", _TOWER + "embeddings.position_embedding.weight"
+    yield from _with_bias(vit + "pre_ln", _TOWER + "pre_layernorm")
+    names = {f"attention.w{letter}": f"self_attn.{letter}_proj" for letter in "qkv"} | {
+        "attention.wo": "self_attn.out_proj",
+        "feed_forward.w1": "mlp.fc1",
+        "feed_forward.w2": "mlp.fc2",
+        "attention_norm": "layer_norm1",
+        "ffn_norm": "layer_norm2",
+    }
+    for block in range(config.vision_config.num_hidden_layers):
+        for source, target in names.items():
+            yield from _with_bias(f"{vit}transformer.resblocks.{block}.{source}", f"{_TOWER}layers.{block}.{target}")
+    yield _BACKBONE + "pad_embed", _CONNECTOR + "pad_embed"
+    for source, target in {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "out_proj"}.items():
+        yield from _with_bias(f"{_BACKBONE}image_pooling_2d.{source}", _CONNECTOR + target)
+    for source, target in {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.items():
+        yield f"{_BACKBONE}image_projector.{source}.weight", f"{_CONNECTOR}{target}.weight"
+
+
+def _with_bias(source: str, target: str) -> Iterator[tuple[str, str]]:
+    for kind in ("weight", "bias"):
+        yield f"{source}.{kind}", f"{target}.{kind}"
+
+
+def assemble(
+    layout: Mapping[str, PublishedTensor],
+    native: Mapping[str, Shape],
+    read: Callable[[str], torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    wanted: Iterable[str],
+) -> dict[str, torch.Tensor]:
+    """The native tensors in `wanted`, in `dtype` on `device`; each published tensor is read once and let go.
+
+    Beside what is returned there is one published tensor in memory at a time, in the precision that it is stored in.
+    """
+    made = {name: torch.empty(native[name], dtype=dtype, device=device) for name in wanted}
+    for name, published in layout.items():
+        parts = [part for part in published.parts if part.target in made]
+        if not parts:
+            continue
+        tensor = read(name)
+        for part in parts:
+            place = made[part.target][part.into]
+            if part.axes is not None:
+                place = place.permute(part.axes)
+            rows = tensor if part.rows is None else tensor[slice(*part.rows)]
+            place.copy_(rows.reshape(place.shape))
+    return made
