@@ -54,19 +54,40 @@ class TextEnergy:
         self.reason = outcome_of_all(self._why_not, accelerator)
 
     def _why_not(self) -> str | None:
-        """Why there will be no figure; codecarbon is started once to find out, before anything is loaded."""
+        """Why there will be no figure; sources are looked for before anything is loaded.
+
+        codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence
+        costs its own figures alone.
+        """
         wanted = self._config.energy_wanted
         if wanted == "off":
             return NOT_ASKED
         if not self._accelerator.is_local_main_process:
             return None
+        problems = [self._without_codecarbon(), self._without_instruments()]
+        if None in problems:
+            return None
+        reason = "; ".join(filter(None, problems))
+        if wanted == "required":
+            raise MeterUnavailable(
+                f"energy cannot be measured here: {reason}; set energy: optional to go on without it, or energy: off"
+            )
+        return reason
+
+    def _without_codecarbon(self) -> str | None:
+        """Why it does not measure; None where it does."""
         try:
             CodecarbonMeter(self._config.country_iso_code, [], 0, self._sources.library).release()
         except MeterUnavailable as error:
-            if wanted == "required":
-                raise MeterUnavailable(
-                    f"energy cannot be measured here: {error}; set energy: optional to go on without it, or energy: off"
-                ) from error
+            return str(error)
+        return None
+
+    def _without_instruments(self) -> str | None:
+        """Why the machine's own do not measure; None where they do."""
+        instruments = self._sources.instruments or find_instruments(uuids_of(visible_gpus()), HostClock())
+        try:
+            instruments.require_any()
+        except MeterUnavailable as error:
             return str(error)
         return None
 

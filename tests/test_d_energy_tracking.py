@@ -10,6 +10,7 @@ import torch
 from experiment_core_utils.d_energy_tracking import _say_world_mean, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.meters.emissions_file import read_windows
+from experiment_core_utils.meters.energy_file import read_energy_windows
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
@@ -143,6 +144,62 @@ def test_a_gpu_that_vanishes_in_the_window_is_reported(tmp_path: Path) -> None:
     metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
     assert (metrics["gpu_counter_j"], metrics["gpu_power_integral_j"], metrics["gpu_source_ratio"]) == (None,) * 3
     assert "GPU is lost" in str(metrics["instruments_reason"])
+
+
+@pytest.mark.parametrize("script", [{"fail_at": "probe"}, {"fail_at": "start window 2"}, {"fail_at": "stop window 2"}])
+def test_what_the_instruments_measured_outlives_codecarbon(script: dict[str, Any], tmp_path: Path) -> None:
+    """It fails when it is made, at the start and at the stop; the device runs at 300 W for 2 s all the same."""
+    device = scripted_device()
+    tracker = start_energy_tracking(
+        "0001", tmp_path, "FRA", library=scripted_library(**script), instruments=instruments_of(device)
+    )
+    device.run(2.0, 300.0)
+    assert stop_energy_tracking(tracker) == tmp_path / "energy_0001.json"
+    assert [path.name for path in tmp_path.iterdir()] == ["energy_0001.json"]
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    assert metrics["gpu_counter_j"] == pytest.approx(600.0, rel=0.01)
+    assert metrics["duration_seconds"] == pytest.approx(2.0, rel=0.02)
+    assert (metrics["total_energy_kwh"], metrics["gpu_energy_kwh"], metrics["num_periods"]) == (None, None, 1)
+    assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 1 windows: codecarbon does not track here")
+
+
+def test_rows_of_some_windows_are_not_the_energy_of_all(tmp_path: Path) -> None:
+    device = scripted_device()
+    for script in ({}, {"silent_at": "start window 2"}):
+        library, using = scripted_library(**script), instruments_of(device)  # type: ignore[arg-type]
+        tracker = start_energy_tracking("0001", tmp_path, "FRA", library=library, instruments=using)
+        device.run(2.0, 300.0)
+        stop_energy_tracking(tracker)
+    assert len(read_windows(tmp_path / "emissions_0001.csv")) == 1
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    assert (metrics["total_energy_kwh"], metrics["num_periods"]) == (None, 2)
+    assert metrics["gpu_counter_j"] == pytest.approx(1200.0, rel=0.01)
+    assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 2 windows: codecarbon measured nothing")
+
+
+def test_a_row_stands_whether_or_not_codecarbons_threads_end(tmp_path: Path) -> None:
+    tracker = start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(fail_at="stop"))
+    assert len(read_windows(stop_energy_tracking(tracker))) == 1
+
+
+def test_where_codecarbons_file_cannot_be_written_the_other_one_is(tmp_path: Path) -> None:
+    device = scripted_device()
+    tracker = start_energy_tracking(
+        "0001", tmp_path, "FRA", library=scripted_library(), instruments=instruments_of(device)
+    )
+    device.run(2.0, 300.0)
+    (tmp_path / "emissions_0001.csv").mkdir()
+    with pytest.raises(ResultsError, match="emissions_0001.csv cannot be read"):
+        stop_energy_tracking(tracker)
+    (window,) = read_energy_windows(tmp_path / "energy_0001.json")
+    assert window.has_figure and "emissions_0001.csv cannot be read" in str(window.codecarbon_reason)
+
+
+def test_with_neither_source_nothing_is_begun(tmp_path: Path) -> None:
+    nothing = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
+    with pytest.raises(MeterUnavailable, match="codecarbon does not track here.*nothing on this machine measures"):
+        start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(fail_at="probe"), instruments=nothing)
+    assert not list(tmp_path.iterdir())
 
 
 def test_idle_power_is_not_measured_where_the_devices_are_not_at_rest(tmp_path: Path) -> None:

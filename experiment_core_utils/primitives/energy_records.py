@@ -129,6 +129,7 @@ class EnergyWindow:
         reading: None where there was nothing to measure with, for which `reason` says why.
         idle_before, idle_after: for each source and device; empty where it was not asked for.
         missing: what is not there, by name, and why.
+        codecarbon_reason: why codecarbon has no row for this window, where it has none.
     """
 
     reading: EnergyReading | None
@@ -136,6 +137,12 @@ class EnergyWindow:
     idle_after: tuple[IdlePower, ...]
     missing: Mapping[str, str]
     reason: str | None
+    codecarbon_reason: str | None = None
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether any source measured any device."""
+        return self.reading is not None and any(each.joules is not None for each in self.reading.devices)
 
 
 @dataclass(frozen=True)
