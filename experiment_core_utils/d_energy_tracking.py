@@ -83,11 +83,13 @@ class EnergyTracker:
 
     Attributes:
         path: of codecarbon's file.
+        gpus: those that are to be measured, by the driver's ids.
         is_running: False once it was stopped.
     """
 
     experiment_id: str
     path: Path
+    gpus: tuple[str, ...]
     codecarbon: _Codecarbon
     instruments: InstrumentWindow
     is_running: bool = True
@@ -99,6 +101,7 @@ def start_energy_tracking(
     country_iso_code: str | None = None,
     *,
     devices: Sequence[torch.device] | None = None,
+    gpu_uuids: Sequence[str] | None = None,
     library: CodecarbonLibrary | None = None,
     instruments: Instruments | None = None,
     idle_s: float = 0.0,
@@ -119,6 +122,8 @@ def start_energy_tracking(
             so, once in a process.
         devices: the GPUs of this machine that all its processes of the run use; None takes every one that this process
             sees. Where none of them is a GPU, codecarbon counts all that it finds.
+        gpu_uuids: the same by the driver's ids, in place of `devices`: NVML also reads GPUs that this process does not
+            see. Where it cannot read one of them, there is no sum over the GPUs.
         library: codecarbon, or what stands in for it; None imports it.
         instruments: counters and power readings, calibrated; None finds those of the machine.
         idle_s: measure idle power for so long before the window and again after it, with whatever is loaded by then
@@ -130,7 +135,8 @@ def start_energy_tracking(
         ResultsError: there is a file of that name to which no window can be added.
     """
     path = _judged_path(experiment_id, output_dir)
-    uuids = uuids_of(visible_gpus() if devices is None else devices)
+    seen = uuids_of(visible_gpus() if devices is None else devices)
+    uuids = seen if gpu_uuids is None else tuple(dict.fromkeys(gpu_uuids))
     codecarbon = _Codecarbon(country_iso_code, uuids, library)
     synchronize_used_gpus()
     beside = InstrumentWindow(instruments or _instruments_of(uuids), idle_s)
@@ -140,7 +146,7 @@ def start_energy_tracking(
     if codecarbon.reason is not None and beside.reason is not None:
         beside.release()
         raise MeterUnavailable(f"{codecarbon.reason}; {beside.reason}")
-    return EnergyTracker(experiment_id, path, codecarbon, beside)
+    return EnergyTracker(experiment_id, path, uuids, codecarbon, beside)
 
 
 def _judged_path(experiment_id: str, output_dir: Path) -> Path:
@@ -202,7 +208,7 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     tracker.is_running = False
     synchronize_used_gpus()
     row = tracker.codecarbon.close()
-    beside = tracker.instruments.close(is_idle_wanted=is_at_rest)
+    beside = replace(tracker.instruments.close(is_idle_wanted=is_at_rest), gpus=tracker.gpus)
     tracker.codecarbon.release()
     if row is None and not beside.has_figure:
         raise MeterUnavailable(f"{tracker.codecarbon.reason}; no instrument of the machine told anything either")

@@ -11,7 +11,6 @@ from experiment_core_utils.meters.emissions_file import emissions_path, read_win
 from experiment_core_utils.meters.energy_file import energy_path, read_energy_windows
 from experiment_core_utils.meters.energy_statistics import sum_of_known
 from experiment_core_utils.primitives.csv_cells import Cell
-from experiment_core_utils.primitives.energy_records import EnergyWindow
 from experiment_core_utils.primitives.records import (
     EnergyFigures,
     EnergyMetrics,

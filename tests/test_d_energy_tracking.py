@@ -11,9 +11,11 @@ from experiment_core_utils.d_energy_tracking import _say_world_mean, start_energ
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.meters.emissions_file import read_windows
 from experiment_core_utils.meters.energy_file import read_energy_windows
-from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.instruments import Instruments, find_instruments
+from experiment_core_utils.meters.simulated import ScriptedClock
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
+from tests.meters.scripted_nvml import ScriptedEnergyNvml
 from tests.scripted_codecarbon import ScriptedTracker, scripted_library
 from tests.simulated_energy import device_of, instruments_of, scripted_device
 
@@ -124,6 +126,33 @@ def test_several_gpus_are_told_apart_and_summed_over_two_windows(tmp_path: Path)
         "all": pytest.approx(3480.0, rel=0.01),
     }
     assert (metrics["gpu_counter_j"], metrics["gpu_net_j"], metrics["num_periods"]) == (joules["all"], None, 2)
+
+
+class _Ticking(ScriptedEnergyNvml):
+    """300 W and 80 W, told in steps of 0.1 s; a reading takes 1 ms."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__(energy_mj={"GPU-0": 0, "GPU-1": 0})
+        self._clock = clock
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self._clock.sleep(0.001)
+        return round({"GPU-0": 30_000, "GPU-1": 8_000}[handle] * int(10 * self._clock.now_s()))
+
+
+def test_gpus_that_this_process_does_not_see_are_measured_through_nvml(tmp_path: Path) -> None:
+    """Of two GPUs that two processes see one each; NVML does not let the third be opened."""
+    for uuids, expected in ((("GPU-0", "GPU-1"), pytest.approx(760.0, rel=0.02)), (("GPU-0", "GPU-1", "GPU-2"), None)):
+        clock, experiment_id = ScriptedClock(), f"of_{len(uuids)}"
+        using = find_instruments(uuids, clock, _Ticking(clock), tmp_path / "no_powercap").calibrated()
+        how: dict[str, Any] = {"library": scripted_library(), "instruments": using, "gpu_uuids": [*uuids, "GPU-0"]}
+        tracker = start_energy_tracking(experiment_id, tmp_path, "FRA", **how)
+        clock.sleep(2.0)
+        row = read_windows(stop_energy_tracking(tracker))[0]
+        metrics = aggregate_energy_metrics(experiment_id, MAIN, tmp_path)
+        assert (row["gpus_in_use"], metrics["gpu_counter_j"]) == (len(uuids), expected)
+    reason = str(metrics["instruments_reason"])
+    assert "no sum over GPUs: nothing is read of GPU-2" in reason and "NVML does not open GPU-2" in reason
 
 
 def test_without_instruments_the_file_beside_says_why(tmp_path: Path) -> None:
