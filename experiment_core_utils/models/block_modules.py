@@ -84,15 +84,12 @@ def matrix_elements(part: nn.Module) -> int | None:
 
 def _own_elements(module: nn.Module) -> int | None:
     own = vars(module)
-    weights = [
-        parameter
-        for name, parameter in own["_parameters"].items()
-        if parameter is not None and parameter.dim() > 1 and not name.endswith(SCALE_SUFFIXES)
-    ]
+    kept = {name: each for name, each in own["_parameters"].items() if each is not None}
+    matrices = [each for name, each in kept.items() if each.dim() > 1 and not name.endswith(SCALE_SUFFIXES)]
     is_linear = isinstance(own.get("in_features"), int) and isinstance(own.get("out_features"), int)
     # bitsandbytes stores its packed column in any number format.
-    is_column = is_linear and any(weight.shape[-1] == 1 != own["in_features"] for weight in weights)
-    is_packed = is_column or any(not weight.is_floating_point() for weight in weights)
-    if is_linear and (is_packed or not weights):
+    is_column = is_linear and any(matrix.shape[-1] == 1 != own["in_features"] for matrix in matrices)
+    is_packed = is_column or any(not each.is_floating_point() for each in kept.values())
+    if is_linear and (is_packed or not matrices):
         return int(own["in_features"]) * int(own["out_features"])
-    return None if is_packed else sum(weight.numel() for weight in weights)
+    return None if is_packed else sum(matrix.numel() for matrix in matrices)
