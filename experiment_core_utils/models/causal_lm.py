@@ -204,7 +204,8 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
     Raises:
         ConfigurationError: there is none that can be used, or it has no end-of-sequence token.
     """
-    with _vendor_errors_named(f"{source.folder} has no usable tokenizer"):
+    needed = "put its tokenizer.json and tokenizer_config.json there"
+    with _vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
         tokenizer = AutoTokenizer.from_pretrained(
             source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
         )

@@ -64,7 +64,8 @@ def models() -> Iterator[tuple[str, nn.Module]]:
     yield "embedded model", model
     for config in small_configs():
         torch.manual_seed(0)
-        yield f"{config.model_type}, {config.num_hidden_layers} blocks", AutoModelForCausalLM.from_config(config).eval()
+        size = "80 blocks" if config.num_hidden_layers == 80 else "small"
+        yield f"{config.model_type}, {size}", AutoModelForCausalLM.from_config(config).eval()
 
 
 def median_ms(model: nn.Module, prompt: torch.Tensor, method: FlopMethod, repeats: int) -> tuple[float, float | None]:
