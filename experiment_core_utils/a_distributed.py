@@ -4,7 +4,7 @@ import atexit
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -108,6 +108,34 @@ def processes_on_this_machine(accelerator: Accelerator) -> int:
     A collective call: only where a run starts.
     """
     return of_all_processes(_machine_id(), accelerator).count(_machine_id())
+
+
+def of_local_processes(own: T, accelerator: Accelerator) -> list[T]:
+    """What each process has that shares a local main process with this one, by rank. A collective call.
+
+    Raises:
+        WorkerLost: another process is gone or late.
+    """
+    place = (_machine_id(), accelerator.is_local_main_process)
+    everyone = of_all_processes((*place, own), accelerator)
+    group = local_group([(machine, is_main) for machine, is_main, _ in everyone], accelerator.process_index)
+    return [everyone[rank][2] for rank in group]
+
+
+def local_group(places: Sequence[tuple[str, bool]], rank: int) -> list[int]:
+    """Ranks of the processes that share a local main process with `rank`, itself included.
+
+    Containers of one machine have its kernel in common and a local main process each: a process belongs to the last
+    one of its kernel before it.
+
+    Args:
+        places: by rank, the kernel that the process runs under, and whether it is a local main process.
+    """
+    here = [other for other, (machine, _) in enumerate(places) if machine == places[rank][0]]
+    mains = [other for other in here if places[other][1]]
+    first = max((main for main in mains if main <= rank), default=here[0])
+    after = next((main for main in mains if main > first), len(places))
+    return [other for other in here if first <= other < after]
 
 
 def _machine_id() -> str:

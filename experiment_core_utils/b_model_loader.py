@@ -49,7 +49,7 @@ from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.records import QuantSupport
 from experiment_core_utils.primitives.text_config import Quantisation, judged
 
-CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "merges.txt")
+CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 MODEL_HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/MolmoE-1B-0924"
 
 

@@ -1,12 +1,12 @@
 """In: an experiment's id; out: what its machine used between start and stop, in two files under that id.
 
 `emissions_{experiment_id}.csv` is codecarbon's; `energy_{experiment_id}.json` has the same window by the machine's own
-counters and power readings.
+counters and power readings. Neither needs the other: what fails costs its own file alone, and the other says why.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,13 +16,65 @@ from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN, Codecarbon
 from experiment_core_utils.meters.emissions_file import append_window, emissions_path, read_windows
 from experiment_core_utils.meters.energy_file import append_energy_window, energy_path, read_energy_windows
 from experiment_core_utils.meters.instrument_window import InstrumentWindow
-from experiment_core_utils.meters.instruments import Instruments, find_instruments
+from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.device import gpu_uuid, synchronize_used_gpus, visible_gpus
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.device import synchronize_used_gpus, visible_gpus
+from experiment_core_utils.primitives.energy_records import EnergyWindow
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    MeterUnavailable,
+    ResultsError,
+    ResultsNotSaved,
+)
 
 LOGGER = logging.getLogger(__name__)
+
+
+class _Codecarbon:
+    """codecarbon's part of a window; where it fails, `reason` says why, and nothing is raised.
+
+    Raises:
+        ConfigurationError: it does not know the country.
+    """
+
+    def __init__(self, country_iso_code: str | None, uuids: Sequence[str], library: CodecarbonLibrary | None) -> None:
+        self.reason: str | None = None
+        self._meter: CodecarbonMeter | None = None
+        try:
+            self._meter = CodecarbonMeter(country_iso_code, _nvml_indices(uuids), len(uuids), library)
+        except MeterUnavailable as error:
+            self.reason = str(error)
+            return
+        if self._meter.emissions_basis == WORLD_MEAN:
+            _say_world_mean()
+
+    def open(self) -> None:
+        """Begin the window."""
+        try:
+            if self._meter is not None:
+                self._meter.open()
+        except MeterUnavailable as error:
+            self.reason = str(error)
+            self.release()
+            self._meter = None
+
+    def close(self) -> dict[str, Cell] | None:
+        """End it: the row that `CodecarbonMeter.close` gives, None where there is none."""
+        try:
+            return None if self._meter is None else self._meter.close()
+        except MeterUnavailable as error:
+            self.reason = str(error)
+            return None
+
+    def release(self) -> None:
+        """End its threads; what was measured stands, whether it lets them be ended or not."""
+        try:
+            if self._meter is not None:
+                self._meter.release()
+        except MeterUnavailable as error:
+            LOGGER.warning("codecarbon does not end its threads: %s", error)
 
 
 @dataclass
@@ -30,13 +82,16 @@ class EnergyTracker:
     """A window that is being measured; for `stop_energy_tracking` alone.
 
     Attributes:
+        path: of codecarbon's file.
+        gpus: those that are to be measured, by the driver's ids.
         is_running: False once it was stopped.
     """
 
     experiment_id: str
     path: Path
-    meter: CodecarbonMeter
-    beside: InstrumentWindow
+    gpus: tuple[str, ...]
+    codecarbon: _Codecarbon
+    instruments: InstrumentWindow
     is_running: bool = True
 
 
@@ -46,6 +101,7 @@ def start_energy_tracking(
     country_iso_code: str | None = None,
     *,
     devices: Sequence[torch.device] | None = None,
+    gpu_uuids: Sequence[str] | None = None,
     library: CodecarbonLibrary | None = None,
     instruments: Instruments | None = None,
     idle_s: float = 0.0,
@@ -57,8 +113,8 @@ def start_energy_tracking(
     the window opens (the counters' ticks once in a process, some seconds for each GPU), and work that this process gave
     to its GPUs is waited for.
 
-    Beside codecarbon the GPUs' energy counters and power readings, and the CPU's counters (RAPL), measure the same
-    window, as far as they are there; what is not there is no error.
+    codecarbon measures the window, and beside it the GPUs' energy counters and power readings and the CPU's counters
+    (RAPL), as far as they are there. One of the two is enough.
 
     Args:
         output_dir: where `stop_energy_tracking` writes; made where it is not there.
@@ -66,6 +122,8 @@ def start_energy_tracking(
             so, once in a process.
         devices: the GPUs of this machine that all its processes of the run use; None takes every one that this process
             sees. Where none of them is a GPU, codecarbon counts all that it finds.
+        gpu_uuids: the same by the driver's ids, in place of `devices`: NVML also reads GPUs that this process does not
+            see. Where it cannot read one of them, there is no sum over the GPUs.
         library: codecarbon, or what stands in for it; None imports it.
         instruments: counters and power readings, calibrated; None finds those of the machine.
         idle_s: measure idle power for so long before the window and again after it, with whatever is loaded by then
@@ -73,9 +131,26 @@ def start_energy_tracking(
 
     Raises:
         ConfigurationError: an id that is no part of a file name, or a country that codecarbon does not know.
-        MeterUnavailable: codecarbon is not installed or does not start, or `output_dir` cannot be made.
+        MeterUnavailable: neither codecarbon nor the machine's instruments measure here, or `output_dir` cannot be made.
         ResultsError: there is a file of that name to which no window can be added.
     """
+    path = _judged_path(experiment_id, output_dir)
+    seen = uuids_of(visible_gpus() if devices is None else devices)
+    uuids = seen if gpu_uuids is None else tuple(dict.fromkeys(gpu_uuids))
+    codecarbon = _Codecarbon(country_iso_code, uuids, library)
+    synchronize_used_gpus()
+    beside = InstrumentWindow(instruments or _instruments_of(uuids), idle_s)
+    # The outer one: it waits for ticks, and codecarbon's window is not made longer by that.
+    beside.open()
+    codecarbon.open()
+    if codecarbon.reason is not None and beside.reason is not None:
+        beside.release()
+        raise MeterUnavailable(f"{codecarbon.reason}; {beside.reason}")
+    return EnergyTracker(experiment_id, path, uuids, codecarbon, beside)
+
+
+def _judged_path(experiment_id: str, output_dir: Path) -> Path:
+    """Of codecarbon's file; raises what cannot be written before anything is measured."""
     path = emissions_path(experiment_id, output_dir)
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -85,21 +160,7 @@ def start_energy_tracking(
         read_windows(path)
     if energy_path(experiment_id, output_dir).exists():
         read_energy_windows(energy_path(experiment_id, output_dir))
-    found = visible_gpus() if devices is None else devices
-    uuids = [uuid for device in found if (uuid := gpu_uuid(device)) is not None]
-    meter = CodecarbonMeter(country_iso_code, _nvml_indices(uuids), len(uuids), library)
-    if meter.emissions_basis == WORLD_MEAN:
-        _say_world_mean()
-    synchronize_used_gpus()
-    beside = InstrumentWindow(instruments or _instruments_of(tuple(uuids)), idle_s)
-    # The outer one: it waits for ticks, and codecarbon's window is not made longer by that.
-    beside.open()
-    try:
-        meter.open()
-    except MeterUnavailable:
-        beside.release()
-        raise
-    return EnergyTracker(experiment_id, path, meter, beside)
+    return path
 
 
 @cache
@@ -128,16 +189,17 @@ def _nvml_indices(uuids: Sequence[str]) -> list[int]:
 def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> Path:
     """End the window and add it to `emissions_{experiment_id}.csv` and the file beside it; returns the first path.
 
-    Each start and stop of one experiment is a row; `aggregate_energy_metrics` adds them up.
+    Each start and stop of one experiment is a row; `aggregate_energy_metrics` adds them up. Where codecarbon measured
+    nothing the window stands in `energy_{experiment_id}.json` alone, with the reason, and that path is returned.
 
     Args:
         is_at_rest: whether idle power can be measured now, where it was before the window.
 
     Raises:
         ConfigurationError: the tracker was stopped already.
-        MeterUnavailable: codecarbon measured nothing.
-        ResultsError: the file that is there holds something else.
-        ResultsNotSaved: the disk does not take it.
+        MeterUnavailable: neither codecarbon nor any instrument measured anything.
+        ResultsError: the file that is there holds something else; what can be written is.
+        ResultsNotSaved: the disk does not take it; what can be written is.
     """
     if not tracker.is_running:
         raise ConfigurationError(
@@ -145,13 +207,25 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
         )
     tracker.is_running = False
     synchronize_used_gpus()
+    row = tracker.codecarbon.close()
+    beside = replace(tracker.instruments.close(is_idle_wanted=is_at_rest), gpus=tracker.gpus)
+    tracker.codecarbon.release()
+    if row is None and not beside.has_figure:
+        raise MeterUnavailable(f"{tracker.codecarbon.reason}; no instrument of the machine told anything either")
+    return _written(tracker, row, beside)
+
+
+def _written(tracker: EnergyTracker, row: Mapping[str, Cell] | None, beside: EnergyWindow) -> Path:
+    """The instruments' window is written whatever becomes of codecarbon's row."""
+    experiment_id = tracker.experiment_id
+    path = energy_path(experiment_id, tracker.path.parent)
+    if row is None:
+        append_energy_window(replace(beside, codecarbon_reason=tracker.codecarbon.reason), experiment_id, path)
+        return path
     try:
-        window = tracker.meter.close()
-    except MeterUnavailable:
-        tracker.beside.release()
+        append_window({**row, "experiment_id": experiment_id}, tracker.path)
+    except (ResultsError, ResultsNotSaved) as error:
+        append_energy_window(replace(beside, codecarbon_reason=str(error)), experiment_id, path)
         raise
-    beside = tracker.beside.close(is_idle_wanted=is_at_rest)
-    tracker.meter.release()
-    append_window({**window, "experiment_id": tracker.experiment_id}, tracker.path)
-    append_energy_window(beside, tracker.experiment_id, energy_path(tracker.experiment_id, tracker.path.parent))
+    append_energy_window(beside, experiment_id, path)
     return tracker.path

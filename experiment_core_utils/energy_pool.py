@@ -52,4 +52,11 @@ def _reason(per_process: Sequence[Mapping[str, Any]]) -> str | None:
     """Why something is missing, each process by its rank; one that a tracking process counts lacks nothing."""
     tracking = [(rank, each) for rank, each in enumerate(per_process) if each["duration_seconds"] is not None]
     concerned = tracking or list(enumerate(per_process))
-    return "; ".join(f"process {rank}: {each['reason']}" for rank, each in concerned if each.get("reason")) or None
+    told = [(rank, _reasons_of(each)) for rank, each in concerned]
+    return "; ".join(f"process {rank}: {why}" for rank, why in told if why) or None
+
+
+def _reasons_of(each: Mapping[str, Any]) -> str:
+    """codecarbon's, then the instruments', which are the same where nothing was tracked."""
+    reasons = (each.get("reason"), each.get("instruments_reason"))
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))

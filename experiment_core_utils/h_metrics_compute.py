@@ -76,16 +76,20 @@ def count_prompt_flops(
     Args:
         model: anything with `forward(input_ids=[1, T])`.
         tokenised: ids [N, T] without padding, or ids and mask, both [N, T]; masked positions are left out.
-        timeout_per_sample: seconds for one length, where prompts are run; None sets no limit.
+        timeout_per_sample: seconds for one length, where prompts are run, more than 0; None sets no limit.
         method: `formula` for architectures that formulas are known for (`docs/compute.md`), and `counter` for others;
             `counter` is torch's with the formulas that it lacks; `ptflops` leaves out fused attention and experts.
 
     Raises:
-        ConfigurationError: another method, ids that are not [N, T], a prompt without a token, or a time limit outside
-            the main thread where prompts are run.
+        ConfigurationError: another method, a time limit of 0 or less, ids that are not [N, T], a prompt without a
+            token, or a time limit outside the main thread where prompts are run.
     """
     if method not in _METHODS:
         raise ConfigurationError(f"FLOPs cannot be counted by {method!r}; choose one of {', '.join(_METHODS)}")
+    if timeout_per_sample is not None and not timeout_per_sample > 0:
+        raise ConfigurationError(
+            f"a prompt cannot be counted in {timeout_per_sample} s; give more than 0, or None for no limit"
+        )
     ids, mask = _ids_and_mask(tokenised)
     lengths = [int(length) for length in mask.sum(dim=1)]
     if method == "formula":

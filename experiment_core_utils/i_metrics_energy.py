@@ -9,6 +9,7 @@ from experiment_core_utils.meters.codecarbon_energy import READ_NOTHING, gpu_pro
 from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN
 from experiment_core_utils.meters.emissions_file import emissions_path, read_windows
 from experiment_core_utils.meters.energy_file import energy_path, read_energy_windows
+from experiment_core_utils.meters.energy_statistics import sum_of_known
 from experiment_core_utils.primitives.csv_cells import Cell
 from experiment_core_utils.primitives.records import (
     EnergyFigures,
@@ -36,8 +37,8 @@ def aggregate_energy_metrics(
 ) -> EnergyMetrics:
     """The energy of this process's machine: all windows of `emissions_{experiment_id}.csv` in `output_dir` summed.
 
-    The published figures are codecarbon's. Beside them stand those of the machine's own counters and power readings,
-    from `energy_{experiment_id}.json`.
+    The published figures are codecarbon's, None where it measured not every window. Beside them stand those of the
+    machine's own counters and power readings, from `energy_{experiment_id}.json`.
 
     The first process of a machine speaks for it; the others, and one that did not track, get None throughout with the
     reason, so that sums over processes count a machine once. CPU figures are of the whole machine, whoever used it.
@@ -52,26 +53,40 @@ def aggregate_energy_metrics(
         return not_tracked(
             f"process {accelerator.process_index} shares its machine: the first process there tracks for all"
         )
-    if not path.exists():
-        return not_tracked(f"energy was not tracked: there is no {path}")
     beside = energy_path(experiment_id, output_dir)
-    if not beside.exists():
-        return sum_windows(read_windows(path), instrument_energy((), f"there is no {beside}"))
-    return sum_windows(read_windows(path), instrument_energy(read_energy_windows(beside)))
+    if not path.exists() and not beside.exists():
+        return not_tracked(f"energy was not tracked: there is no {path}")
+    windows = read_energy_windows(beside) if beside.exists() else ()
+    instruments = instrument_energy(windows, None if beside.exists() else f"there is no {beside}")
+    failed = [window.codecarbon_reason for window in windows if window.codecarbon_reason is not None]
+    if not path.exists() and not failed:
+        failed = [f"there is no {path}"]
+    if failed:
+        # Rows of some windows would pass for those of all.
+        reason = f"codecarbon lacks {len(failed)} of {len(windows)} windows: {failed[0]}"
+        seconds = sum_of_known([None if each.reading is None else each.reading.seconds for each in windows])
+        return _without_codecarbon(reason, instruments, seconds, len(windows))
+    return sum_windows(read_windows(path), instruments)
 
 
 def not_tracked(reason: str) -> EnergyMetrics:
     """No figure at all."""
+    return _without_codecarbon(reason, instrument_energy((), reason), None, 0)
+
+
+def _without_codecarbon(
+    reason: str, beside: InstrumentEnergy, duration_seconds: float | None, num_periods: int
+) -> EnergyMetrics:
     return EnergyMetrics(
-        **instrument_energy((), reason),
+        **beside,
         total_energy_kwh=None,
         cpu_energy_kwh=None,
         gpu_energy_kwh=None,
         ram_energy_kwh=None,
         total_emissions_kg_co2=None,
-        duration_seconds=None,
+        duration_seconds=duration_seconds,
         sources={},
-        num_periods=0,
+        num_periods=num_periods,
         tracking_mode=None,
         cpu_model=None,
         gpu_model=None,

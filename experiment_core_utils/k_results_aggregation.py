@@ -1,12 +1,13 @@
 """In: every process's journal of a setting, or its energy; out: one whole in which each is there exactly once."""
 
+import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiment_core_utils.energy_pool import pool_energy
 from experiment_core_utils.primitives.device import MemoryReading
@@ -29,6 +30,7 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.primitives.result_files import local_energy_type, raw_result_path, read_json_object
 
+T = TypeVar("T")
 _POLL_S = 0.05
 # Whole journals are read at each look, not only their ends.
 _ROUND_POLL_S = 0.5
@@ -261,12 +263,11 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
     first = parts[0]
     if {(part.key, part.fingerprint) for part in parts} != {(first.key, first.fingerprint)}:
         raise ResultsError(f"the parts of {first.key} belong to different runs")
-    failure = next((part.failure for part in parts if part.failure is not None), None)
-    samples = sorted((sample for part in parts for sample in part.samples), key=lambda sample: sample.sample_id)
-    failures = sorted((item for part in parts for item in part.failures), key=lambda item: item.sample_id)
+    failure = _first_known(part.failure for part in parts)
+    samples = sorted(_of_all(part.samples for part in parts), key=lambda sample: sample.sample_id)
+    failures = sorted(_of_all(part.failures for part in parts), key=lambda item: item.sample_id)
     found = [*(item.sample_id for item in samples), *(item.sample_id for item in failures)]
-    told = [part.asked_ids for part in parts if part.asked_ids is not None]
-    asked = {each for ids in told for each in ids} if told else set(sample_ids)
+    asked = _asked_ids(parts, sample_ids)
     if failure is None:
         _check_complete(found, asked, sample_ids, first.key)
     return MeasuredSetting(
@@ -274,18 +275,32 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         fingerprint=first.fingerprint,
         rank=0,
         num_processes=first.num_processes,
-        experiment_ids=tuple(sorted({each for part in parts for each in part.experiment_ids})),
+        experiment_ids=tuple(sorted(set(_of_all(part.experiment_ids for part in parts)))),
         samples=tuple(samples),
         failures=tuple(failures),
-        proof=next((part.proof for part in parts if part.proof is not None), None),
+        proof=_first_known(part.proof for part in parts),
         memory=merge_memory([part.memory for part in parts if part.memory is not None]),
         failure=failure,
         asked_ids=tuple(sorted(asked.union(found))),
         num_stopped_early=sum(part.num_stopped_early for part in parts),
-        warmups=tuple(each for part in parts for each in part.warmups),
-        conditions=tuple(each for part in parts for each in part.conditions),
-        energy=next((part.energy for part in parts if part.energy is not None), None),
+        warmups=_of_all(part.warmups for part in parts),
+        conditions=_of_all(part.conditions for part in parts),
+        energy=_first_known(part.energy for part in parts),
     )
+
+
+def _first_known(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _of_all(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
+    return tuple(itertools.chain.from_iterable(groups))
+
+
+def _asked_ids(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> set[int]:
+    """What the parts say that they asked for; `sample_ids` where none says it."""
+    told = [part.asked_ids for part in parts if part.asked_ids is not None]
+    return set(_of_all(told)) if told else set(sample_ids)
 
 
 def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:

@@ -1,7 +1,6 @@
 """In: the JSON files of a run's settings or of text experiments; out: tidy CSV files, and the tables for a terminal."""
 
 import io
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from experiment_core_utils.primitives.flat_table import (
     read_table,
     table_text,
 )
-from experiment_core_utils.primitives.result_files import read_rows
+from experiment_core_utils.primitives.result_files import read_rows, read_versioned_object
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
 
@@ -87,21 +86,12 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     """
     if not folder.is_dir():
         raise ResultsError(f"{folder} is not a folder; give the --output_dir of a profiling run")
-    results = {path.name: _read_result(path) for path in sorted(folder.glob(RESULT_FILES))}
+    results = {
+        path.name: read_versioned_object(path, "result", SCHEMA_VERSION) for path in sorted(folder.glob(RESULT_FILES))
+    }
     if not results:
         raise ResultsError(f"{folder} holds no results ({RESULT_FILES}); give the --output_dir of a profiling run")
     return results
-
-
-def _read_result(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{path} cannot be read ({error}); remove it or measure it again") from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ResultsError(f"{path} is no result of schema {SCHEMA_VERSION} (it says {version}); remove it")
-    return dict(content)
 
 
 def setting_key(result: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """In: what a text experiment asks of energy; out: its window around the generation, or why there is none."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TypeVar
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import outcome_of_all
+from experiment_core_utils.a_distributed import of_local_processes, outcome_of_all
 from experiment_core_utils.apportioned_energy import NOT_ASKED
 from experiment_core_utils.d_energy_tracking import EnergyTracker, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, not_tracked
@@ -30,17 +31,20 @@ class EnergySources:
 
     Attributes:
         instruments: calibrated.
+        gpus: that this process sees, by the driver's ids.
     """
 
     library: CodecarbonLibrary | None = None
     instruments: Instruments | None = None
     idle_s: float = IDLE_S
+    gpus: tuple[str, ...] | None = None
 
 
 class TextEnergy:
     """One process's part in measuring an experiment's energy.
 
-    The first process of a machine tracks it; each reads the power of the GPUs that it computes on itself.
+    The first process of a machine tracks it, with the GPUs that any of its processes sees; each reads the power of the
+    GPUs that it computes on itself.
 
     Raises:
         ConfigurationError: codecarbon does not know the country; in all processes.
@@ -51,22 +55,46 @@ class TextEnergy:
         self._config = config
         self._accelerator = accelerator
         self._sources = sources
+        own = uuids_of(visible_gpus()) if sources.gpus is None else sources.gpus
+        # A process may see none but its own GPU (`srun --gpus-per-task=1`).
+        self._gpus = tuple(dict.fromkeys(itertools.chain(*of_local_processes(own, accelerator))))
         self.reason = outcome_of_all(self._why_not, accelerator)
 
     def _why_not(self) -> str | None:
-        """Why there will be no figure; codecarbon is started once to find out, before anything is loaded."""
+        """Why there will be no figure; sources are looked for before anything is loaded.
+
+        codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence
+        costs its own figures alone.
+        """
         wanted = self._config.energy_wanted
         if wanted == "off":
             return NOT_ASKED
         if not self._accelerator.is_local_main_process:
             return None
+        problems = [self._without_codecarbon(), self._without_instruments()]
+        if None in problems:
+            return None
+        reason = "; ".join(filter(None, problems))
+        if wanted == "required":
+            raise MeterUnavailable(
+                f"energy cannot be measured here: {reason}; set energy: optional to go on without it, or energy: off"
+            )
+        return reason
+
+    def _without_codecarbon(self) -> str | None:
+        """Why it does not measure; None where it does."""
         try:
             CodecarbonMeter(self._config.country_iso_code, [], 0, self._sources.library).release()
         except MeterUnavailable as error:
-            if wanted == "required":
-                raise MeterUnavailable(
-                    f"energy cannot be measured here: {error}; set energy: optional to go on without it, or energy: off"
-                ) from error
+            return str(error)
+        return None
+
+    def _without_instruments(self) -> str | None:
+        """Why the machine's own do not measure; None where they do."""
+        instruments = self._sources.instruments or find_instruments(self._gpus, HostClock())
+        try:
+            instruments.require_any()
+        except MeterUnavailable as error:
             return str(error)
         return None
 
@@ -102,6 +130,7 @@ class TextEnergy:
                 experiment_id,
                 folder,
                 self._config.country_iso_code,
+                gpu_uuids=self._gpus,
                 library=self._sources.library,
                 instruments=self._sources.instruments,
                 idle_s=self._sources.idle_s,

@@ -31,6 +31,7 @@ from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.prompt_choice import ChosenPrompts
 from experiment_core_utils.text_compute import generation_metrics
 from experiment_core_utils.text_energy import EnergySources, TextEnergy
+from experiment_core_utils.text_generation import logits_problem
 from experiment_core_utils.text_plan import DueExperiment
 from experiment_core_utils.text_share import TextShare
 
@@ -95,6 +96,8 @@ def measure_experiment(
     caveats = _caveats(accelerator, pooled, config)
     entry: dict[str, Any] = {}
     if accelerator.is_main_process:
+        problem = logits_problem(model, tokenised, accelerator.device)
+        caveats += [] if problem is None else [problem]
         generated = generation_metrics(model, accelerator.device, pooled, config)
         of_all = {**compute, **generated, "memory_by_process": memories}
         if config.memory_timeline:

@@ -104,6 +104,19 @@ class TextGenerator:
             return _generated(tokens.tolist(), spans, (begun_s, self.clock.now_s()))
 
 
+def logits_problem(model: Any, prompts: TokenisedPrompts, device: torch.device) -> str | None:
+    """Why the text of a model means nothing, by one unmeasured pass over the first prompt; None where it may.
+
+    Drawing from logits that are not finite fails; the largest of them is found without a word.
+    """
+    ids = prompts["input_ids"][0][prompts["attention_mask"][0].bool()].unsqueeze(0).to(device)
+    with torch.inference_mode(), out_of_memory_named():
+        logits = model(input_ids=ids).logits[:, -1]
+    if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any()):
+        return None
+    return "the logits of the first prompt are not finite: the text means nothing; check the weights and fp_precision"
+
+
 class TokenMarks(StoppingCriteria):
     """Sets a mark after every token of a batch, and never stops it.
 

@@ -28,13 +28,16 @@ def instrument_energy(windows: Sequence[EnergyWindow], reason: str | None = None
         reason: why there is no window, where there is none.
     """
     figures = window_figures(windows)
-    counted, integrated = _gpu_total(figures, is_counter=True), _gpu_total(figures, is_counter=False)
+    unread = tuple(dict.fromkeys(gpu for window in windows for gpu in window.unread_gpus))
+    counted, integrated = (None if unread else _gpu_total(figures, is_counter) for is_counter in (True, False))
     shown = counted if counted is not None and counted.gross_j is not None else integrated
     # A window without a reading has them in its reason.
     measured = [window for window in windows if window.reading is not None]
     missing = {name: why for window in measured for name, why in window.missing.items()}
     failed = [figure.reason for figure in figures if figure.reason is not None]
-    reasons = [reason, *(window.reason for window in windows), *failed, *(f"{n}: {why}" for n, why in missing.items())]
+    lacking = f"no sum over GPUs: nothing is read of {', '.join(unread)}" if unread and measured else None
+    why_not = [*(window.reason for window in windows), lacking, *failed]
+    reasons = [reason, *why_not, *(f"{name}: {why}" for name, why in missing.items())]
     return InstrumentEnergy(
         gpu_counter_j=None if counted is None else counted.gross_j,
         gpu_power_integral_j=None if integrated is None else integrated.gross_j,
@@ -50,7 +53,8 @@ def instrument_energy(windows: Sequence[EnergyWindow], reason: str | None = None
 def window_figures(windows: Sequence[EnergyWindow]) -> tuple[WindowFigure, ...]:
     """One figure for each source and device, and one for each source over its devices where they are several.
 
-    A source that some windows lack has no figure: the sum of the others would pass for that of all.
+    A source that some windows lack has no figure: the sum of the others would pass for that of all. Nor is there one
+    over GPUs where one of them is not read.
     """
     by_origin: dict[EnergyOrigin, list[WindowFigure]] = {}
     measured = [window for window in windows if window.reading is not None]
@@ -66,6 +70,8 @@ def _figures_of(window: EnergyWindow) -> list[WindowFigure]:
     figures = [_figure(energy, seconds, _idle_of(window, energy.origin)) for energy in window.reading.devices]
     groups: dict[tuple[str, str], list[DeviceEnergy]] = {}
     for energy in window.reading.devices:
+        if energy.origin.component == "gpu" and window.unread_gpus:
+            continue
         groups.setdefault((energy.origin.component, energy.origin.basis), []).append(energy)
     for parts in groups.values():
         if len(parts) > 1:

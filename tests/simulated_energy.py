@@ -36,9 +36,9 @@ def scripted_device(**changes: Any) -> SimulatedDevice:
     return device_of(ScriptedClock(3.0), **{"read_cost_s": 0.001, "power_read_cost_s": 0.00001, **changes})
 
 
-def device_in_real_time(watts: float = 100.0, **changes: Any) -> SimulatedDevice:
+def device_in_real_time(watts: float = 100.0, name: str = "GPU-12", **changes: Any) -> SimulatedDevice:
     """Whatever runs beside it, it draws the same power: joules are `watts` times seconds."""
-    return device_of(HostClock(), watts, **{"tick_s": 0.01, **changes})
+    return device_of(HostClock(), watts, name, **{"tick_s": 0.01, **changes})
 
 
 class ModelOnDevice(ScriptedModel):

@@ -10,9 +10,12 @@ import torch
 from experiment_core_utils.d_energy_tracking import _say_world_mean, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.meters.emissions_file import read_windows
-from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.energy_file import read_energy_windows
+from experiment_core_utils.meters.instruments import Instruments, find_instruments
+from experiment_core_utils.meters.simulated import ScriptedClock
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
+from tests.meters.scripted_nvml import ScriptedEnergyNvml
 from tests.scripted_codecarbon import ScriptedTracker, scripted_library
 from tests.simulated_energy import device_of, instruments_of, scripted_device
 
@@ -125,6 +128,33 @@ def test_several_gpus_are_told_apart_and_summed_over_two_windows(tmp_path: Path)
     assert (metrics["gpu_counter_j"], metrics["gpu_net_j"], metrics["num_periods"]) == (joules["all"], None, 2)
 
 
+class _Ticking(ScriptedEnergyNvml):
+    """300 W and 80 W, told in steps of 0.1 s; a reading takes 1 ms."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__(energy_mj={"GPU-0": 0, "GPU-1": 0})
+        self._clock = clock
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self._clock.sleep(0.001)
+        return round({"GPU-0": 30_000, "GPU-1": 8_000}[handle] * int(10 * self._clock.now_s()))
+
+
+def test_gpus_that_this_process_does_not_see_are_measured_through_nvml(tmp_path: Path) -> None:
+    """Of two GPUs that two processes see one each; NVML does not let the third be opened."""
+    for uuids, expected in ((("GPU-0", "GPU-1"), pytest.approx(760.0, rel=0.02)), (("GPU-0", "GPU-1", "GPU-2"), None)):
+        clock, experiment_id = ScriptedClock(), f"of_{len(uuids)}"
+        using = find_instruments(uuids, clock, _Ticking(clock), tmp_path / "no_powercap").calibrated()
+        how: dict[str, Any] = {"library": scripted_library(), "instruments": using, "gpu_uuids": [*uuids, "GPU-0"]}
+        tracker = start_energy_tracking(experiment_id, tmp_path, "FRA", **how)
+        clock.sleep(2.0)
+        row = read_windows(stop_energy_tracking(tracker))[0]
+        metrics = aggregate_energy_metrics(experiment_id, MAIN, tmp_path)
+        assert (row["gpus_in_use"], metrics["gpu_counter_j"]) == (len(uuids), expected)
+    reason = str(metrics["instruments_reason"])
+    assert "no sum over GPUs: nothing is read of GPU-2" in reason and "NVML does not open GPU-2" in reason
+
+
 def test_without_instruments_the_file_beside_says_why(tmp_path: Path) -> None:
     using = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
     stop_energy_tracking(start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(), instruments=using))
@@ -143,6 +173,62 @@ def test_a_gpu_that_vanishes_in_the_window_is_reported(tmp_path: Path) -> None:
     metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
     assert (metrics["gpu_counter_j"], metrics["gpu_power_integral_j"], metrics["gpu_source_ratio"]) == (None,) * 3
     assert "GPU is lost" in str(metrics["instruments_reason"])
+
+
+@pytest.mark.parametrize("script", [{"fail_at": "probe"}, {"fail_at": "start window 2"}, {"fail_at": "stop window 2"}])
+def test_what_the_instruments_measured_outlives_codecarbon(script: dict[str, Any], tmp_path: Path) -> None:
+    """It fails when it is made, at the start and at the stop; the device runs at 300 W for 2 s all the same."""
+    device = scripted_device()
+    tracker = start_energy_tracking(
+        "0001", tmp_path, "FRA", library=scripted_library(**script), instruments=instruments_of(device)
+    )
+    device.run(2.0, 300.0)
+    assert stop_energy_tracking(tracker) == tmp_path / "energy_0001.json"
+    assert [path.name for path in tmp_path.iterdir()] == ["energy_0001.json"]
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    assert metrics["gpu_counter_j"] == pytest.approx(600.0, rel=0.01)
+    assert metrics["duration_seconds"] == pytest.approx(2.0, rel=0.02)
+    assert (metrics["total_energy_kwh"], metrics["gpu_energy_kwh"], metrics["num_periods"]) == (None, None, 1)
+    assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 1 windows: codecarbon does not track here")
+
+
+def test_rows_of_some_windows_are_not_the_energy_of_all(tmp_path: Path) -> None:
+    device = scripted_device()
+    for script in ({}, {"silent_at": "start window 2"}):
+        library, using = scripted_library(**script), instruments_of(device)  # type: ignore[arg-type]
+        tracker = start_energy_tracking("0001", tmp_path, "FRA", library=library, instruments=using)
+        device.run(2.0, 300.0)
+        stop_energy_tracking(tracker)
+    assert len(read_windows(tmp_path / "emissions_0001.csv")) == 1
+    metrics = aggregate_energy_metrics("0001", MAIN, tmp_path)
+    assert (metrics["total_energy_kwh"], metrics["num_periods"]) == (None, 2)
+    assert metrics["gpu_counter_j"] == pytest.approx(1200.0, rel=0.01)
+    assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 2 windows: codecarbon measured nothing")
+
+
+def test_a_row_stands_whether_or_not_codecarbons_threads_end(tmp_path: Path) -> None:
+    tracker = start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(fail_at="stop"))
+    assert len(read_windows(stop_energy_tracking(tracker))) == 1
+
+
+def test_where_codecarbons_file_cannot_be_written_the_other_one_is(tmp_path: Path) -> None:
+    device = scripted_device()
+    tracker = start_energy_tracking(
+        "0001", tmp_path, "FRA", library=scripted_library(), instruments=instruments_of(device)
+    )
+    device.run(2.0, 300.0)
+    (tmp_path / "emissions_0001.csv").mkdir()
+    with pytest.raises(ResultsError, match="emissions_0001.csv cannot be read"):
+        stop_energy_tracking(tracker)
+    (window,) = read_energy_windows(tmp_path / "energy_0001.json")
+    assert window.has_figure and "emissions_0001.csv cannot be read" in str(window.codecarbon_reason)
+
+
+def test_with_neither_source_nothing_is_begun(tmp_path: Path) -> None:
+    nothing = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
+    with pytest.raises(MeterUnavailable, match="codecarbon does not track here.*nothing on this machine measures"):
+        start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(fail_at="probe"), instruments=nothing)
+    assert not list(tmp_path.iterdir())
 
 
 def test_idle_power_is_not_measured_where_the_devices_are_not_at_rest(tmp_path: Path) -> None:

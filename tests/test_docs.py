@@ -13,14 +13,19 @@ from pydantic import BaseModel
 from experiment_core_utils.energy_entries import energy_entry
 from experiment_core_utils.g_metrics_inference import QUANTITIES
 from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
+from experiment_core_utils.meters.energy_file import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.compute_records import GenerationFlops, HardwareUtilisation, MemoryParts
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.energy_records import (
     END_TO_END,
     Closure,
+    DeviceEnergy,
     EnergyFigure,
     EnergyOrigin,
+    EnergyReading,
+    EnergyWindow,
     IdlePower,
     SettingEnergy,
     StageEnergies,
@@ -28,7 +33,15 @@ from experiment_core_utils.primitives.energy_records import (
 )
 from experiment_core_utils.primitives.flags import build_parser
 from experiment_core_utils.primitives.paths import REPOSITORY
-from experiment_core_utils.primitives.records import FailedSample, InstrumentEnergy
+from experiment_core_utils.primitives.records import (
+    ComputeMetrics,
+    ComputeUtilisation,
+    EnergyMetrics,
+    FailedSample,
+    GpuMemory,
+    InstrumentEnergy,
+    PooledEnergy,
+)
 from experiment_core_utils.primitives.run_plan import RunPlan
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.progress import Ledger
@@ -120,6 +133,38 @@ def test_every_key_of_an_energy_is_documented() -> None:
 def test_every_key_that_the_instruments_add_is_documented() -> None:
     text = (DOCS / "energy.md").read_text(encoding="utf-8")
     assert all(f"`{key}`" in text for key in (*InstrumentEnergy.__annotations__, *WindowFigure.__dataclass_fields__))
+
+
+def first_names(section: str, page: str) -> set[str]:
+    """All names in backticks in the first column of a section's tables."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"no section {section!r}"
+    cells = re.findall(r"^\| (`[^|]+`) \|", found[1], re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_key_of_the_energy_files_is_documented_and_no_other() -> None:
+    written = {key for kind in (EnergyMetrics, PooledEnergy) for key in kind.__annotations__}
+    assert first_names("A text experiment", "energy.md") == written | set(EnergyWindow.__dataclass_fields__)
+    text = (DOCS / "energy.md").read_text(encoding="utf-8")
+    for record in (EnergyReading, DeviceEnergy, IdlePower, EnergyOrigin):
+        assert all(f"`{key}`" in text for key in record.__dataclass_fields__)
+    assert "`windows`" in text and f"`schema_version` ({ENERGY_VERSION})" in text
+
+
+def test_every_key_of_the_compute_metrics_is_documented_and_no_other() -> None:
+    named = first_names("What is measured", "text_generation.md") | first_names("Memory and load", "text_generation.md")
+    groups = {
+        "memory": {*GpuMemory.__annotations__, *MemoryParts.__annotations__},
+        "compute_utilisation": set(ComputeUtilisation.__annotations__),
+        "hardware_utilisation": set(HardwareUtilisation.__annotations__),
+    }
+    keys = {*ComputeMetrics.__annotations__, *GenerationFlops.__annotations__, "memory_by_process"}
+    for group, inner in groups.items():
+        told = {name.removeprefix(f"{group}.") for name in named}
+        assert {key for key in inner if key not in told and not (key.endswith("_max") and "…_max" in told)} == set()
+    assert keys - named - set(groups) == set()
 
 
 def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:

@@ -18,6 +18,7 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.c_prompt_processing import sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
 from experiment_core_utils.inference_results import pool_inference_results
+from experiment_core_utils.meters.emissions_file import read_windows
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
@@ -292,6 +293,12 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, accelerator: Accelera
     ]  # fmt: skip
     times = [sum(b["inference_time_s"] for b in two["batches"] if b["process_index"] == rank) for rank in (0, 1)]
     assert two["total_inference_time_s"] == pytest.approx(max(times))
+    # Each sees a GPU of its own: the first one tracks both.
+    (row,) = read_windows(tmp_path / "emissions_0001.csv")
+    first, second = (json.loads((tmp_path / f"energy{rank}.json").read_text()) for rank in (0, 1))
+    devices = [each["origin"]["device"] for each in first["instruments"] if each["origin"]["basis"] == "counter"]
+    assert (row["gpus_in_use"], devices) == (2, ["GPU-0", "GPU-1", "all"])
+    assert second["gpu_counter_j"] is None and "the first process there tracks for all" in second["reason"]
     # More processes than prompts: the second has none, nothing is lost or doubled.
     assert json.loads((tmp_path / "one_prompt.json").read_text())["num_prompts_processed"] == 1
     # Only the second process had no room for its batch: all stop, with the same class of error.

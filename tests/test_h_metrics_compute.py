@@ -80,6 +80,13 @@ def test_the_count_moves_with_top_k() -> None:
             assert get_flops(model, torch.full((2, 6), 5), method=method) == 2 * olmoe_flops(6, top_k)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["formula", "counter"])
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_no_time_is_no_limit_that_can_be_kept(llama: nn.Module, timeout_s: float, method: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be counted in .* s; give more than 0, or None for no limit"):
+        get_flops(llama, torch.full((1, 3), 5), timeout_s, method)
+
+
 def test_ptflops_is_a_method_of_its_own(llama: nn.Module) -> None:
     found = count_prompt_flops(llama, torch.full((2, 11), 5), method="ptflops")
     # Without fused attention.
@@ -118,6 +125,11 @@ def pack(model: Any) -> Any:
                 setattr(module, name, PackedLinear(child))
     model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     return model
+
+
+def test_packed_weights_keep_their_formula() -> None:
+    found = count_prompt_flops(pack(causal_model(llama_config())), torch.full((2, 11), 5))
+    assert (found.method, found.flops) == ("formula", 2 * llama_flops(11))
 
 
 @pytest.mark.parametrize("method", ["counter", "ptflops"])

@@ -368,6 +368,14 @@ def test_a_machine_whose_gpus_were_not_read_leaves_no_total(tmp_path: Path) -> N
     assert pooled["reason"] == "process 1: GPUs in use are not in it"
 
 
+def test_the_instruments_reasons_are_told_too(tmp_path: Path) -> None:
+    lost = energy(4.0, 2.0) | {"instruments_reason": "GPU is lost"}
+    untracked = energy(4.0, 2.0, reason="no file") | {"instruments_reason": "no file"}
+    save_energy(tmp_path, lost, untracked)
+    pooled = load_and_aggregate_per_process_energy_results("7", 2, results_dir=tmp_path)
+    assert pooled["reason"] == "process 0: GPU is lost; process 1: no file"
+
+
 def test_energy_that_nobody_tracked_is_none_with_the_reason(tmp_path: Path) -> None:
     save_energy(tmp_path, energy(None, reason="not tracked"), energy(None, reason="shares"))
     pooled = load_and_aggregate_per_process_energy_results("7", 2, results_dir=tmp_path)

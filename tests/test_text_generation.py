@@ -15,6 +15,7 @@ from experiment_core_utils.text_generation import (
     context_length,
     describe_decoding,
     generation_values,
+    logits_problem,
 )
 from tests.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded, tiny_text_model
 
@@ -162,3 +163,12 @@ def test_the_context_is_the_decoders() -> None:
     model = ScriptedTextModel({})
     model.config = BloomConfig()  # ALiBi: no limit that was learned
     assert context_length(model.config) is None
+
+
+def test_logits_that_are_not_finite_are_named() -> None:
+    model: Any = tiny_text_model()
+    prompts: Any = {"input_ids": torch.tensor([[0, 5, 6]]), "attention_mask": torch.tensor([[0, 1, 1]])}
+    assert logits_problem(model, prompts, torch.device("cpu")) is None
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    assert "not finite" in str(logits_problem(model, prompts, torch.device("cpu")))

@@ -384,6 +384,21 @@ def test_energy_that_nothing_tells_stops_before_the_model_is_loaded(values: dict
     assert not (tmp_path / "results" / "raw_results").exists()
 
 
+@pytest.mark.parametrize("script", [{"fail_at": "probe"}, {"silent_at": "start window 2"}])
+def test_required_energy_needs_one_source_of_the_two(
+    script: dict[str, Any], values: dict[str, Any], tmp_path: Path
+) -> None:
+    """codecarbon does not start, or measures nothing; the device draws 100 W throughout."""
+    instruments = instruments_of(device_in_real_time(), sample_every_s=0.005)
+    sources = EnergySources(scripted_library(**script), instruments, 0.05)
+    grid = combinations({**values, "track_energy": True, "energy": "required"})
+    (result,) = run_text_experiments(grid, tmp_path / "results", lambda line: None, sources).results.values()
+    energy = result["global_energy_results"]
+    assert energy["gpu_counter_j"] == pytest.approx(100 * energy["duration_seconds"], rel=0.2)
+    assert energy["total_energy_kwh"] is None
+    assert "process 0: codecarbon lacks 1 of 1 windows: codecarbon" in energy["reason"]
+
+
 def test_optional_energy_is_none_with_the_reason_in_every_place(values: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "results"
     grid = combinations({**values, "track_energy": True, "energy": "optional"})

@@ -57,6 +57,17 @@ def test_windows_and_devices_add_up() -> None:
     assert (both.uncertainty_j, both.idle_j, both.net_j) == (8.0, None, None)
 
 
+def test_a_gpu_that_nothing_reads_leaves_no_sum() -> None:
+    one = window(measured(100.0, origin("GPU-1")), measured(50.0, origin("GPU-2")))
+    two = window(measured(100.0, origin("GPU-1")), measured(30.0, origin("GPU-1", "instant_power")))
+    assert instrument_energy([replace(one, gpus=("GPU-1", "GPU-2"))])["gpu_counter_j"] == 150.0
+    for each in (replace(one, gpus=("GPU-1", "GPU-2", "GPU-3")), replace(two, gpus=("GPU-1", "GPU-3"))):
+        found = instrument_energy([each])
+        assert (found["gpu_counter_j"], found["gpu_power_integral_j"], found["gpu_net_j"]) == (None, None, None)
+        assert found["instruments_reason"] == "no sum over GPUs: nothing is read of GPU-3"
+        assert {figure["origin"]["device"] for figure in found["instruments"]} <= {"GPU-1", "GPU-2"}
+
+
 def test_net_energy_may_be_negative() -> None:
     assert instrument_energy([window(measured(500.0, origin("GPU-1")), idle_w=(70, 70))])["gpu_net_j"] == -200.0
 

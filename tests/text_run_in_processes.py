@@ -2,9 +2,11 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import of_all_processes, setup_distributed
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
@@ -12,6 +14,9 @@ from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.primitives.errors import OutOfMemory
 from experiment_core_utils.primitives.text_config import TextConfig
+from experiment_core_utils.text_energy import EnergySources, TextEnergy
+from tests.scripted_codecarbon import scripted_library
+from tests.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_text_model import (
     PROMPTS,
     NumberTokenizer,
@@ -20,6 +25,17 @@ from tests.tiny_text_model import (
     tiny_text_model,
     tiny_tokenizer,
 )
+
+
+def write_energy(folder: Path, accelerator: Accelerator) -> None:
+    """Each process sees one GPU of its own, and 100 W of both are read in the first one."""
+    own = f"GPU-{accelerator.process_index}"
+    names = (own, "GPU-1") if accelerator.is_main_process else (own,)
+    both = instruments_of(*(device_in_real_time(name=name) for name in names), sample_every_s=0.005)
+    config = TextConfig(device="cpu", worker_timeout=60.0, country_iso_code="FRA")
+    energy = TextEnergy(config, accelerator, EnergySources(scripted_library(), both, 0.0, (own,)))
+    energy.measured(lambda: time.sleep(0.3), "0001", folder)
+    (folder / f"energy{accelerator.process_index}.json").write_text(json.dumps(energy.metrics("0001", folder)))
 
 
 def main() -> None:
@@ -38,6 +54,7 @@ def main() -> None:
             content = {**pooled, "output_tokens": pooled["output_tokens"].tolist()}
             (folder / f"{name}.json").write_text(json.dumps(content))
     rank = accelerator.process_index
+    write_energy(folder, accelerator)
     scripted = ScriptedTextModel({60: (1,), 61: (1,)}, largest_batch=1 - rank)
     try:
         prompts = left_padded([[60], [61, 1]])

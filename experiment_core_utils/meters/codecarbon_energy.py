@@ -21,6 +21,10 @@ READ_NOTHING = "codecarbon read nothing"
 class CodecarbonEnergy:
     """codecarbon as an `EnergyMeter`: the CPU, the GPUs together, and memory, in this order.
 
+    For code that measures through the interface and may run where codecarbon is the only source; put it into
+    `SideBySide` with others to compare them. Text runs write codecarbon's own columns and take `CodecarbonMeter`
+    itself; stages of a request are too short for it.
+
     No figure has a bound: codecarbon does not tell when it read what.
     """
 

@@ -3,7 +3,6 @@
 It stands beside `emissions_{experiment_id}.csv` and has a window for each of its rows. Joules, watts and seconds.
 """
 
-import json
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from experiment_core_utils.primitives.energy_records import EnergyWindow
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import check_file_name_part, write_json_atomically
+from experiment_core_utils.primitives.result_files import read_versioned_object
 
 ENERGY_VERSION = 1
 _WINDOWS = TypeAdapter(tuple[EnergyWindow, ...])
@@ -28,13 +28,7 @@ def read_energy_windows(path: Path) -> tuple[EnergyWindow, ...]:
     Raises:
         ResultsError: torn, of another schema, or something else.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{path} cannot be read ({error}); remove it or measure again") from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != ENERGY_VERSION:
-        raise ResultsError(f"{path} is no energy file of schema {ENERGY_VERSION} (it says {version}); remove it")
+    content = read_versioned_object(path, "energy file", ENERGY_VERSION)
     try:
         return _WINDOWS.validate_python(content.get("windows"))
     except ValidationError as error:

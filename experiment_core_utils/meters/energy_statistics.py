@@ -168,13 +168,11 @@ def energy_figure(
     found = [each for each in windows if each.joules is not None]
     failed = [each.reason for each in windows if each.joules is None]
     joules = [each.joules for each in found if each.joules is not None]
-    bounds = [each.bound_j for each in found if each.bound_j is not None]
     act_s = mean_of_known([each.act_s for each in found])
-    bound_j = max(bounds) if found and len(bounds) == len(found) else None
+    bound_j = _largest_of_known([each.bound_j for each in found])
     idle_w, idle_uncertainty_w = mean_idle([idle_before, idle_after])
-    idle_j = None if idle_w is None or act_s is None else idle_w * act_s
+    idle_j, baseline_j = _energy_at(idle_w, act_s), _energy_at(idle_uncertainty_w, act_s)
     gross = describe(joules)
-    baseline_j = None if idle_uncertainty_w is None or act_s is None else idle_uncertainty_w * act_s
     return EnergyFigure(
         origin=windows[0].origin,
         gross_j=gross,
@@ -191,6 +189,16 @@ def energy_figure(
         num_windows=len(found),
         reason=f"{len(failed)} of {len(windows)} windows gave no figure: {failed[0]}" if failed else None,
     )
+
+
+def _largest_of_known(values: Sequence[float | None]) -> float | None:
+    """None where any is, or where there are none."""
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def _energy_at(power_w: float | None, seconds: float | None) -> float | None:
+    return None if power_w is None or seconds is None else power_w * seconds
 
 
 def mean_idle(readings: Sequence[IdlePower | None]) -> tuple[float | None, float | None]:

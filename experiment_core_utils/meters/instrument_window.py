@@ -15,17 +15,20 @@ class InstrumentWindow:
     Args:
         using: calibrated.
         idle_s: length of the windows without work; 0 measures no idle power.
+
+    Attributes:
+        reason: why there is nothing to measure with; None where there is.
     """
 
     def __init__(self, using: Instruments, idle_s: float) -> None:
         self._using = using
         self._idle_s = idle_s
         self._meter: EnergyMeter | None = None
-        self._reason: str | None = None
+        self.reason: str | None = None
         try:
             self._meter = using.meter()
         except MeterUnavailable as error:
-            self._reason = str(error)
+            self.reason = str(error)
         self._idle_before = self._idle()
 
     def open(self) -> None:
@@ -40,7 +43,7 @@ class InstrumentWindow:
             is_idle_wanted: False where the devices are not at rest.
         """
         if self._meter is None:
-            return EnergyWindow(None, (), (), dict(self._using.missing), self._reason)
+            return EnergyWindow(None, (), (), dict(self._using.missing), self.reason)
         reading = self._meter.close()
         self._meter.release()
         after = self._idle() if is_idle_wanted else ()

@@ -34,8 +34,15 @@ class ExpertsShape:
 
     def products(self, hidden: int) -> int:
         """Multiply-adds for a token of width `hidden`."""
+        return self._products(hidden, self.top_k)
+
+    def weights(self, hidden: int) -> int:
+        """Elements of all matrices, of the experts that do not run for a token, too."""
+        return self._products(hidden, self.num_experts)
+
+    def _products(self, hidden: int, num_running: int) -> int:
         router = hidden * (self.num_experts + self.has_shared_gate)
-        return router + 3 * hidden * (self.top_k * self.width + self.shared_width)
+        return router + 3 * hidden * (num_running * self.width + self.shared_width)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,10 @@ class MlpShape:
     def products(self, hidden: int) -> int:
         """Multiply-adds for a token of width `hidden`."""
         return (3 if self.is_gated else 2) * hidden * self.width
+
+    def weights(self, hidden: int) -> int:
+        """Elements of all matrices."""
+        return self.products(hidden)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,14 @@ class BlockShape:
 
     def token_products(self, hidden: int) -> int:
         """Multiply-adds for a token of width `hidden`, whatever it attends to."""
-        return 2 * hidden * (self.query_width + self.kv_width) + self.mlp.products(hidden)
+        return self._attention_products(hidden) + self.mlp.products(hidden)
+
+    def weights(self, hidden: int) -> int:
+        """Elements of all matrices of the block."""
+        return self._attention_products(hidden) + self.mlp.weights(hidden)
+
+    def _attention_products(self, hidden: int) -> int:
+        return 2 * hidden * (self.query_width + self.kv_width)
 
     def with_top_k(self, top_k: int) -> "BlockShape":
         """With `top_k` experts for a token; a dense block as it is. Raises ConfigurationError for too many experts."""

@@ -1,56 +1,106 @@
 """In: a model in memory, its knobs turned or not; out: the shapes that it runs with now, by its config and its modules.
 
 A config says how a model was trained. How many blocks run, and how many experts their routers choose, is read from the
-modules, so that operations move with a knob however it was turned.
+modules, so that operations move with a knob however it was turned; blocks that were made narrower than their config
+have no formula.
 """
 
+import copy
+import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
+from experiment_core_utils.models.block_modules import BlockModules
 from experiment_core_utils.models.decoder_flops import BlockShape, DecoderShape, ExpertsShape, MlpShape
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What was found in a model, and what it was found for.
+
+    Attributes:
+        config: the entries of the model's config.
+        layers, head: as they were read.
+        top_ks: experts that the router of each layer chose.
+    """
+
+    config: dict[str, Any]
+    layers: tuple[BlockModules, ...]
+    head: BlockModules
+    top_ks: tuple[int | None, ...]
+    found: Architecture | UnknownArchitecture
+
+    def is_of(self, model: PreTrainedModel) -> bool:
+        """Whether the model is still what was seen."""
+        layers = vars(model.get_decoder().layers)["_modules"].values()
+        return (
+            len(layers) == len(self.layers)
+            and all(seen.is_of(layer) for seen, layer in zip(self.layers, layers, strict=True))
+            and self.head.is_of(model.get_output_embeddings())
+            and all(seen.top_k == top_k for seen, top_k in zip(self.layers, self.top_ks, strict=True))
+            and _entries(model.config) == self.config
+        )
+
+
+_SEEN: "weakref.WeakKeyDictionary[nn.Module, _Seen]" = weakref.WeakKeyDictionary()
+
+
 def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitecture:
-    """The architecture as it runs now; unknown where modules and config do not describe the same blocks."""
+    """The architecture as it runs now; unknown where modules and config do not describe the same blocks.
+
+    The modules are read once for each model. What was replaced, added or removed since is noticed, and so is a router
+    that chooses another number of experts, or a config that was changed.
+    """
     if not isinstance(model, PreTrainedModel):
         return UnknownArchitecture(f"no formula is known for a {type(model).__name__}; it is no model of transformers")
+    seen = _SEEN.get(model)
+    if seen is not None and seen.is_of(model):
+        return seen.found
     architecture = architecture_of(model.config)
     if isinstance(architecture, UnknownArchitecture):
         return architecture
-    blocks, layers = architecture.decoder.blocks, model.get_decoder().layers
-    chosen = [_top_k_of(layer) for layer in layers]
-    if not _are_alike(blocks, chosen):
-        return UnknownArchitecture(
-            f"the {len(layers)} blocks of this {model.config.model_type} are not the {len(blocks)} of its config"
-        )
-    turned = [_turned(block, top_k) for block, top_k in zip(blocks, chosen, strict=True)]
-    old = architecture.decoder
-    return replace(architecture, decoder=DecoderShape.of_blocks(old.hidden, turned, old.head_rows))
+    lm_head = model.get_output_embeddings()
+    if lm_head is None:
+        return UnknownArchitecture(f"this {type(model).__name__} has no head, which the formulas of its config count")
+    layers = tuple(BlockModules.of(layer) for layer in model.get_decoder().layers)
+    head = BlockModules.of(lm_head)
+    top_ks = tuple(layer.top_k for layer in layers)
+    found = _turned(architecture, layers, head)
+    _SEEN[model] = _Seen(copy.deepcopy(_entries(model.config)), layers, head, top_ks, found)
+    return found
 
 
-def _turned(block: BlockShape, top_k: int | None) -> BlockShape:
+def _entries(config: PreTrainedConfig) -> dict[str, Any]:
+    """Those that say of what shape a model is; settings of a quantisation do not compare by their values."""
+    return {name: value for name, value in vars(config).items() if name != "quantization_config"}
+
+
+def _turned(
+    architecture: Architecture, layers: Sequence[BlockModules], head: BlockModules
+) -> Architecture | UnknownArchitecture:
+    """With the experts that the routers choose."""
+    decoder, name = architecture.decoder, architecture.model_type
+    blocks = decoder.blocks
+    chosen = [layer.top_k for layer in layers]
+    if [type(block.mlp) for block in blocks] != [MlpShape if top_k is None else ExpertsShape for top_k in chosen]:
+        return UnknownArchitecture(f"the {len(layers)} blocks of this {name} are not the {len(blocks)} of its config")
+    expected = [block.weights(decoder.hidden) for block in blocks] + [decoder.hidden * decoder.head_rows]
+    for place, (part, elements) in enumerate(zip([*layers, head], expected, strict=True)):
+        if part.matrix_elements not in (None, elements):
+            what = f"block {place}" if place < len(layers) else "the head"
+            return UnknownArchitecture(
+                f"{what} of this {name} has {part.matrix_elements} weights in its matrices, its config says {elements}"
+            )
+    turned = [_with_top_k(block, top_k) for block, top_k in zip(blocks, chosen, strict=True)]
+    return replace(architecture, decoder=DecoderShape.of_blocks(decoder.hidden, turned, decoder.head_rows))
+
+
+def _with_top_k(block: BlockShape, top_k: int | None) -> BlockShape:
     """With the experts that its router chooses."""
     is_own = isinstance(block.mlp, MlpShape) or block.mlp.top_k == top_k
     return block if is_own or top_k is None else block.with_top_k(top_k)
-
-
-def _top_k_of(block: nn.Module) -> int | None:
-    """Experts that its router chooses for a token; None in a dense block."""
-    # A figure of operations must take under a millisecond, also for many blocks: last first, because the router comes
-    # after attention, and without `children()`, which looks for modules that are there twice.
-    waiting = [block]
-    while waiting:
-        own = vars(waiting.pop())
-        if "top_k" in own:
-            return int(own["top_k"])
-        waiting.extend(module for module in own["_modules"].values() if module is not None)
-    return None
-
-
-def _are_alike(blocks: Sequence[BlockShape], chosen: Sequence[int | None]) -> bool:
-    kinds = [MlpShape if top_k is None else ExpertsShape for top_k in chosen]
-    return [type(block.mlp) for block in blocks] == kinds

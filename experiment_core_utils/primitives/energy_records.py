@@ -129,6 +129,8 @@ class EnergyWindow:
         reading: None where there was nothing to measure with, for which `reason` says why.
         idle_before, idle_after: for each source and device; empty where it was not asked for.
         missing: what is not there, by name, and why.
+        codecarbon_reason: why codecarbon has no row for this window, where it has none.
+        gpus: those that were to be measured, by the driver's ids; empty where that is not known.
     """
 
     reading: EnergyReading | None
@@ -136,6 +138,19 @@ class EnergyWindow:
     idle_after: tuple[IdlePower, ...]
     missing: Mapping[str, str]
     reason: str | None
+    codecarbon_reason: str | None = None
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def unread_gpus(self) -> tuple[str, ...]:
+        """Those that were to be measured and that no source tells of."""
+        told = set() if self.reading is None else {each.origin.device for each in self.reading.devices}
+        return tuple(gpu for gpu in self.gpus if gpu not in told)
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether any source measured any device."""
+        return self.reading is not None and any(each.joules is not None for each in self.reading.devices)
 
 
 @dataclass(frozen=True)

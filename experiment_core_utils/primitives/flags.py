@@ -134,6 +134,12 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         help="a warm-up goes on until its last three runs agree within 5 %%, to this many at most "
         f"(default: {MAX_WARMUP_RUNS}, or --num_warmup_runs where that is more)",
     )
+    _add_course(how)
+    _add_machine(how)
+
+
+def _add_course(how: argparse._ArgumentGroup) -> None:
+    """In which order, for how long, and what is measured beside."""
     how.add_argument(
         "--setting_order",
         choices=("shuffled", "planned"),
@@ -159,6 +165,10 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="energy of each stage and sample; required stops where nothing measures it (%(default)s)",
     )
+
+
+def _add_machine(how: argparse._ArgumentGroup) -> None:
+    """On what, and with how much of it."""
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     how.add_argument(
         "--precision",

@@ -78,6 +78,25 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
+def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]:
+    """The object in a file of one schema.
+
+    Args:
+        what: it is, for the message: "energy file".
+
+    Raises:
+        ResultsError: not there, torn, or of another schema.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path} cannot be read ({error}); remove it or measure again") from error
+    found = content.get("schema_version") if isinstance(content, dict) else None
+    if found != version:
+        raise ResultsError(f"{path} is no {what} of schema {version} (it says {found}); remove it")
+    return dict(content)
+
+
 def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
     """The experiments that a file of many holds, by name; empty where there is no file yet.
 

@@ -286,9 +286,18 @@ def _one_line(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = f"there is no such key; known are {', '.join(_keys_beside(first['loc']))}"
+    message += _written_as_text(first["input"]) if first["type"] in ("float_type", "int_type") else ""
     given = f" (given: {first['input']!r})" if where and first["type"] != "extra_forbidden" else ""
     more = f"; {len(others)} more like it" if others else ""
     return f"{where + ': ' if where else ''}{message}{given}{more}"
+
+
+def _written_as_text(given: Any) -> str:
+    """What to write instead of a number that YAML reads as text: `1e-1` has no point."""
+    try:
+        return f"; write {float(given):.12g} without quotes" if isinstance(given, str) else ""
+    except ValueError:
+        return ""
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:

@@ -34,8 +34,11 @@ from experiment_core_utils.primitives.text_config import judged
 METHODS: tuple[FlopMethod, ...] = ("formula", "counter", "ptflops")
 
 
+DEEP = {"num_hidden_layers": 80}
+
+
 def small_configs() -> list[PreTrainedConfig]:
-    """One of each kind of decoder: 4 blocks of width 128."""
+    """One of each kind of decoder: 4 blocks of width 128; and one of 80 blocks."""
     sizes = {
         "vocab_size": 512,
         "hidden_size": 128,
@@ -51,6 +54,7 @@ def small_configs() -> list[PreTrainedConfig]:
         MixtralConfig(**sizes, num_local_experts=8, num_experts_per_tok=2),
         Qwen2MoeConfig(**sizes, **experts, moe_intermediate_size=64, shared_expert_intermediate_size=64),
         Qwen3MoeConfig(**sizes, **experts, head_dim=32, moe_intermediate_size=64),
+        LlamaConfig(**{**sizes, **DEEP}),
     ]
 
 
@@ -60,7 +64,8 @@ def models() -> Iterator[tuple[str, nn.Module]]:
     yield "embedded model", model
     for config in small_configs():
         torch.manual_seed(0)
-        yield f"{config.model_type}, small", AutoModelForCausalLM.from_config(config).eval()
+        size = "80 blocks" if config.num_hidden_layers == 80 else "small"
+        yield f"{config.model_type}, {size}", AutoModelForCausalLM.from_config(config).eval()
 
 
 def median_ms(model: nn.Module, prompt: torch.Tensor, method: FlopMethod, repeats: int) -> tuple[float, float | None]:

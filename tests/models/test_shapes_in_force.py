@@ -1,5 +1,8 @@
 """Formulas of models whose knobs were turned by hand, against what a forward pass of the same model computes."""
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,6 +74,122 @@ def test_blocks_that_the_config_does_not_describe_are_counted() -> None:
     count = count_prompt_flops(model, PROMPTS)
     assert (count.method, count.counted_on, count.reason) == ("counter", "model", None)
     assert count.flops == count_prompt_flops(model, PROMPTS, method="counter").flops
+
+
+def narrowed(linear: nn.Linear, out_features: int) -> nn.Linear:
+    return nn.Linear(linear.in_features, out_features, bias=False)
+
+
+def narrow_mlp(model: Any) -> None:
+    mlp = model.get_decoder().layers[2].mlp
+    mlp.gate_proj, mlp.up_proj = narrowed(mlp.gate_proj, 64), narrowed(mlp.up_proj, 64)
+    mlp.down_proj = nn.Linear(64, 40, bias=False)
+
+
+def narrow_weight(model: Any) -> None:
+    """Without another module: the weight alone."""
+    mlp = model.get_decoder().layers[2].mlp
+    for name, shape in (("gate_proj", (64, 40)), ("up_proj", (64, 40)), ("down_proj", (40, 64))):
+        getattr(mlp, name).weight = nn.Parameter(torch.ones(shape))
+
+
+def narrow_experts(model: Any) -> None:
+    experts = model.get_decoder().layers[2].mlp.experts
+    experts.gate_up_proj = nn.Parameter(experts.gate_up_proj[:, :96].detach().clone())
+    experts.down_proj = nn.Parameter(experts.down_proj[:, :, :48].detach().clone())
+
+
+def narrow_head(model: Any) -> None:
+    model.lm_head = narrowed(model.lm_head, 90)
+
+
+@pytest.mark.parametrize("is_seen_before", [False, True])
+@pytest.mark.parametrize(
+    ("name", "narrow", "said"),
+    [
+        # 4 x 40 x 40 of attention less a half of two, and 3 x 40 x 96 or 3 x 40 x 64.
+        ("llama", narrow_mlp, "block 2 of this llama has 12480 weights in its matrices, its config says 16320"),
+        ("llama", narrow_weight, "block 2 of this llama has 12480 weights"),
+        # 6 x 40 of the router, and 6 experts of 3 x 40 x 96 or 3 x 40 x 48.
+        ("olmoe", narrow_experts, "block 2 of this olmoe has 39600 weights in its matrices, its config says 74160"),
+        ("llama", narrow_head, "the head of this llama has 3600 weights in its matrices, its config says 3880"),
+    ],
+)
+def test_a_model_that_was_made_narrower_has_no_formula(
+    name: str, narrow: Callable[[Any], None], said: str, is_seen_before: bool
+) -> None:
+    model: Any = build(TEXT_FAMILIES[name]())
+    if is_seen_before:
+        in_force(model)
+    narrow(model)
+    found = architecture_in_force(model)
+    assert isinstance(found, UnknownArchitecture) and found.reason.startswith(said)
+    count = count_prompt_flops(model, PROMPTS)
+    assert (count.method, count.counted_on) == ("counter", "model")
+    assert count.flops == count_prompt_flops(model, PROMPTS, method="counter").flops
+
+
+class PackedLinear(nn.Module):
+    """As quantisers make them: the weights in another form, their logical sizes beside."""
+
+    def __init__(self, linear: nn.Linear, is_column: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        packed = torch.zeros(linear.weight.numel() // 4, 1) if is_column else torch.zeros(3, 5, dtype=torch.uint8)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.weight_scale_inv = nn.Parameter(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("is_column", [False, True])
+def test_packed_weights_have_the_formula_of_their_logical_sizes(is_column: bool) -> None:
+    model: Any = build(TEXT_FAMILIES["llama"]())
+    expected = in_force(model)
+    for layer in model.get_decoder().layers:
+        layer.mlp.up_proj = PackedLinear(layer.mlp.up_proj, is_column)
+    assert in_force(model) == expected
+
+
+def test_packed_experts_that_do_not_tell_their_sizes_are_believed() -> None:
+    model: Any = build(TEXT_FAMILIES["olmoe"]())
+    expected = in_force(model)
+    for layer in model.get_decoder().layers:
+        layer.mlp.experts.down_proj = nn.Parameter(torch.zeros(6, 7, dtype=torch.uint8), requires_grad=False)
+    assert in_force(model) == expected
+
+
+def test_what_changes_after_the_first_figure_is_noticed() -> None:
+    """A block that is dropped, one that is put in another's place, and a config that says something else."""
+    model: Any = build(TEXT_FAMILIES["llama"]())
+    whole = in_force(model).forward_flops(7)
+    decoder = model.get_decoder()
+    decoder.layers = decoder.layers[:3]
+    assert isinstance(architecture_in_force(model), UnknownArchitecture)
+    decoder.config.num_hidden_layers = 3
+    three = in_force(model).forward_flops(7)
+    assert three < whole
+    decoder.layers[1] = build(TEXT_FAMILIES["llama, wide heads"]()).get_decoder().layers[1]  # type: ignore[operator]
+    found = architecture_in_force(model)
+    assert isinstance(found, UnknownArchitecture) and "block 1 of this llama" in found.reason
+    decoder.layers[1] = build(TEXT_FAMILIES["llama"]()).get_decoder().layers[1]  # type: ignore[operator]
+    assert in_force(model).forward_flops(7) == three
+
+
+def test_what_was_seen_of_a_model_does_not_keep_it() -> None:
+    model: Any = build(TEXT_FAMILIES["olmoe"]())
+    block, whole = weakref.ref(model.get_decoder().layers[3]), weakref.ref(model)
+    in_force(model)
+    model.get_decoder().layers = model.get_decoder().layers[:3]
+    gc.collect()
+    assert block() is None
+    del model
+    gc.collect()
+    assert whole() is None
+
+
+def test_a_model_without_a_head_has_no_formula_of_one() -> None:
+    model: Any = build(TEXT_FAMILIES["olmoe"]())
+    found = architecture_in_force(model.model)
+    assert isinstance(found, UnknownArchitecture) and "OlmoeModel has no head" in found.reason
 
 
 def test_what_has_no_formula_says_so() -> None:

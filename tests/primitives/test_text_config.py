@@ -169,3 +169,8 @@ def test_energy_is_wanted_unless_either_key_says_no(given: dict[str, Any], wante
 def test_energy_has_three_values() -> None:
     with pytest.raises(ConfigurationError, match="energy: .*required"):
         judged({"energy": "sometimes"})
+
+
+def test_a_number_that_yaml_reads_as_text_is_named_with_what_to_write() -> None:
+    with pytest.raises(ConfigurationError, match=r"; write 0\.1 without quotes \(given: '1e-1'\)"):
+        judged({"decoder_config": {"decoding_mode": "temperature", "decoder_temperature": "1e-1"}})
