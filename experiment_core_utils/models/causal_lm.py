@@ -209,21 +209,14 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
     Raises:
         ConfigurationError: there is none that can be used, or it has no end-of-sequence token.
     """
-<<<<<<< HEAD
+    needed = "put its tokenizer.json and tokenizer_config.json there"
     if source.is_published_molmoe:
         tokenizer = load_published_tokenizer(source.folder)
     else:
-        with _vendor_errors_named(f"{source.folder} has no usable tokenizer"):
+        with _vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
             tokenizer = AutoTokenizer.from_pretrained(
                 source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
             )
-=======
-    needed = "put its tokenizer.json and tokenizer_config.json there"
-    with _vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
-        )
->>>>>>> 99239bc90275462eeef64dc57bcd1c6b367aee4b
     if tokenizer.eos_token is None:
         raise ConfigurationError(
             f"the tokenizer in {source.folder} has no end-of-sequence token, which generation ends at and pads with; "
