@@ -85,7 +85,7 @@ def test_a_model_that_is_not_there(path: str, message: str, tmp_path: Path) -> N
         ("{", "is not JSON"),
         ("[1]", "no JSON object"),
         ("{}", "the config in .* cannot be used"),
-        ('{"model_type": "bert"}', "is a bert, which transformers has neither"),
+        ('{"model_type": "vit"}', "is a vit, which transformers has neither"),
         ('{"model_type": "molmo", "block_type": "llama"}', "not a MolmoE config: block_type is 'llama'"),
     ],
 )
