@@ -78,7 +78,7 @@ def _processor(folder: Path, config: PreTrainedConfig) -> ProcessorMixin:
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
     """The same kind of processor with nothing in place of the part for videos, which needs torchvision."""
 
-    class WithoutVideo(kind):  # type: ignore[valid-type,misc]
+    class WithoutVideo(kind):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if argument_name == _VIDEO and argument is None:
                 return type(None)
@@ -96,4 +96,5 @@ def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 def _again(kind: type[ProcessorMixin]) -> ProcessorMixin:
     """An empty processor without video, for unpickling."""
     made = without_video(kind)
-    return made.__new__(made)
+    processor: ProcessorMixin = object.__new__(made)
+    return processor

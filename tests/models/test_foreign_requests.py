@@ -50,7 +50,13 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], C
     def made(family: str) -> Checkpoint:
         if family == "smolvlm":
             pytest.importorskip("num2words", reason="SmolVLM's processor asks for it")
-        folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
+        try:
+            folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
+        except ImportError as error:
+            # In older versions of transformers the processors of these two need torchvision.
+            if family not in ("smolvlm", "idefics3"):
+                raise
+            pytest.skip(str(error).strip().splitlines()[0])
         kind = AutoModelForCausalLM if family in TEXT_FAMILIES else AutoModelForImageTextToText
         requests = ForeignRequests(load_foreign_processor(folder), AutoConfig.from_pretrained(folder), family)
         return Checkpoint(folder, requests, kind.from_pretrained(folder).eval())
@@ -66,12 +72,13 @@ Made = Callable[[str], Checkpoint]
 # For a picture of 60 x 40 pixels. The tiles are those of tiny_checkpoints; what the grids follow from is in
 # test_vision_options.
 REALISED = {
-    # 2 tiles: canvas 24 x 48 holds it as 36 x 24 = 5 of 6 columns of features, 3 rows with an end each, and the whole
-    # of 9: unpadding to the picture's shape leaves (6 - 2) * 3 + 3 + 9.
-    ("llava_next", "low"): (2, (1, 2), 24),
-    # 48 x 72 holds all of it at full size: 6 rows of 9, 6 ends, and the whole.
+    # The canvas of 24 x 48 holds it as 24 x 36 pixels, 4 columns of 8 pixels of the 6; 3 rows with an end each, and the
+    # whole of 3 * 3.
+    ("llava_next", "low"): (2, (1, 2), 4 * 3 + 3 + 9),
+    # The canvas of 48 x 72 has its aspect, 6 rows of 9 columns with an end each, and the whole.
     ("llava_next", "medium"): (6, (2, 3), 6 * 9 + 6 + 9),
-    # 72 x 72 is the smallest of 9 to 15 tiles: 72 x 48 pixels, 9 columns of 6 rows; 7 where the margin is uneven.
+    # 72 x 72 is the smallest that holds it of 9 to 15 tiles, as 48 x 72 pixels: 6 of 9 rows and one more, since as many
+    # are dropped above as below.
     ("llava_next", "high"): (9, (3, 3), 7 * 9 + 7 + 9),
     # Aspect 3:2: 2:1 and 1:1 are both off by 1/2, and 1024 pixels are not too many for the second.
     ("internvl", "low"): (2, (1, 2), 3 * 4),
@@ -238,25 +245,26 @@ def test_a_prompt_with_a_placeholder_in_it_is_refused(checkpoint_of: Made, has_p
         checkpoint_of("llava").requests.make(sample(60 if has_picture else None), "what is <image>?", LOW)
 
 
-@pytest.mark.parametrize("family", [family for family in VISION_FAMILIES if family not in ("aria", "smolvlm")])
+@pytest.mark.parametrize("family", [family for family in VISION_FAMILIES if family != "aria"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(1, 1)
 @example(1, 200)
 @example(201, 1)
 @example(3, 601)
 @example(333, 7)
+@example(3, 100)
+@example(100, 3)
+@example(1, 3)
 @given(st.integers(1, 700), st.integers(1, 700))
 def test_every_picture_gives_a_request_or_a_sample_error(
     checkpoint_of: Made, family: str, width: int, height: int
 ) -> None:
     requests = checkpoint_of(family).requests
-    crops = CropRange(2, 5)
-    try:
-        shape = requests.make(sample(width, height), "Why?", crops).shape
-    except SampleError as error:
-        assert max(width, height) > 200 * min(width, height)
-        assert str(error).startswith(f"sample 7: its picture of {width} x {height} pixels")
+    if max(width, height) > 200 * min(width, height):
+        with pytest.raises(SampleError, match=f"sample 7: its picture of {width} x {height} pixels cannot be used"):
+            requests.make(sample(width, height), "Why?", CropRange(2, 5))
         return
+    shape = requests.make(sample(width, height), "Why?", CropRange(2, 5)).shape
     assert shape.theoretical is not None and shape.actual is not None
     # The processor cut the picture as its rule was understood.
     assert (shape.actual.num_crops, shape.actual.tiling) == (shape.theoretical.num_crops, shape.theoretical.tiling)
@@ -268,7 +276,7 @@ def test_every_picture_gives_a_request_or_a_sample_error(
         assert shape.vision_tokens <= 6 * 144
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 200), (601, 3), (990, 1010)])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 200), (600, 3), (990, 1010)])
 def test_aria_cuts_odd_pictures_as_expected(checkpoint_of: Made, width: int, height: int) -> None:
     shape = checkpoint_of("aria").requests.make(sample(width, height), "Why?", LOW).shape
     assert shape.actual == shape.theoretical
