@@ -81,6 +81,7 @@ def figure_entry(figure: EnergyFigure) -> dict[str, Any]:
         "window_s": figure.window_s,
         "num_windows": figure.num_windows,
         "reason": figure.reason,
+        "remark": figure.remark,
     }
 
 

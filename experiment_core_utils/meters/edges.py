@@ -59,8 +59,11 @@ class EdgeWatch:
 
     @property
     def is_done(self) -> bool:
-        """Whether every counter has advanced, failed, or been given up."""
-        return len(self.edges) == len(self._counters)
+        """Whether every counter has advanced, failed, or been given up, by now."""
+        if len(self.edges) < len(self._counters):
+            return False
+        now_s = self._clock.now_s()
+        return all(edge.latest_s <= now_s for edge in self.edges.values())
 
     def stop(self) -> None:
         """Poll no longer."""

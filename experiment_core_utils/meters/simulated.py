@@ -39,14 +39,21 @@ class ScriptedClock:
             self._is_calling = True
             first.call()
             self._is_calling = False
+            first.ended_s = self._now_s
             first.due_s = self._now_s + first.interval_s
         self._now_s = until_s
 
     def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
         """See `Clock.every`."""
-        repeating = _ScriptedRepeating(self._now_s + interval_s, interval_s, call, self._repeating)
+        repeating = _ScriptedRepeating(self._now_s + interval_s, interval_s, call, self)
         self._repeating.append(repeating)
         return repeating
+
+    def forget(self, repeating: "_ScriptedRepeating") -> None:
+        """Make its calls no longer; the last one is waited for where it took longer than the clock has moved."""
+        if repeating in self._repeating:
+            self._repeating.remove(repeating)
+            self._now_s = max(self._now_s, repeating.ended_s)
 
 
 @dataclass(eq=False)
@@ -54,11 +61,11 @@ class _ScriptedRepeating:
     due_s: float
     interval_s: float
     call: Callable[[], None]
-    among: "list[_ScriptedRepeating]"
+    clock: ScriptedClock
+    ended_s: float = -math.inf
 
     def stop(self) -> None:
-        if self in self.among:
-            self.among.remove(self)
+        self.clock.forget(self)
 
 
 class PowerCurve:

@@ -9,19 +9,21 @@ window are the second source.
 
 import bisect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from experiment_core_utils.meters.counter_rise import CounterReading, rise_along
+from experiment_core_utils.meters.counter_watch import CounterWatch
 from experiment_core_utils.meters.edges import POLL_EVERY_S, Edge, EdgeWatch
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
     aligned_bound_j,
-    counter_delta,
     window_for_error,
 )
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.interface import EnergyCounter
 from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
+from experiment_core_utils.meters.source_agreement import with_disagreements
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.energy_records import ActEnergy, Alignment, DeviceEnergy, IdlePower, PowerTrace
 from experiment_core_utils.primitives.errors import MeterUnavailable
@@ -130,16 +132,20 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
     try:
         acts.go_on_until(using.clock.now_s() + margin_s)
         opened = _edges_while(acts, using)
-        begun_s = max([each.latest_s for each in opened])
-        acts.go_on_until(begun_s + goal.length_s(uncertain_s))
-        closed = _edges_while(acts, using)
-        acts.go_on_until(using.clock.now_s() + margin_s)
+        watch = CounterWatch(using.counters, using.clock)
+        try:
+            begun_s = max([each.latest_s for each in opened])
+            acts.go_on_until(begun_s + goal.length_s(uncertain_s))
+            closed = _edges_while(acts, using)
+            acts.go_on_until(using.clock.now_s() + margin_s)
+        finally:
+            watch.stop()
     finally:
         traces = sampler.stop()
     remark = goal.remark(uncertain_s)
     figures = [
-        _act_between(counter, begin, end, acts, remark)
-        for counter, begin, end in zip(using.counters, opened, closed, strict=True)
+        _act_between(counter, (begin, end), watch.between(place, begin.latest_s, end.earliest_s), acts, remark)
+        for place, (counter, begin, end) in enumerate(zip(using.counters, opened, closed, strict=True))
     ]
     windows = {
         counter.origin.device: (begin.at_s, end.at_s)
@@ -147,7 +153,8 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
         if begin.reason is None and end.reason is None
     }
     whole = (begun_s, acts.done_at_s[-1])
-    return figures + [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
+    figures += [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
+    return list(with_disagreements(figures))
 
 
 def _edges_while(acts: RepeatedAct, using: Instruments) -> tuple[Edge, ...]:
@@ -161,12 +168,21 @@ def _edges_while(acts: RepeatedAct, using: Instruments) -> tuple[Edge, ...]:
     return tuple(watch.edges[place] for place in range(len(using.counters)))
 
 
-def _act_between(counter: EnergyCounter, begin: Edge, end: Edge, acts: RepeatedAct, remark: str | None) -> ActEnergy:
+def _act_between(
+    counter: EnergyCounter,
+    edges: tuple[Edge, Edge],
+    looks: Sequence[CounterReading],
+    acts: RepeatedAct,
+    remark: str | None,
+) -> ActEnergy:
+    begin, end = edges
     seconds = end.at_s - begin.at_s
     reason = begin.reason or end.reason
     if reason is not None:
         return _absent(DeviceEnergy(counter.origin, None, None, reason), "ticks")
-    delta = counter_delta(begin.joules, end.joules, seconds, counter.wraps_at_j, counter.limit_w)
+    last = CounterReading(end.earliest_s, end.earliest_s, end.before_j)
+    ticks = [CounterReading(each.earliest_s, each.latest_s, each.joules) for each in edges]
+    delta = rise_along([ticks[0], *looks, last, ticks[1]], counter.wraps_at_j, counter.limit_w)
     if delta.joules is None:
         return _absent(DeviceEnergy(counter.origin, None, None, delta.reason), "ticks")
     count = acts.count_at(end.at_s) - acts.count_at(begin.at_s)

@@ -202,6 +202,7 @@ class EnergyFigure:
         window_s: length of all windows.
         num_windows: windows that gave a figure.
         reason: why there is no gross figure, or why fewer windows gave one than there were.
+        remark: what was done to windows, or what they are weakened by.
     """
 
     origin: EnergyOrigin
@@ -216,6 +217,7 @@ class EnergyFigure:
     window_s: float | None
     num_windows: int
     reason: str | None
+    remark: str | None = None
 
 
 @dataclass(frozen=True)

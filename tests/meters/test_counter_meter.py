@@ -1,5 +1,7 @@
 """Windows of simulated counters: exact integrals, bounds that hold, and everything that can go wrong with a counter."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -154,7 +156,29 @@ def test_a_reset_is_a_reason_not_a_number() -> None:
     device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), resets_at_s=(3.0,))
     (energy,) = window(2.5, device).devices
     assert (energy.joules, energy.bound_j) == (None, None)
-    assert energy.reason == "the counter went backwards, from 100.000 to 50.000 J: it was reset"
+    assert energy.reason == "the counter went backwards, from 200.000 to 0.000 J: it was reset"
+
+
+@pytest.mark.parametrize("is_aligned", [False, True])
+def test_a_reset_early_in_a_long_window_is_seen_though_the_counter_passes_its_old_value(is_aligned: bool) -> None:
+    device = SimulatedDevice(ScriptedClock(36.5), constant(100.0), resets_at_s=(80.0,), read_cost_s=0.0038)
+    (energy,) = window(300.0, device, is_aligned=is_aligned).devices
+    # It shows 3650 J at the beginning and 25,650 J at the end; 30,000 J were drawn.
+    assert (energy.joules, energy.bound_j) == (None, None)
+    assert energy.reason is not None and energy.reason.endswith("it was reset")
+
+
+def test_a_gpu_that_is_gone_for_a_while_within_a_window_is_a_reason() -> None:
+    device = SimulatedDevice(ScriptedClock(1.0), constant(100.0))
+    meter = meter_of(device)
+    meter.open()
+    device.clock.sleep(10.0)
+    device.vanishes_at_s = 12.5
+    device.clock.sleep(5.0)
+    device.vanishes_at_s = math.inf
+    device.clock.sleep(10.0)
+    (energy,) = meter.close().devices
+    assert (energy.joules, energy.reason) == (None, "the counter could not be read: GPU-simulated: GPU is lost")
 
 
 def test_a_gpu_that_vanishes_in_a_window_is_a_reason_and_the_others_keep_their_figures() -> None:

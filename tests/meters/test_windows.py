@@ -191,6 +191,41 @@ def test_a_reset_mid_window_costs_the_counters_figure_alone(act_s: float) -> Non
     assert integrated.joules == pytest.approx(300.0 * act_s, rel=0.01)
 
 
+@pytest.mark.parametrize("act_s", [0.004, 0.5])
+def test_a_reset_early_in_a_long_window_is_seen_though_the_counter_passes_its_old_value(act_s: float) -> None:
+    device = gpu(resets_at_s=(9.5,))
+    using, goal = instruments(device), WindowGoal(0.0001, least_s=40.0, longest_s=40.0)
+    counted, integrated = energy_of_act(lambda: device.run(act_s, 300.0), using, goal)
+    # About 1.5 kJ when the window begins, 12 kJ drawn in it, 11 kJ shown when it ends.
+    assert counted.joules is None and counted.reason is not None and counted.reason.endswith("it was reset")
+    assert integrated.joules == pytest.approx(300.0 * act_s, rel=0.01)
+
+
+def test_the_counter_is_looked_at_within_a_window_and_no_longer() -> None:
+    device = gpu()
+    using = instruments(device)
+    energy_of_act(lambda: device.run(0.004, 300.0), using, WindowGoal(0.0001, least_s=20.0, longest_s=20.0))
+    read_before = device.num_readings
+    device.clock.sleep(10.0)
+    assert device.num_readings == read_before
+
+
+class TenthMore(SimulatedPower):
+    """A sensor that is a tenth off."""
+
+    def read_w(self) -> float:
+        return 1.1 * super().read_w()
+
+
+def test_sources_that_do_not_agree_are_remarked_and_those_that_do_are_not() -> None:
+    device = gpu()
+    using = instruments(device)
+    act = lambda: device.run(0.004, 300.0)  # noqa: E731
+    for figure in energy_of_act(act, replace(using, probes=(TenthMore(device),))):
+        assert figure.remark is not None and figure.remark.startswith("integrated power is +10")
+    assert [each.remark for each in energy_of_act(act, using)] == [None, None]
+
+
 def test_a_wrap_mid_window_is_undone_and_remarked() -> None:
     counted, _ = failing(gpu(starts_at_j=500.0, wraps_at_j=1200.0, limit_w=350.0), 0.004)
     assert counted.joules == pytest.approx(1.2, rel=0.02)
