@@ -103,13 +103,13 @@ class CounterMeter:
 
     def release(self) -> None:
         """See `EnergyMeter.release`."""
-        self._stop_looking()
         self._rises = None
+        self._stop_looking()
 
     def _stop_looking(self) -> None:
         if self._looking is not None:
-            self._looking.stop()
-            self._looking = None
+            looking, self._looking = self._looking, None
+            looking.stop()
 
     def _look(self) -> None:
         """Read every counter and add what it rose by; what went wrong stays in its rise."""

@@ -4,6 +4,10 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# Limits hold on average over a while, and a counter shows up to a tick more or less at either end of a time.
+LIMIT_SLACK = 1.1
+TICKS_S = 0.2
+
 
 class CounterReading(NamedTuple):
     """What a counter showed; `reason` says why nothing.
@@ -31,19 +35,34 @@ def counter_delta(
 ) -> CounterDelta:
     """What a counter rose by in `seconds`; one that went backwards has wrapped or was reset.
 
-    It has wrapped where it is known to and the rise is within the device's limit (twice, with a second to spare:
-    limits hold on average). A counter that was reset and has since passed its old value cannot be told from one that
-    rose: one that is read each second has drawn less than a second's energy then.
+    It has wrapped where it is known to and the rise is within what the device can draw at its limit. Of a counter that
+    wraps nothing is told where that limit is not known, or where it can have wrapped once more than it shows. A counter
+    that was reset and has since passed its old value cannot be told from one that rose: one that is read each second
+    has drawn less than a second's energy then.
     """
-    if after_j >= before_j:
-        return CounterDelta(after_j - before_j, None, None)
-    went = f"the counter went backwards, from {before_j:.3f} to {after_j:.3f} J"
     if wraps_at_j is None:
-        return CounterDelta(None, f"{went}: it was reset", None)
-    rise_j = after_j + wraps_at_j - before_j
-    if limit_w is not None and rise_j > 2 * limit_w * (seconds + 1):
+        if after_j >= before_j:
+            return CounterDelta(after_j - before_j, None, None)
+        return CounterDelta(None, f"{_backwards(before_j, after_j)}: it was reset", None)
+    if limit_w is None:
+        reason = f"the counter wraps at {wraps_at_j:.0f} J and no power limit tells a wrap from a reset"
+        return CounterDelta(None, reason, None)
+    most_j = limit_w * LIMIT_SLACK * (max(seconds, 0.0) + TICKS_S)
+    has_wrapped = after_j < before_j
+    rise_j = after_j - before_j + (wraps_at_j if has_wrapped else 0.0)
+    if rise_j + wraps_at_j <= most_j:
+        reason = f"the counter wraps at {wraps_at_j:.0f} J, which may have happened unseen in {seconds:.3g} s"
+        return CounterDelta(None, reason, None)
+    if not has_wrapped:
+        return CounterDelta(rise_j, None, None)
+    went = _backwards(before_j, after_j)
+    if rise_j > most_j:
         return CounterDelta(None, f"{went}: it was reset, a wrap at {wraps_at_j:.0f} J would be too much energy", None)
     return CounterDelta(rise_j, None, f"{went}: it wrapped at {wraps_at_j:.0f} J, which was undone")
+
+
+def _backwards(before_j: float, after_j: float) -> str:
+    return f"the counter went backwards, from {before_j:.3f} to {after_j:.3f} J"
 
 
 def rise_along(readings: Sequence[CounterReading], wraps_at_j: float | None, limit_w: float | None) -> CounterDelta:

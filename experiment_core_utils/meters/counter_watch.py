@@ -42,7 +42,7 @@ class CounterWatch:
         self._repeating = clock.every(look_every_s(self._counters), self._look)
 
     def stop(self) -> None:
-        """Look no longer."""
+        """Look no longer; raises what a reading raised, where that is not MeterUnavailable."""
         self._repeating.stop()
 
     def between(self, place: int, begin_s: float, end_s: float) -> list[CounterReading]:

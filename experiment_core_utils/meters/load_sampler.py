@@ -37,6 +37,8 @@ class SilentGpu:
 class LoadSampler:
     """Samples between `with` and its end, every `interval_s`, and once more at the end.
 
+    A GPU that does not tell is a reason; anything else that a reading raises is raised at the end.
+
     Args:
         gpus: those that the process uses.
         read_cpu: seconds that the host's CPUs were busy, and were there.

@@ -57,10 +57,10 @@ class PowerSampler:
         self._repeating = self._clock.every(self._interval_s, self._sample)
 
     def stop(self) -> tuple[PowerTrace, ...]:
-        """End it; one trace for each probe."""
+        """End it; one trace for each probe. Raises what a reading raised, where that is not MeterUnavailable."""
         if self._repeating is not None:
-            self._repeating.stop()
-            self._repeating = None
+            repeating, self._repeating = self._repeating, None
+            repeating.stop()
             self._sample()
         return tuple(
             PowerTrace(

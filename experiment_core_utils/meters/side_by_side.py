@@ -1,6 +1,7 @@
 """In: several meters; out: one meter whose windows all of them measure, so that sources can be compared."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from experiment_core_utils.meters.interface import EnergyMeter
 from experiment_core_utils.meters.source_agreement import with_disagreements
@@ -32,5 +33,7 @@ class SideBySide:
 
     def release(self) -> None:
         """See `EnergyMeter.release`."""
-        for meter in self._meters:
-            meter.release()
+        # All of them, even where one raises.
+        with ExitStack() as stack:
+            for meter in self._meters:
+                stack.callback(meter.release)

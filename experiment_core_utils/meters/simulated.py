@@ -37,7 +37,7 @@ class ScriptedClock:
             first = min(due, key=lambda each: each.due_s)
             self._now_s = first.due_s
             self._is_calling = True
-            first.call()
+            first.make()
             self._is_calling = False
             first.ended_s = self._now_s
             first.due_s = self._now_s + first.interval_s
@@ -63,9 +63,22 @@ class _ScriptedRepeating:
     call: Callable[[], None]
     clock: ScriptedClock
     ended_s: float = -math.inf
+    error: BaseException | None = None
+    has_failed: bool = False
+
+    def make(self) -> None:
+        """One call; what it raises is kept for the stop, as that of a thread is."""
+        try:
+            self.call()
+        except BaseException as error:
+            self.error, self.has_failed = error, True
+            self.clock.forget(self)
 
     def stop(self) -> None:
         self.clock.forget(self)
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
 
 class PowerCurve:

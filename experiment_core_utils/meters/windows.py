@@ -233,10 +233,12 @@ def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
         meter = using.meter()
     except MeterUnavailable as error:
         return [IdlePower(origin, None, None, 0.0, str(error)) for origin in using.origins]
-    meter.open()
-    using.clock.sleep(seconds)
-    reading = meter.close()
-    meter.release()
+    try:
+        meter.open()
+        using.clock.sleep(seconds)
+        reading = meter.close()
+    finally:
+        meter.release()
     return [
         IdlePower(
             energy.origin,

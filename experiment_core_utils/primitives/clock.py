@@ -7,10 +7,15 @@ from typing import Protocol
 
 
 class Repeating(Protocol):
-    """Calls that go on until they are stopped."""
+    """Calls that go on until they are stopped, or one of them raises."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of them raised, which ended them."""
+        ...
 
     def stop(self) -> None:
-        """Waits for a call that is under way; none begins after it."""
+        """Waits for a call that is under way; none begins after it. Raises what a call raised, once."""
         ...
 
 
@@ -26,7 +31,7 @@ class Clock(Protocol):
         ...
 
     def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
-        """Make `call` beside the running code, each time `interval_s` after the last one ended; it must not raise."""
+        """Make `call` beside the running code, each time `interval_s` after the last one ended."""
         ...
 
 
@@ -51,13 +56,26 @@ class _RepeatingThread:
         self._interval_s = interval_s
         self._call = call
         self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @property
+    def has_failed(self) -> bool:
+        return self._has_failed
+
     def _run(self) -> None:
-        while not self._ended.wait(self._interval_s):
-            self._call()
+        try:
+            while not self._ended.wait(self._interval_s):
+                self._call()
+        # Whatever it is: at the top of a thread it would go unseen.
+        except BaseException as error:
+            self._error, self._has_failed = error, True
 
     def stop(self) -> None:
         self._ended.set()
         self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

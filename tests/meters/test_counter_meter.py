@@ -152,6 +152,19 @@ def test_several_wraps_in_one_window_are_all_seen() -> None:
     assert energy.joules == pytest.approx(6000.0)
 
 
+def test_a_reset_of_a_counter_that_wraps_is_not_taken_for_a_wrap() -> None:
+    # Looked at after 0.73 s it shows 170 J, then 40 J: a wrap would be 220 J, and 120 W can be 123 J by then.
+    device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), wraps_at_j=350.0, limit_w=120.0, resets_at_s=(2.0,))
+    (energy,) = window(4.0, device).devices
+    assert energy.joules is None and energy.reason is not None and "it was reset" in energy.reason
+
+
+def test_a_counter_that_wraps_without_a_known_limit_has_no_figure() -> None:
+    device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), wraps_at_j=350.0)
+    (energy,) = window(1.0, device).devices
+    assert energy.joules is None and energy.reason is not None and "no power limit" in energy.reason
+
+
 def test_a_reset_is_a_reason_not_a_number() -> None:
     device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), resets_at_s=(3.0,))
     (energy,) = window(2.5, device).devices

@@ -23,6 +23,31 @@ def test_a_counter_that_falls_has_wrapped_where_the_rise_is_possible() -> None:
     assert joules is None and reason is not None and "it was reset" in reason
 
 
+def test_a_reset_is_no_wrap_where_the_device_cannot_have_drawn_so_much() -> None:
+    # From 261,000 J a wrap to 500 J would be 1,644 J; 1000 W for 1.2 s and a tenth more are 1,320 J.
+    joules, reason, remark = counter_delta(261_000.0, 500.0, 1.0, 262_144.0, 1000.0)
+    assert (joules, remark) == (None, None) and reason is not None and "it was reset" in reason
+    # 1,300 J would be possible.
+    assert counter_delta(261_344.0, 500.0, 1.0, 262_144.0, 1000.0).joules == 1300.0
+
+
+def test_a_counter_that_wraps_needs_a_limit() -> None:
+    for after_j in (50.0, 150.0):
+        assert counter_delta(100.0, after_j, 1.0, 262_144.0, None) == (
+            None, "the counter wraps at 262144 J and no power limit tells a wrap from a reset", None,
+        )  # fmt: skip
+
+
+def test_a_counter_that_may_have_wrapped_once_more_says_nothing() -> None:
+    # At 1000 W it wraps each 262 s: after 300 s 100 J may be 262,244 J; after 200 s they are 100 J.
+    joules, reason, _ = counter_delta(100.0, 200.0, 300.0, 262_144.0, 1000.0)
+    assert (joules, reason) == (None, "the counter wraps at 262144 J, which may have happened unseen in 300 s")
+    assert counter_delta(100.0, 200.0, 200.0, 262_144.0, 1000.0).joules == 100.0
+    # Backwards by 100 J is one wrap less 100 J, or two less 100 J: 524,188 J take 476 s at least, with the slack.
+    assert counter_delta(200.0, 100.0, 300.0, 262_144.0, 1000.0).joules == 262_044.0
+    assert counter_delta(200.0, 100.0, 480.0, 262_144.0, 1000.0).joules is None
+
+
 def readings(*joules: float | None) -> list[CounterReading]:
     """One a second."""
     return [

@@ -12,6 +12,7 @@ from experiment_core_utils.meters.simulated import (
     SimulatedPower,
     constant,
 )
+from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.energy_records import EnergyOrigin, PowerTrace
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 
@@ -111,6 +112,28 @@ def test_a_power_that_cannot_be_read_at_all_is_said_at_once() -> None:
     clock = ScriptedClock()
     with pytest.raises(MeterUnavailable, match="Not Supported"):
         PowerIntegralMeter([SimulatedPower(SimulatedDevice(clock, constant(1.0), missing=frozenset({"power"})))], clock)
+
+
+class Slip(SimulatedPower):
+    """From its third reading on it has a fault that is no failing of the device."""
+
+    readings = 0
+
+    def read_w(self) -> float:
+        self.readings += 1
+        if self.readings > 2:
+            raise ZeroDivisionError("a slip")
+        return super().read_w()
+
+
+@pytest.mark.parametrize("clock", [ScriptedClock(), HostClock()])
+def test_a_fault_of_the_program_in_a_reading_is_raised_at_the_close(clock: Clock) -> None:
+    meter = PowerIntegralMeter([Slip(SimulatedDevice(clock, constant(100.0)))], clock, 0.001)
+    meter.open()
+    clock.sleep(0.05)
+    with pytest.raises(ZeroDivisionError, match="a slip"):
+        meter.close()
+    meter.release()
 
 
 def test_few_failed_readings_are_a_remark_and_many_are_a_reason() -> None:

@@ -265,6 +265,25 @@ def test_what_the_act_raises_ends_the_readings_beside_it() -> None:
     assert device.num_readings == read_before
 
 
+@pytest.mark.parametrize("act_s", [0.004, 0.5])
+def test_a_fault_of_the_program_in_a_look_at_the_counter_is_raised(act_s: float) -> None:
+    device = gpu()
+
+    class Slip(SimulatedCounter):
+        def read_j(self) -> float:
+            # Behind the opening of the window, which is at 5.5 to 6 s.
+            if device.clock.now_s() > 6.2:
+                raise ZeroDivisionError("a slip")
+            return super().read_j()
+
+    using = replace(instruments(device), counters=(Slip(device),))
+    with pytest.raises(ZeroDivisionError, match="a slip"):
+        energy_of_act(lambda: device.run(act_s, 300.0), using)
+    readings = device.num_readings
+    device.clock.sleep(5.0)
+    assert device.num_readings == readings
+
+
 def test_idle_power_before_and_after_by_hand() -> None:
     device = gpu()
     device.idle = PowerCurve([(0.0, 70.0), (20.0, 70.0), (20.0, 80.0)])
