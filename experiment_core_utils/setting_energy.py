@@ -5,7 +5,6 @@ from typing import Any
 
 from experiment_core_utils.apportioned_energy import energy_of_part, why_no_power
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
-from experiment_core_utils.meters.power_integral import PowerSampler
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
@@ -54,7 +53,7 @@ def runs_beside_power(
     """
     if power is None:
         return tuple(run_once() for _ in range(num_runs)), None
-    sampler = PowerSampler(power.probes, power.clock, power.sample_every_s)
+    sampler = power.power_sampler()
     runs, windows = [], []
     if power.probes:
         sampler.start()

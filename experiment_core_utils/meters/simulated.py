@@ -7,10 +7,10 @@ known exactly, by `SimulatedDevice.true_j`.
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from experiment_core_utils.primitives.clock import Clock, Repeating
+from experiment_core_utils.primitives.clock import Clock, Repeating, intervals_of
 from experiment_core_utils.primitives.energy_records import Basis, Component, EnergyOrigin
 from experiment_core_utils.primitives.errors import MeterUnavailable
 
@@ -40,12 +40,13 @@ class ScriptedClock:
             first.make()
             self._is_calling = False
             first.ended_s = self._now_s
-            first.due_s = self._now_s + first.interval_s
+            first.due_s = self._now_s + next(first.intervals)
         self._now_s = until_s
 
-    def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
+    def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
         """See `Clock.every`."""
-        repeating = _ScriptedRepeating(self._now_s + interval_s, interval_s, call, self)
+        intervals = intervals_of(interval_s)
+        repeating = _ScriptedRepeating(self._now_s + next(intervals), intervals, call, self)
         self._repeating.append(repeating)
         return repeating
 
@@ -59,7 +60,7 @@ class ScriptedClock:
 @dataclass(eq=False)
 class _ScriptedRepeating:
     due_s: float
-    interval_s: float
+    intervals: Iterator[float]
     call: Callable[[], None]
     clock: ScriptedClock
     ended_s: float = -math.inf

@@ -22,7 +22,7 @@ from experiment_core_utils.meters.energy_statistics import (
 )
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.interface import EnergyCounter
-from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
+from experiment_core_utils.meters.power_integral import energy_of_trace
 from experiment_core_utils.meters.source_agreement import with_disagreements
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.energy_records import ActEnergy, Alignment, DeviceEnergy, IdlePower, PowerTrace
@@ -124,7 +124,7 @@ def _poll_s(using: Instruments) -> float:
 
 
 def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll_s: float) -> list[ActEnergy]:
-    sampler = PowerSampler(using.probes, using.clock, using.sample_every_s)
+    sampler = using.power_sampler()
     uncertain_s = 2 * poll_s + acts.shortest_s
     # Power is read once within the act before the window and once behind it.
     margin_s = 2 * using.sample_every_s if using.probes else 0.0

@@ -1,8 +1,9 @@
 """In: nothing; out: the host's monotonic seconds, and calls that are made again and again beside the running code."""
 
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 
@@ -30,8 +31,12 @@ class Clock(Protocol):
         """Let this much time pass."""
         ...
 
-    def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
-        """Make `call` beside the running code, each time `interval_s` after the last one ended."""
+    def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
+        """Make `call` beside the running code, each time `interval_s` after the last one ended.
+
+        Args:
+            interval_s: seconds; an endless iterator gives each interval in turn.
+        """
         ...
 
 
@@ -46,14 +51,19 @@ class HostClock:
         """See `Clock.sleep`."""
         time.sleep(seconds)
 
-    def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
+    def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
         """See `Clock.every`; the thread does not keep the process alive."""
-        return _RepeatingThread(interval_s, call)
+        return _RepeatingThread(intervals_of(interval_s), call)
+
+
+def intervals_of(interval_s: float | Iterator[float]) -> Iterator[float]:
+    """The same each time, or each as it comes."""
+    return itertools.repeat(interval_s) if isinstance(interval_s, int | float) else interval_s
 
 
 class _RepeatingThread:
-    def __init__(self, interval_s: float, call: Callable[[], None]) -> None:
-        self._interval_s = interval_s
+    def __init__(self, intervals: Iterator[float], call: Callable[[], None]) -> None:
+        self._intervals = intervals
         self._call = call
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -67,7 +77,7 @@ class _RepeatingThread:
 
     def _run(self) -> None:
         try:
-            while not self._ended.wait(self._interval_s):
+            while not self._ended.wait(next(self._intervals)):
                 self._call()
         # Whatever it is: at the top of a thread it would go unseen.
         except BaseException as error:

@@ -29,7 +29,7 @@ def instruments(*devices: SimulatedDevice) -> Instruments:
 
 
 def gpu(**changes) -> SimulatedDevice:  # type: ignore[no-untyped-def]
-    scripted = {"tick_s": 0.1, "phase_s": 0.037, "read_cost_s": 0.0038, "power_read_cost_s": 0.00001}
+    scripted = {"tick_s": 0.1, "phase_s": 0.037, "read_cost_s": 0.0038}
     return SimulatedDevice(ScriptedClock(3.0), constant(76.0), **{**scripted, **changes})
 
 
