@@ -640,7 +640,7 @@ class ApportionedEnergy(TypedDict):
         energy_j: of all devices that the process computes on, idle power included; None where no power is read.
         energy_bound_j: most that the time between readings can make of an error.
         energy_method: `apportioned`: not from a window of its own.
-        energy_source, energy_basis: as in `EnergyOrigin`.
+        energy_source, energy_basis: as in `EnergyOrigin`; several, where devices differ, are joined by "+".
         energy_reason: why there is no figure.
     """
 
