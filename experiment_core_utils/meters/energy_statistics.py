@@ -90,6 +90,7 @@ def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
         alignment="acts" if any(each.alignment == "acts" for each in parts) else "ticks",
         reason="; ".join(missing) or None,
         remark="; ".join(remarks) or None,
+        window_error=max((each.window_error for each in parts if each.window_error is not None), default=None),
     )
 
 
@@ -163,6 +164,7 @@ def energy_figure(
         num_windows=len(found),
         reason=f"{len(failed)} of {len(windows)} windows gave no figure: {failed[0]}" if failed else None,
         remark=f"{len(remarks)} of {len(windows)} windows: {remarks[0]}" if remarks else None,
+        window_error=max((each.window_error for each in found if each.window_error is not None), default=None),
     )
 
 

@@ -11,6 +11,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from experiment_core_utils.meters.counter_rise import CounterReading, rise_along
 from experiment_core_utils.meters.counter_watch import CounterWatch
@@ -57,6 +58,13 @@ class WindowGoal:
         if share <= self.relative_error:
             return None
         return f"the longest window of {self.longest_s:g} s leaves an error of up to {share:.1%}"
+
+
+class _Aim(NamedTuple):
+    """A goal, and by how many seconds at the window's power a window is uncertain."""
+
+    goal: WindowGoal
+    uncertain_s: float
 
 
 class RepeatedAct:
@@ -142,9 +150,9 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
             watch.stop()
     finally:
         traces = sampler.stop()
-    remark = goal.remark(uncertain_s)
+    aim = _Aim(goal, uncertain_s)
     figures = [
-        _act_between(counter, (begin, end), watch.between(place, begin.latest_s, end.earliest_s), acts, remark)
+        _act_between(counter, (begin, end), watch.between(place, begin.latest_s, end.earliest_s), acts, aim)
         for place, (counter, begin, end) in enumerate(zip(using.counters, opened, closed, strict=True))
     ]
     windows = {
@@ -173,7 +181,7 @@ def _act_between(
     edges: tuple[Edge, Edge],
     looks: Sequence[CounterReading],
     acts: RepeatedAct,
-    remark: str | None,
+    aim: _Aim,
 ) -> ActEnergy:
     begin, end = edges
     seconds = end.at_s - begin.at_s
@@ -188,7 +196,7 @@ def _act_between(
     count = acts.count_at(end.at_s) - acts.count_at(begin.at_s)
     bound_j = aligned_bound_j(begin.jitter_s, end.jitter_s, seconds / count, delta.joules / seconds)
     energy = DeviceEnergy(counter.origin, delta.joules, bound_j, None, delta.remark)
-    return _per_act(energy, count, seconds, "ticks", remark)
+    return _per_act(energy, count, seconds, "ticks", aim)
 
 
 def _act_of_trace(trace: PowerTrace, begin_s: float, end_s: float, acts: RepeatedAct) -> ActEnergy:
@@ -214,11 +222,9 @@ def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal)
         reading = meter.close()
     finally:
         meter.release()
-    count, remark = len(acts.done_at_s) - 1, goal.remark(uncertain_s)
+    count, aim = len(acts.done_at_s) - 1, _Aim(goal, uncertain_s)
     return [
-        _per_act(energy, count, reading.seconds, "acts", remark)
-        if energy.joules is not None
-        else _absent(energy, "acts")
+        _per_act(energy, count, reading.seconds, "acts", aim) if energy.joules is not None else _absent(energy, "acts")
         for energy in reading.devices
     ]
 
@@ -252,10 +258,15 @@ def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
 
 
 def _per_act(
-    energy: DeviceEnergy, count: float, seconds: float, alignment: Alignment, remark: str | None = None
+    energy: DeviceEnergy, count: float, seconds: float, alignment: Alignment, aim: _Aim | None = None
 ) -> ActEnergy:
-    """A window's energy, which is there, over the acts in it."""
+    """A window's energy, which is there, over the acts in it.
+
+    Args:
+        aim: what the length of the window was chosen by; None where that was another source's.
+    """
     assert energy.joules is not None
+    remarks = (energy.remark, None if aim is None else aim.goal.remark(aim.uncertain_s))
     return ActEnergy(
         origin=energy.origin,
         joules=energy.joules / count,
@@ -265,7 +276,8 @@ def _per_act(
         window_s=seconds,
         alignment=alignment,
         reason=None,
-        remark="; ".join(each for each in (energy.remark, remark) if each is not None) or None,
+        remark="; ".join(each for each in remarks if each is not None) or None,
+        window_error=None if aim is None else aim.uncertain_s / seconds,
     )
 
 

@@ -72,6 +72,8 @@ def test_a_long_act_is_repeated_whole_until_a_tick_is_small_enough() -> None:
     # A tick of 0.1 s is found as 0.1 s or up to 0.5 ms more: 2 % of 5 s and a little: 6 acts of 1 s.
     counted, integrated = energy_of_act(lambda: device.run(1.0, 400.0), using)
     assert (counted.alignment, counted.count) == ("acts", 6)
+    # A tick in 6 s.
+    assert counted.window_error == pytest.approx(0.1 / 6, abs=0.0002)
     assert counted.joules == pytest.approx(400.0, rel=0.01)
     assert counted.bound_j is not None and abs(counted.joules - 400.0) <= counted.bound_j <= 0.02 * 400
     assert (integrated.count, integrated.act_s) == (6, pytest.approx(1.0))
@@ -93,6 +95,8 @@ def test_the_least_and_the_longest_window_hold_whatever_the_error() -> None:
     assert counted.window_s == pytest.approx(4.1, abs=0.11)
     # 2 * 4.05 ms and an act of 10 ms in 4 s.
     assert counted.remark == "the longest window of 4 s leaves an error of up to 0.5%"
+    assert counted.window_error is not None and counted.window_s is not None
+    assert counted.window_error * counted.window_s == pytest.approx(2 * 0.00405 + 0.01, abs=1e-6)
 
 
 def test_power_that_changes_within_an_act_stays_within_the_bound() -> None:
