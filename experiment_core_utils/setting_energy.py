@@ -16,6 +16,21 @@ from experiment_core_utils.primitives.records import StagedRun
 from experiment_core_utils.stage_energy import StageMeasurement, stage_energies
 
 
+def check_energy(config: ProfilingConfig, given: StageMeasurement | None) -> None:
+    """Before anything is written: whether a wish for required energy can be met at all.
+
+    A run whose folder is there already may have nothing left to measure; `means_of` judges it once that is known.
+
+    Args:
+        given: as in `means_of`.
+
+    Raises:
+        MeterUnavailable: energy is required, and there is nothing to measure that of this machine's first device with.
+    """
+    if config.energy == "required" and not config.output_dir.exists():
+        _require_any(given.using if given is not None else _instruments(config, 0))
+
+
 def means_of(config: ProfilingConfig, local_rank: int, given: StageMeasurement | None) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not asked for.
 
@@ -31,11 +46,15 @@ def means_of(config: ProfilingConfig, local_rank: int, given: StageMeasurement |
         return None
     using = given.using if given is not None else _instruments(config, local_rank)
     if config.energy == "required":
-        try:
-            using.require_any()
-        except MeterUnavailable as error:
-            raise MeterUnavailable(f"--energy required: {error}; --energy optional goes on without it") from error
+        _require_any(using)
     return given if given is not None else StageMeasurement(using.calibrated(), WindowGoal(), seed=config.seed)
+
+
+def _require_any(using: Instruments) -> None:
+    try:
+        using.require_any()
+    except MeterUnavailable as error:
+        raise MeterUnavailable(f"--energy required: {error}; --energy optional goes on without it") from error
 
 
 def _instruments(config: ProfilingConfig, local_rank: int) -> Instruments:
