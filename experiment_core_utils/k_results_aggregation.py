@@ -119,6 +119,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         warmups=content.warmups,
         conditions=content.conditions,
         energy=content.energy,
+        loads=content.loads,
     )
 
 
@@ -285,6 +286,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         warmups=tuple(each for part in parts for each in part.warmups),
         conditions=tuple(each for part in parts for each in part.conditions),
         energy=next((part.energy for part in parts if part.energy is not None), None),
+        loads=tuple(each for part in parts for each in part.loads),
     )
 
 

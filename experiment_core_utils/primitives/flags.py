@@ -159,6 +159,9 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="energy of each stage and sample; required stops where nothing measures it (%(default)s)",
     )
+    how.add_argument(
+        "--memory_timeline", action="store_true", help="keep memory along each setting's window, twice a second"
+    )
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     how.add_argument(
         "--precision",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
-from experiment_core_utils.primitives.compute_records import MemoryParts
+from experiment_core_utils.primitives.compute_records import LoadTrace, MemoryParts
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingEnergy
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -447,6 +447,20 @@ class ConditionsReading:
 
 
 @dataclass(frozen=True)
+class SettingLoad:
+    """Load and memory along one window in which a process measured samples of a setting.
+
+    Attributes:
+        has_timeline: whether the samples themselves were asked for, beside what they come to.
+    """
+
+    experiment_id: str
+    rank: int
+    trace: LoadTrace
+    has_timeline: bool
+
+
+@dataclass(frozen=True)
 class DriftReading:
     """The control setting, measured once more by one process.
 
@@ -530,6 +544,7 @@ class MeasuredSetting:
         warmups: of every process and run.
         conditions: readings of every process and run, in order of time for each of them.
         energy: of one request's stages; None where it was not asked for.
+        loads: of every window of every process.
     """
 
     key: str
@@ -547,6 +562,7 @@ class MeasuredSetting:
     warmups: tuple[WarmUp, ...] = ()
     conditions: tuple[ConditionsReading, ...] = ()
     energy: SettingEnergy | None = None
+    loads: tuple[SettingLoad, ...] = ()
 
 
 @dataclass(frozen=True)
