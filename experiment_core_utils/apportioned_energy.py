@@ -23,6 +23,8 @@ MOST_GAP = 4
 def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:
     """Energy of all traced devices between two moments of the traces' clock; None where that of any is missing.
 
+    Where devices tell of their power in several ways, source and basis name all of them, joined by "+".
+
     Args:
         reason: why there is no trace, where there is none.
     """
@@ -37,10 +39,14 @@ def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, r
         energy_j=math.fsum(part.joules for part in parts if part.joules is not None),
         energy_bound_j=math.fsum(part.bound_j for part in parts if part.bound_j is not None),
         energy_method="apportioned",
-        energy_source=parts[0].origin.source,
-        energy_basis=parts[0].origin.basis,
+        energy_source=_labels([part.origin.source for part in parts]),
+        energy_basis=_labels([part.origin.basis for part in parts]),
         energy_reason=None,
     )
+
+
+def _labels(names: Sequence[str]) -> str:
+    return "+".join(dict.fromkeys(names))
 
 
 def _why_untold(times_s: Sequence[float], begin_s: float, end_s: float) -> str | None:

@@ -56,6 +56,7 @@ def energy_entry(energy: SettingEnergy | None) -> dict[str, Any] | None:
             for name, figures in (stages.figures.items() if stages else ())
         },
         "closures": [closure_entry(each) for each in stages.closures] if stages else [],
+        "error_goal": stages.error_goal if stages else None,
         "source_ratios": dict(stages.source_ratios) if stages else {},
         "idle": [idle_entry(before, after) for before, after in stages.idle] if stages else [],
         "missing": dict(energy.missing),
@@ -81,6 +82,8 @@ def figure_entry(figure: EnergyFigure) -> dict[str, Any]:
         "window_s": figure.window_s,
         "num_windows": figure.num_windows,
         "reason": figure.reason,
+        "remark": figure.remark,
+        "window_error": figure.window_error,
     }
 
 
@@ -163,11 +166,23 @@ def energy_caveats(entry: Mapping[str, Any] | None) -> list[str]:
     short = [name for name, each in own.items() if each["num_windows"] and _mean_window_s(each) < LEAST_WINDOW_S]
     if short:
         caveats.append(f"energy: the windows of {', '.join(short)} are shorter than {LEAST_WINDOW_S:g} s")
+    caveats += _missed_goal(own, entry["error_goal"])
     if summary["kind"] == "estimated":
         caveats.append(f"energy: estimated by {summary['source']}, not measured")
     if summary["component"] != "gpu" and any(name.startswith("energy counter of") for name in entry["missing"]):
         caveats.append("energy: the GPU's own energy is not in it")
     return caveats
+
+
+def _missed_goal(figures: Mapping[str, Mapping[str, Any]], goal: float | None) -> list[str]:
+    """One sentence for all stages whose longest window was not long enough."""
+    errors = {name: each["window_error"] for name, each in figures.items() if each["window_error"] is not None}
+    missed = [f"{name} {error:.1%}" for name, error in errors.items() if goal is not None and error > goal]
+    if not missed:
+        return []
+    return [
+        f"energy: the longest windows leave an error of up to {', '.join(missed)}, more than the goal of {goal:.1%}"
+    ]
 
 
 def _mean_window_s(figure: Mapping[str, Any]) -> float:

@@ -71,6 +71,7 @@ def fingerprint_parts(
         environment_stamp(accelerator.device),
         # Not where it is off: results from before the flag was there still count.
         *((("energy", config.energy),) if config.energy != "off" else ()),
+        *(("memory_timeline",) if config.memory_timeline else ()),
     )
 
 

@@ -33,6 +33,7 @@ from experiment_core_utils.primitives.result_files import (
 )
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.sample_entries import sample_result, theoretical_entries
+from experiment_core_utils.setting_load import load_entries
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.sampling import SampledDataset
 
@@ -110,6 +111,7 @@ def setting_result(
         **theoretical_entries(typical),
         "realised": realised(merged.proof),
         "memory": asdict(merged.memory) if merged.memory else None,
+        **load_entries(merged.loads),
         "energy": energy_entry(merged.energy),
         "aggregate_stats": aggregate_stats(summary.distributions),
         "per_sample_results": [

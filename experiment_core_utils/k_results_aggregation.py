@@ -121,6 +121,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         warmups=content.warmups,
         conditions=content.conditions,
         energy=content.energy,
+        loads=content.loads,
     )
 
 
@@ -286,6 +287,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         warmups=_of_all(part.warmups for part in parts),
         conditions=_of_all(part.conditions for part in parts),
         energy=_first_known(part.energy for part in parts),
+        loads=_of_all(part.loads for part in parts),
     )
 
 

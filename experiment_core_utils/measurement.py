@@ -11,6 +11,7 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.k_results_aggregation import finished_samples
 from experiment_core_utils.meters.conditions import ConditionsMeter, conditions_meter
+from experiment_core_utils.meters.load_sampler import load_sampler
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
@@ -39,6 +40,7 @@ from experiment_core_utils.progress_bar import Progress
 from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.sample_record import record_of_runs
 from experiment_core_utils.setting_energy import energy_of_setting, runs_beside_power
+from experiment_core_utils.setting_load import SAMPLE_EVERY_S, load_noted
 from experiment_core_utils.share import Share
 from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.tasks.interface import Metric, Sample
@@ -94,6 +96,7 @@ class ShareMeasurer:
         self.profiles = profiles
         self.conditions = conditions or conditions_meter(origin.experiment_id, origin.rank, model.device)
         self.energy = None if energy is None else replace(energy, stop=stop)
+        self.load = load_sampler(SAMPLE_EVERY_S)
         self._warm_layouts: set[tuple[object, object] | None] = set()
         self._following: Sequence[KnobSetting] = ()
         self._goal: PrecisionGoal | None = None
@@ -186,7 +189,8 @@ class ShareMeasurer:
         self._announce(setting, share)
         proof: KnobProof | None = None
         journal.append(self.conditions.read("open"))
-        with out_of_memory_named(), MemoryWindow(self.model.device) as window:
+        load = load_noted(self.load, journal, self.origin, self.config.memory_timeline)
+        with load, out_of_memory_named(), MemoryWindow(self.model.device) as window:
 
             def note(outcome: MeasuredSample | FailedSample) -> None:
                 self._note(outcome, share, journal, window, progress, is_last_attempt)

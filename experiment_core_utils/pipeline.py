@@ -66,7 +66,7 @@ from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.request_source import request_source_for
-from experiment_core_utils.setting_energy import means_of
+from experiment_core_utils.setting_energy import check_energy, means_of
 from experiment_core_utils.setting_plan import left_out_by, plan_for
 from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
@@ -127,6 +127,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     drawn = draw_samples(task, config)
     if config.pareto_search:
         check_searchable(get_metric(task.metric), len(drawn))
+    check_energy(config, energy)
     make_output_dir(config.output_dir)
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     accelerator = setup_distributed(config)

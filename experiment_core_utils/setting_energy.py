@@ -5,7 +5,6 @@ from typing import Any
 
 from experiment_core_utils.apportioned_energy import energy_of_part, why_no_power
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
-from experiment_core_utils.meters.power_integral import PowerSampler
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
@@ -15,6 +14,21 @@ from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingE
 from experiment_core_utils.primitives.errors import MeterUnavailable, OutOfMemory
 from experiment_core_utils.primitives.records import StagedRun
 from experiment_core_utils.stage_energy import StageMeasurement, stage_energies
+
+
+def check_energy(config: ProfilingConfig, given: StageMeasurement | None) -> None:
+    """Before anything is written: whether a wish for required energy can be met at all.
+
+    A run whose folder is there already may have nothing left to measure; `means_of` judges it once that is known.
+
+    Args:
+        given: as in `means_of`.
+
+    Raises:
+        MeterUnavailable: energy is required, and there is nothing to measure that of this machine's first device with.
+    """
+    if config.energy == "required" and not config.output_dir.exists():
+        _require_any(given.using if given is not None else _instruments(config, 0))
 
 
 def means_of(config: ProfilingConfig, local_rank: int, given: StageMeasurement | None) -> StageMeasurement | None:
@@ -32,11 +46,15 @@ def means_of(config: ProfilingConfig, local_rank: int, given: StageMeasurement |
         return None
     using = given.using if given is not None else _instruments(config, local_rank)
     if config.energy == "required":
-        try:
-            using.require_any()
-        except MeterUnavailable as error:
-            raise MeterUnavailable(f"--energy required: {error}; --energy optional goes on without it") from error
+        _require_any(using)
     return given if given is not None else StageMeasurement(using.calibrated(), WindowGoal(), seed=config.seed)
+
+
+def _require_any(using: Instruments) -> None:
+    try:
+        using.require_any()
+    except MeterUnavailable as error:
+        raise MeterUnavailable(f"--energy required: {error}; --energy optional goes on without it") from error
 
 
 def _instruments(config: ProfilingConfig, local_rank: int) -> Instruments:
@@ -54,7 +72,7 @@ def runs_beside_power(
     """
     if power is None:
         return tuple(run_once() for _ in range(num_runs)), None
-    sampler = PowerSampler(power.probes, power.clock, power.sample_every_s)
+    sampler = power.power_sampler()
     runs, windows = [], []
     if power.probes:
         sampler.start()

@@ -93,6 +93,7 @@ def stage_energies(
         closures=_closures(totals),
         source_ratios={name: _source_ratio(totals[name]) for name in names},
         idle=idle,
+        error_goal=how.goal.relative_error,
     )
 
 

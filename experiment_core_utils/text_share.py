@@ -16,7 +16,6 @@ from experiment_core_utils.apportioned_energy import (
 )
 from experiment_core_utils.inference_results import results_of_records
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.power_integral import PowerSampler
 from experiment_core_utils.primitives.arrivals import simulated_delays
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.energy_records import PowerTrace
@@ -95,7 +94,7 @@ class TextShare:
         """
         sampler = None
         if self.power is not None and self.power.probes:
-            sampler = PowerSampler(self.power.probes, self.power.clock, self.power.sample_every_s)
+            sampler = self.power.power_sampler()
             sampler.start()
         try:
             batches, queries, windows = self._run(stop)

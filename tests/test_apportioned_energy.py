@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from experiment_core_utils.apportioned_energy import energy_of_part, share_of_query
@@ -28,6 +30,18 @@ def test_missing_readings_are_not_bridged() -> None:
     assert part["energy_j"] is None
     assert part["energy_reason"] == "GPU-a: power readings are missing: 1 s lie between two, 0.05 s as a rule"
     assert energy_of_part([trace(times)], 1.22, 1.38, None)["energy_j"] == pytest.approx(16.0)
+
+
+def test_devices_that_tell_in_several_ways_are_labelled_by_all_of_them() -> None:
+    first = trace([0.0, 0.05, 0.1, 0.15, 0.2])
+    averaged = replace(first, origin=replace(ORIGIN, device="GPU-b", basis="averaged_power"))
+    other = replace(first, origin=replace(ORIGIN, device="GPU-c", source="simulated"))
+    part = energy_of_part([first, averaged, other], 0.04, 0.16, None)
+    assert part["energy_j"] == pytest.approx(3 * 100 * 0.12)
+    assert part["energy_source"] == "power_integral+simulated"
+    assert part["energy_basis"] == "instant_power+averaged_power"
+    alike = energy_of_part([first, replace(first, origin=replace(ORIGIN, device="GPU-b"))], 0.04, 0.16, None)
+    assert (alike["energy_source"], alike["energy_basis"]) == ("power_integral", "instant_power")
 
 
 def test_without_a_trace_the_reason_stands() -> None:

@@ -78,7 +78,7 @@ def run(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     config = parse_config(
         ["--model_path", str(tiny_checkpoint), "--output_dir", str(folder), "--num_samples", "4", "--tier_list", "low",
          "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
-         "--max_new_tokens", "4"]
+         "--max_new_tokens", "4", "--memory_timeline"]
     )  # fmt: skip
     report = run_profiling(config)
     assert report.csv_path is not None
@@ -96,6 +96,9 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert set(sample["metadata"]) == first_cells("Metadata")
     assert set(result["realised"]) == first_cells("Realised")
     assert set(result["memory"]) == first_cells("Memory")
+    assert set(result["compute_utilisation"][0]) == first_cells("Compute utilisation")
+    assert set(result["memory_timeline"][0]) == first_cells("Memory timeline")
+    assert all(f"`{key}`" in SCHEMA for key in result["memory_timeline"][0]["samples"][0])
     assert set(result["warmup"][0]) == first_cells("Warm-up")
     assert set(result["conditions"][0]) == first_cells("Conditions")
     assert set(result["drift"][0]) == first_cells("Drift")

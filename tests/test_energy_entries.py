@@ -116,6 +116,20 @@ def test_short_windows_and_estimates_are_warned_of() -> None:
     assert caveat == "energy: estimated by nvml_counter, not measured"
 
 
+def test_windows_that_did_not_reach_the_goal_are_warned_of() -> None:
+    stages = stages_of(origin())
+    figures = dict(stages.figures)
+    for name, error in {"vision": 0.031, "decode": 0.0456, "prefill": 0.02}.items():
+        figures[name] = (replace(figures[name][0], window_error=error),)
+    stages = replace(stages, figures=figures, error_goal=0.02)
+    assert caveats_of(setting(stages)) == [
+        "energy: the longest windows leave an error of up to vision 3.1%, decode 4.6%, more than the goal of 2.0%"
+    ]
+    entry = energy_entry(setting(stages))
+    assert entry is not None and entry["error_goal"] == 0.02
+    assert entry["stages"]["vision"][0]["window_error"] == 0.031
+
+
 def test_a_gpu_without_a_counter_is_warned_of_where_the_cpu_was_measured() -> None:
     energy = setting(stages_of(origin(component="cpu", device="package-0")))
     with_gpu = replace(energy, missing={"energy counter of GPU-1": "Not Supported"})

@@ -142,6 +142,8 @@ def test_every_key_of_a_setting() -> None:
             "process_rss_bytes": 1000,
             "reason": "no CUDA device",
         },
+        "compute_utilisation": [],
+        "memory_timeline": None,
         "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
         "provenance": {"experiment_id": "0001"},

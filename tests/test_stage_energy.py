@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.energy_entries import energy_caveats, energy_entry
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import (
     ScriptedClock,
@@ -16,7 +17,7 @@ from experiment_core_utils.meters.simulated import (
 )
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
+from experiment_core_utils.primitives.energy_records import EnergyFigure, SettingEnergy, StageEnergies
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.stage_energy import StagedRequest, StageMeasurement, stage_energies
@@ -62,6 +63,24 @@ def test_each_stage_has_its_joules_and_they_add_up_to_the_whole() -> None:
     assert by_counter.stages_j == pytest.approx(19.0, rel=0.01)
     assert by_counter.residual_share is not None and abs(by_counter.residual_share) < 0.01
     assert by_power.origin.basis == "instant_power"
+
+
+def test_a_stage_whose_longest_window_was_too_short_tells_its_error_and_the_goal() -> None:
+    device = gpu()
+    using = Instruments(device.clock, (SimulatedCounter(device),), (SimulatedPower(device),)).calibrated()
+    how = StageMeasurement(using, WindowGoal(0.005, least_s=0.5, longest_s=4.0), repeats=2)
+    found = stage_energies(ModelOnDevice(device), PICTURE, 16, rewind, how)
+    assert found.error_goal == 0.005
+    errors = {name: figures[0].window_error for name, figures in found.figures.items()}
+    # Ends known to 4.05 ms each and an act of 20, 15 or 45 ms, in 4 s and up to a tick; for 10 ms 3.62 s suffice.
+    for name, act_s in {"prefill": 0.020, "decode": 0.015, "end_to_end": 0.045}.items():
+        assert errors[name] == pytest.approx((0.0081 + act_s) / 4.05, rel=0.03)
+    entry = energy_entry(SettingEnergy("0001", 0, 7, found, {}, None))
+    (caveat,) = [each for each in energy_caveats(entry) if "goal" in each]
+    assert caveat.startswith(
+        "energy: the longest windows leave an error of up to prefill 0.7%, decode 0.6%, end_to_end"
+    )
+    assert caveat.endswith("more than the goal of 0.5%")
 
 
 def test_idle_energy_is_taken_off_for_the_net() -> None:

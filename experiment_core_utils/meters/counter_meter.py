@@ -2,21 +2,21 @@
 
 A counter shows its last tick. Without alignment a window is off by up to a tick of power. With it the meter waits for
 a tick before the window begins and for one after it has ended, up to a tick each, and takes the energy in between by a
-straight line: where power falls from P to 0 at the end, at most P * tick / 4 is lost.
+straight line: where power falls from P to 0 at the end, at most P * tick / 4 is lost. While the window is open the
+counters are looked at about every second, so that one that is reset or goes away in between has no figure.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from experiment_core_utils.meters.counter_rise import counter_delta
+from experiment_core_utils.meters.counter_watch import look_every_s, read_counter
 from experiment_core_utils.meters.edges import Edge, wait_for_edges
-from experiment_core_utils.meters.energy_statistics import counter_delta, quantisation_bound_j
+from experiment_core_utils.meters.energy_statistics import quantisation_bound_j
 from experiment_core_utils.meters.interface import EnergyCounter, PowerProbe
 from experiment_core_utils.primitives.clock import Clock, Repeating
 from experiment_core_utils.primitives.energy_records import DeviceEnergy, EnergyReading
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-
-# A counter that wraps is looked at this many times in the shortest time in which it can.
-LOOKS_PER_WRAP = 4
 
 
 @dataclass
@@ -82,9 +82,7 @@ class CounterMeter:
         self._begun_s = self._clock.now_s()
         for counter, rise, edge in zip(self._counters, self._rises, edges, strict=False):
             _count_from(rise, edge, self._begun_s, self._powers_w.get(counter.origin.device))
-        times_to_wrap = [each.wraps_at_j / each.limit_w for each in self._counters if each.wraps_at_j and each.limit_w]
-        if times_to_wrap:
-            self._looking = self._clock.every(min(times_to_wrap) / LOOKS_PER_WRAP, self._look)
+        self._looking = self._clock.every(look_every_s(self._counters), self._look)
 
     def close(self) -> EnergyReading:
         """See `EnergyMeter.close`."""
@@ -105,13 +103,13 @@ class CounterMeter:
 
     def release(self) -> None:
         """See `EnergyMeter.release`."""
-        self._stop_looking()
         self._rises = None
+        self._stop_looking()
 
     def _stop_looking(self) -> None:
         if self._looking is not None:
-            self._looking.stop()
-            self._looking = None
+            looking, self._looking = self._looking, None
+            looking.stop()
 
     def _look(self) -> None:
         """Read every counter and add what it rose by; what went wrong stays in its rise."""
@@ -119,15 +117,12 @@ class CounterMeter:
         for counter, rise in zip(self._counters, self._rises, strict=True):
             if rise.reason is not None:
                 continue
-            begun_s = self._clock.now_s()
-            try:
-                now_j = counter.read_j()
-            except MeterUnavailable as error:
-                rise.reason = f"the counter could not be read: {error}"
+            reading = read_counter(counter, self._clock)
+            if reading.joules is None:
+                rise.reason = reading.reason
                 continue
-            now_s = self._clock.now_s()
-            rise.read_s = max(rise.read_s, now_s - begun_s)
-            _add(rise, counter, now_j, now_s)
+            rise.read_s = max(rise.read_s, reading.ended_s - reading.begun_s)
+            _add(rise, counter, reading.joules, reading.ended_s)
 
     def _straighten(self, ended_s: float) -> None:
         """Wait for the tick after the end; the share of the last tick's energy that lay before the end is counted."""

@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.energy_records import (
@@ -22,34 +21,6 @@ from experiment_core_utils.primitives.energy_records import (
 
 # Shorter windows hold too few power readings to tell anything of a second source.
 LEAST_WINDOW_S = 2.0
-
-
-class CounterDelta(NamedTuple):
-    """What a counter rose by; None with the reason, or with a remark on what was done to it."""
-
-    joules: float | None
-    reason: str | None
-    remark: str | None
-
-
-def counter_delta(
-    before_j: float, after_j: float, seconds: float, wraps_at_j: float | None, limit_w: float | None
-) -> CounterDelta:
-    """What a counter rose by in `seconds`; one that went backwards has wrapped or was reset.
-
-    It has wrapped where it is known to and the rise is within the device's limit (twice, with a second to spare:
-    limits hold on average). A counter that was reset and has since passed its old value cannot be told from one that
-    rose.
-    """
-    if after_j >= before_j:
-        return CounterDelta(after_j - before_j, None, None)
-    went = f"the counter went backwards, from {before_j:.3f} to {after_j:.3f} J"
-    if wraps_at_j is None:
-        return CounterDelta(None, f"{went}: it was reset", None)
-    rise_j = after_j + wraps_at_j - before_j
-    if limit_w is not None and rise_j > 2 * limit_w * (seconds + 1):
-        return CounterDelta(None, f"{went}: it was reset, a wrap at {wraps_at_j:.0f} J would be too much energy", None)
-    return CounterDelta(rise_j, None, f"{went}: it wrapped at {wraps_at_j:.0f} J, which was undone")
 
 
 def quantisation_bound_j(tick_s: float, power_w: float) -> float:
@@ -119,6 +90,7 @@ def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
         alignment="acts" if any(each.alignment == "acts" for each in parts) else "ticks",
         reason="; ".join(missing) or None,
         remark="; ".join(remarks) or None,
+        window_error=max((each.window_error for each in parts if each.window_error is not None), default=None),
     )
 
 
@@ -167,6 +139,7 @@ def energy_figure(
     """
     found = [each for each in windows if each.joules is not None]
     failed = [each.reason for each in windows if each.joules is None]
+    remarks = [each.remark for each in found if each.remark is not None]
     joules = [each.joules for each in found if each.joules is not None]
     act_s = mean_of_known([each.act_s for each in found])
     bound_j = _largest_of_known([each.bound_j for each in found])
@@ -188,6 +161,8 @@ def energy_figure(
         window_s=sum_of_known([each.window_s for each in found]) if found else None,
         num_windows=len(found),
         reason=f"{len(failed)} of {len(windows)} windows gave no figure: {failed[0]}" if failed else None,
+        remark=f"{len(remarks)} of {len(windows)} windows: {remarks[0]}" if remarks else None,
+        window_error=max((each.window_error for each in found if each.window_error is not None), default=None),
     )
 
 

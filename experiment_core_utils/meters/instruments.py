@@ -1,8 +1,9 @@
 """In: the GPUs to watch; out: what there is on this machine to measure energy with, and what is missing and why."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,13 @@ from experiment_core_utils.meters.counter_meter import CounterMeter
 from experiment_core_utils.meters.edges import calibrate_tick
 from experiment_core_utils.meters.interface import EnergyCounter, EnergyMeter, PowerProbe
 from experiment_core_utils.meters.nvml_energy import NvmlCounter, NvmlPower
-from experiment_core_utils.meters.power_integral import SAMPLE_EVERY_S, PowerIntegralMeter
+from experiment_core_utils.meters.power_integral import (
+    JITTER_SEED,
+    SAMPLE_EVERY_S,
+    PowerIntegralMeter,
+    PowerSampler,
+    jittered,
+)
 from experiment_core_utils.meters.rapl import POWERCAP, rapl_counters
 from experiment_core_utils.meters.side_by_side import SideBySide
 from experiment_core_utils.primitives.clock import Clock
@@ -28,7 +35,8 @@ class Instruments:
     Attributes:
         ticks: of the counters, by device; filled by `calibrated`.
         missing: what is not there, by name, and why.
-        sample_every_s: between two power readings of a device.
+        sample_every_s: mean time between two power readings of a device.
+        jitter: what the times between readings are drawn from, so that windows differ in them.
     """
 
     clock: Clock
@@ -37,11 +45,12 @@ class Instruments:
     ticks: Mapping[str, TickCalibration] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     sample_every_s: float = SAMPLE_EVERY_S
+    jitter: Random = field(default_factory=lambda: Random(JITTER_SEED), compare=False)
 
     def calibrated(self) -> "Instruments":
         """The same with the ticks of the counters, which takes some twenty ticks for each."""
         ticks = {each.origin.device: calibrate_tick(each, self.clock) for each in self.counters}
-        return Instruments(self.clock, self.counters, self.probes, ticks, self.missing, self.sample_every_s)
+        return replace(self, ticks=ticks)
 
     @property
     def longest_ticks_s(self) -> dict[str, float]:
@@ -53,7 +62,7 @@ class Instruments:
         """Those of one device alone."""
         counters = tuple(each for each in self.counters if each.origin.device == device)
         probes = tuple(each for each in self.probes if each.origin.device == device)
-        return Instruments(self.clock, counters, probes, self.ticks, self.missing, self.sample_every_s)
+        return replace(self, counters=counters, probes=probes)
 
     @property
     def origins(self) -> tuple[EnergyOrigin, ...]:
@@ -82,8 +91,12 @@ class Instruments:
         if self.counters:
             meters.append(CounterMeter(self.counters, self.clock, self.longest_ticks_s, self.probes, is_aligned=True))
         if self.probes:
-            meters.append(PowerIntegralMeter(self.probes, self.clock, self.sample_every_s))
+            meters.append(PowerIntegralMeter(self.probes, self.clock, jittered(self.sample_every_s, self.jitter)))
         return SideBySide(meters)
+
+    def power_sampler(self) -> PowerSampler:
+        """A new one of all probes."""
+        return PowerSampler(self.probes, self.clock, jittered(self.sample_every_s, self.jitter))
 
 
 def find_instruments(

@@ -37,6 +37,8 @@ class SilentGpu:
 class LoadSampler:
     """Samples between `with` and its end, every `interval_s`, and once more at the end.
 
+    A GPU that does not tell is a reason; anything else that a reading raises is raised at the end.
+
     Args:
         gpus: those that the process uses.
         read_cpu: seconds that the host's CPUs were busy, and were there.
@@ -112,12 +114,12 @@ class LoadSampler:
             return None
 
 
-def load_sampler() -> LoadSampler:
+def load_sampler(interval_s: float = SAMPLE_EVERY_S) -> LoadSampler:
     """For this process on the GPUs that hold something of it now."""
     devices = used_gpus()
     uuids = [gpu_uuid(device) for device in devices]
     gpus = [_opened(uuid) for uuid in uuids if uuid is not None]
-    return LoadSampler(gpus, HostClock(), read_allocator=lambda: allocator_bytes(devices))
+    return LoadSampler(gpus, HostClock(), interval_s, read_allocator=lambda: allocator_bytes(devices))
 
 
 def _opened(uuid: str) -> GpuLoad:

@@ -1,7 +1,8 @@
 """In: power readings of devices, taken beside the running code; out: a window's energy by the trapezoid rule."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from random import Random
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from experiment_core_utils.primitives.energy_records import DeviceEnergy, Energy
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 
 SAMPLE_EVERY_S = 0.05
+# Share of the interval by which one may be shorter or longer. With a half, what repeats itself with the interval is met
+# at every moment of its period alike.
+JITTER = 0.5
+JITTER_SEED = 42
 # A trace with more failed readings than this share of all says too little of what lies between them.
 FAILED_LIMIT = 0.1
 
@@ -21,7 +26,8 @@ def trapezoid_j(
     """Energy between two moments from power readings, and a bound of its error, both in joules.
 
     Power runs in straight lines between readings and stays as it was outside them. The bound holds where the power
-    between two readings lies between those readings: half of |step| * time, summed over the steps.
+    between two readings lies between those readings: half of |step| * time, summed over the steps. Power that swings
+    faster than it is read is met by chance: the integral is right on average, not within this bound for certain.
 
     Args:
         times_s: ascending, at least one.
@@ -40,13 +46,27 @@ def trapezoid_j(
     return float((steps * (values[1:] + values[:-1])).sum() / 2), float(bounds.sum())
 
 
-class PowerSampler:
-    """Reads power of devices at once, then every `interval_s` beside the running code, and once more at the stop."""
+def jittered(interval_s: float, random: Random) -> Iterator[float]:
+    """Intervals spread evenly around this one by `JITTER`, which is their mean.
 
-    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, interval_s: float = SAMPLE_EVERY_S) -> None:
+    Readings at equal distances of something that repeats itself at that distance meet the same moment of it each time,
+    and what is drawn at all others is in no reading.
+    """
+    while True:
+        yield interval_s * random.uniform(1 - JITTER, 1 + JITTER)
+
+
+class PowerSampler:
+    """Reads power of devices at once, then again and again beside the running code, and once more at the stop.
+
+    Args:
+        intervals: seconds from one reading to the next, endless; None for the usual ones.
+    """
+
+    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, intervals: Iterator[float] | None = None) -> None:
         self._probes = tuple(probes)
         self._clock = clock
-        self._interval_s = interval_s
+        self._intervals = intervals or jittered(SAMPLE_EVERY_S, Random(JITTER_SEED))
         self._repeating: Repeating | None = None
         self._forget()
 
@@ -54,13 +74,13 @@ class PowerSampler:
         """Begin a trace."""
         self._forget()
         self._sample()
-        self._repeating = self._clock.every(self._interval_s, self._sample)
+        self._repeating = self._clock.every(self._intervals, self._sample)
 
     def stop(self) -> tuple[PowerTrace, ...]:
-        """End it; one trace for each probe."""
+        """End it; one trace for each probe. Raises what a reading raised, where that is not MeterUnavailable."""
         if self._repeating is not None:
-            self._repeating.stop()
-            self._repeating = None
+            repeating, self._repeating = self._repeating, None
+            repeating.stop()
             self._sample()
         return tuple(
             PowerTrace(
@@ -123,9 +143,9 @@ class PowerIntegralMeter:
         MeterUnavailable: a probe cannot be read now.
     """
 
-    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, interval_s: float = SAMPLE_EVERY_S) -> None:
+    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, intervals: Iterator[float] | None = None) -> None:
         self._clock = clock
-        self._sampler = PowerSampler(probes, clock, interval_s)
+        self._sampler = PowerSampler(probes, clock, intervals)
         self._begun_s: float | None = None
         for probe in probes:
             probe.read_w()

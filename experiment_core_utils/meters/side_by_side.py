@@ -1,8 +1,10 @@
 """In: several meters; out: one meter whose windows all of them measure, so that sources can be compared."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from experiment_core_utils.meters.interface import EnergyMeter
+from experiment_core_utils.meters.source_agreement import with_disagreements
 from experiment_core_utils.primitives.energy_records import EnergyReading
 
 
@@ -22,13 +24,16 @@ class SideBySide:
             meter.open()
 
     def close(self) -> EnergyReading:
-        """See `EnergyMeter.close`; devices in the order of the meters."""
+        """See `EnergyMeter.close`; devices in the order of the meters, remarked where two do not agree on one."""
         readings = [meter.close() for meter in reversed(self._meters)]
-        return EnergyReading(
-            readings[0].seconds, tuple(energy for reading in reversed(readings) for energy in reading.devices)
-        )
+        energies = [energy for reading in reversed(readings) for energy in reading.devices]
+        seconds = readings[0].seconds
+        apart_s = max(reading.seconds for reading in readings) - seconds
+        return EnergyReading(seconds, with_disagreements(energies, apart_s / seconds if seconds > 0 else 0.0))
 
     def release(self) -> None:
         """See `EnergyMeter.release`."""
-        for meter in self._meters:
-            meter.release()
+        # All of them, even where one raises.
+        with ExitStack() as stack:
+            for meter in self._meters:
+                stack.callback(meter.release)

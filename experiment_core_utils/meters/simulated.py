@@ -7,10 +7,10 @@ known exactly, by `SimulatedDevice.true_j`.
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from experiment_core_utils.primitives.clock import Clock, Repeating
+from experiment_core_utils.primitives.clock import Clock, Repeating, intervals_of
 from experiment_core_utils.primitives.energy_records import Basis, Component, EnergyOrigin
 from experiment_core_utils.primitives.errors import MeterUnavailable
 
@@ -37,28 +37,49 @@ class ScriptedClock:
             first = min(due, key=lambda each: each.due_s)
             self._now_s = first.due_s
             self._is_calling = True
-            first.call()
+            first.make()
             self._is_calling = False
-            first.due_s = self._now_s + first.interval_s
+            first.ended_s = self._now_s
+            first.due_s = self._now_s + next(first.intervals)
         self._now_s = until_s
 
-    def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
+    def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
         """See `Clock.every`."""
-        repeating = _ScriptedRepeating(self._now_s + interval_s, interval_s, call, self._repeating)
+        intervals = intervals_of(interval_s)
+        repeating = _ScriptedRepeating(self._now_s + next(intervals), intervals, call, self)
         self._repeating.append(repeating)
         return repeating
+
+    def forget(self, repeating: "_ScriptedRepeating") -> None:
+        """Make its calls no longer; the last one is waited for where it took longer than the clock has moved."""
+        if repeating in self._repeating:
+            self._repeating.remove(repeating)
+            self._now_s = max(self._now_s, repeating.ended_s)
 
 
 @dataclass(eq=False)
 class _ScriptedRepeating:
     due_s: float
-    interval_s: float
+    intervals: Iterator[float]
     call: Callable[[], None]
-    among: "list[_ScriptedRepeating]"
+    clock: ScriptedClock
+    ended_s: float = -math.inf
+    error: BaseException | None = None
+    has_failed: bool = False
+
+    def make(self) -> None:
+        """One call; what it raises is kept for the stop, as that of a thread is."""
+        try:
+            self.call()
+        except BaseException as error:
+            self.error, self.has_failed = error, True
+            self.clock.forget(self)
 
     def stop(self) -> None:
-        if self in self.among:
-            self.among.remove(self)
+        self.clock.forget(self)
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
 
 class PowerCurve:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from experiment_core_utils.meters.energy_statistics import counter_delta
+from experiment_core_utils.meters.counter_rise import counter_delta
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.interface import EnergyCounter, PowerProbe
 from experiment_core_utils.primitives.clock import Clock

@@ -9,19 +9,22 @@ window are the second source.
 
 import bisect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from experiment_core_utils.meters.counter_rise import CounterReading, rise_along
+from experiment_core_utils.meters.counter_watch import CounterWatch
 from experiment_core_utils.meters.edges import POLL_EVERY_S, Edge, EdgeWatch
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
     aligned_bound_j,
-    counter_delta,
     window_for_error,
 )
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.interface import EnergyCounter
-from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
+from experiment_core_utils.meters.power_integral import energy_of_trace
+from experiment_core_utils.meters.source_agreement import with_disagreements
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.energy_records import ActEnergy, Alignment, DeviceEnergy, IdlePower, PowerTrace
 from experiment_core_utils.primitives.errors import MeterUnavailable
@@ -55,6 +58,13 @@ class WindowGoal:
         if share <= self.relative_error:
             return None
         return f"the longest window of {self.longest_s:g} s leaves an error of up to {share:.1%}"
+
+
+class _Aim(NamedTuple):
+    """A goal, and by how many seconds at the window's power a window is uncertain."""
+
+    goal: WindowGoal
+    uncertain_s: float
 
 
 class RepeatedAct:
@@ -122,7 +132,7 @@ def _poll_s(using: Instruments) -> float:
 
 
 def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll_s: float) -> list[ActEnergy]:
-    sampler = PowerSampler(using.probes, using.clock, using.sample_every_s)
+    sampler = using.power_sampler()
     uncertain_s = 2 * poll_s + acts.shortest_s
     # Power is read once within the act before the window and once behind it.
     margin_s = 2 * using.sample_every_s if using.probes else 0.0
@@ -130,16 +140,20 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
     try:
         acts.go_on_until(using.clock.now_s() + margin_s)
         opened = _edges_while(acts, using)
-        begun_s = max([each.latest_s for each in opened])
-        acts.go_on_until(begun_s + goal.length_s(uncertain_s))
-        closed = _edges_while(acts, using)
-        acts.go_on_until(using.clock.now_s() + margin_s)
+        watch = CounterWatch(using.counters, using.clock)
+        try:
+            begun_s = max([each.latest_s for each in opened])
+            acts.go_on_until(begun_s + goal.length_s(uncertain_s))
+            closed = _edges_while(acts, using)
+            acts.go_on_until(using.clock.now_s() + margin_s)
+        finally:
+            watch.stop()
     finally:
         traces = sampler.stop()
-    remark = goal.remark(uncertain_s)
+    aim = _Aim(goal, uncertain_s)
     figures = [
-        _act_between(counter, begin, end, acts, remark)
-        for counter, begin, end in zip(using.counters, opened, closed, strict=True)
+        _act_between(counter, (begin, end), watch.between(place, begin.latest_s, end.earliest_s), acts, aim)
+        for place, (counter, begin, end) in enumerate(zip(using.counters, opened, closed, strict=True))
     ]
     windows = {
         counter.origin.device: (begin.at_s, end.at_s)
@@ -147,7 +161,8 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
         if begin.reason is None and end.reason is None
     }
     whole = (begun_s, acts.done_at_s[-1])
-    return figures + [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
+    figures += [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
+    return list(with_disagreements(figures))
 
 
 def _edges_while(acts: RepeatedAct, using: Instruments) -> tuple[Edge, ...]:
@@ -161,18 +176,27 @@ def _edges_while(acts: RepeatedAct, using: Instruments) -> tuple[Edge, ...]:
     return tuple(watch.edges[place] for place in range(len(using.counters)))
 
 
-def _act_between(counter: EnergyCounter, begin: Edge, end: Edge, acts: RepeatedAct, remark: str | None) -> ActEnergy:
+def _act_between(
+    counter: EnergyCounter,
+    edges: tuple[Edge, Edge],
+    looks: Sequence[CounterReading],
+    acts: RepeatedAct,
+    aim: _Aim,
+) -> ActEnergy:
+    begin, end = edges
     seconds = end.at_s - begin.at_s
     reason = begin.reason or end.reason
     if reason is not None:
         return _absent(DeviceEnergy(counter.origin, None, None, reason), "ticks")
-    delta = counter_delta(begin.joules, end.joules, seconds, counter.wraps_at_j, counter.limit_w)
+    last = CounterReading(end.earliest_s, end.earliest_s, end.before_j)
+    ticks = [CounterReading(each.earliest_s, each.latest_s, each.joules) for each in edges]
+    delta = rise_along([ticks[0], *looks, last, ticks[1]], counter.wraps_at_j, counter.limit_w)
     if delta.joules is None:
         return _absent(DeviceEnergy(counter.origin, None, None, delta.reason), "ticks")
     count = acts.count_at(end.at_s) - acts.count_at(begin.at_s)
     bound_j = aligned_bound_j(begin.jitter_s, end.jitter_s, seconds / count, delta.joules / seconds)
     energy = DeviceEnergy(counter.origin, delta.joules, bound_j, None, delta.remark)
-    return _per_act(energy, count, seconds, "ticks", remark)
+    return _per_act(energy, count, seconds, "ticks", aim)
 
 
 def _act_of_trace(trace: PowerTrace, begin_s: float, end_s: float, acts: RepeatedAct) -> ActEnergy:
@@ -198,11 +222,9 @@ def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal)
         reading = meter.close()
     finally:
         meter.release()
-    count, remark = len(acts.done_at_s) - 1, goal.remark(uncertain_s)
+    count, aim = len(acts.done_at_s) - 1, _Aim(goal, uncertain_s)
     return [
-        _per_act(energy, count, reading.seconds, "acts", remark)
-        if energy.joules is not None
-        else _absent(energy, "acts")
+        _per_act(energy, count, reading.seconds, "acts", aim) if energy.joules is not None else _absent(energy, "acts")
         for energy in reading.devices
     ]
 
@@ -217,10 +239,12 @@ def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
         meter = using.meter()
     except MeterUnavailable as error:
         return [IdlePower(origin, None, None, 0.0, str(error)) for origin in using.origins]
-    meter.open()
-    using.clock.sleep(seconds)
-    reading = meter.close()
-    meter.release()
+    try:
+        meter.open()
+        using.clock.sleep(seconds)
+        reading = meter.close()
+    finally:
+        meter.release()
     return [
         IdlePower(
             energy.origin,
@@ -234,10 +258,15 @@ def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
 
 
 def _per_act(
-    energy: DeviceEnergy, count: float, seconds: float, alignment: Alignment, remark: str | None = None
+    energy: DeviceEnergy, count: float, seconds: float, alignment: Alignment, aim: _Aim | None = None
 ) -> ActEnergy:
-    """A window's energy, which is there, over the acts in it."""
+    """A window's energy, which is there, over the acts in it.
+
+    Args:
+        aim: what the length of the window was chosen by; None where that was another source's.
+    """
     assert energy.joules is not None
+    remarks = (energy.remark, None if aim is None else aim.goal.remark(aim.uncertain_s))
     return ActEnergy(
         origin=energy.origin,
         joules=energy.joules / count,
@@ -247,7 +276,8 @@ def _per_act(
         window_s=seconds,
         alignment=alignment,
         reason=None,
-        remark="; ".join(each for each in (energy.remark, remark) if each is not None) or None,
+        remark="; ".join(each for each in remarks if each is not None) or None,
+        window_error=None if aim is None else aim.uncertain_s / seconds,
     )
 
 

@@ -1,16 +1,22 @@
 """In: nothing; out: the host's monotonic seconds, and calls that are made again and again beside the running code."""
 
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 
 class Repeating(Protocol):
-    """Calls that go on until they are stopped."""
+    """Calls that go on until they are stopped, or one of them raises."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of them raised, which ended them."""
+        ...
 
     def stop(self) -> None:
-        """Waits for a call that is under way; none begins after it."""
+        """Waits for a call that is under way; none begins after it. Raises what a call raised, once."""
         ...
 
 
@@ -25,8 +31,12 @@ class Clock(Protocol):
         """Let this much time pass."""
         ...
 
-    def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
-        """Make `call` beside the running code, each time `interval_s` after the last one ended; it must not raise."""
+    def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
+        """Make `call` beside the running code, each time `interval_s` after the last one ended.
+
+        Args:
+            interval_s: seconds; an endless iterator gives each interval in turn.
+        """
         ...
 
 
@@ -41,23 +51,41 @@ class HostClock:
         """See `Clock.sleep`."""
         time.sleep(seconds)
 
-    def every(self, interval_s: float, call: Callable[[], None]) -> Repeating:
+    def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
         """See `Clock.every`; the thread does not keep the process alive."""
-        return _RepeatingThread(interval_s, call)
+        return _RepeatingThread(intervals_of(interval_s), call)
+
+
+def intervals_of(interval_s: float | Iterator[float]) -> Iterator[float]:
+    """The same each time, or each as it comes."""
+    return itertools.repeat(interval_s) if isinstance(interval_s, int | float) else interval_s
 
 
 class _RepeatingThread:
-    def __init__(self, interval_s: float, call: Callable[[], None]) -> None:
-        self._interval_s = interval_s
+    def __init__(self, intervals: Iterator[float], call: Callable[[], None]) -> None:
+        self._intervals = intervals
         self._call = call
         self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @property
+    def has_failed(self) -> bool:
+        return self._has_failed
+
     def _run(self) -> None:
-        while not self._ended.wait(self._interval_s):
-            self._call()
+        try:
+            while not self._ended.wait(next(self._intervals)):
+                self._call()
+        # Whatever it is: at the top of a thread it would go unseen.
+        except BaseException as error:
+            self._error, self._has_failed = error, True
 
     def stop(self) -> None:
         self._ended.set()
         self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -59,6 +59,7 @@ class ProfilingConfig:
     drift_check_every: int
     until_precision: float | None
     energy: EnergyWish
+    memory_timeline: bool
     seed: int
     num_latency_samples: int | None
     accuracy_batch_size: int

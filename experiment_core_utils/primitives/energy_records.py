@@ -188,6 +188,8 @@ class ActEnergy:
         count: how often the act was done between the window's ends; whole numbers where `alignment` is `acts`.
         window_s: between the ends.
         alignment: the ends are advances of the counter (`ticks`) or beginnings and ends of acts (`acts`).
+        window_error: error bound of the resolution that the window's length was chosen by, as a share of its energy;
+            None where the length was chosen by another source.
     """
 
     origin: EnergyOrigin
@@ -199,6 +201,7 @@ class ActEnergy:
     alignment: Alignment
     reason: str | None
     remark: str | None = None
+    window_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,8 @@ class EnergyFigure:
         window_s: length of all windows.
         num_windows: windows that gave a figure.
         reason: why there is no gross figure, or why fewer windows gave one than there were.
+        remark: what was done to windows, or what they are weakened by.
+        window_error: the largest of the windows', see `ActEnergy`.
     """
 
     origin: EnergyOrigin
@@ -231,6 +236,8 @@ class EnergyFigure:
     window_s: float | None
     num_windows: int
     reason: str | None
+    remark: str | None = None
+    window_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,7 @@ class StageEnergies:
         closures: one for each source, over all its devices.
         source_ratios: of GPUs, integrated power over counter, by stage; None where one of the two is missing.
         idle: before the first window and after the last, for each source and device.
+        error_goal: what `window_error` was to be at most.
     """
 
     output_tokens: int
@@ -271,6 +279,7 @@ class StageEnergies:
     closures: tuple[Closure, ...]
     source_ratios: Mapping[str, float | None]
     idle: tuple[tuple[IdlePower, IdlePower], ...]
+    error_goal: float | None = None
 
     @property
     def decode_steps(self) -> int:

@@ -165,6 +165,9 @@ def _add_course(how: argparse._ArgumentGroup) -> None:
         default="off",
         help="energy of each stage and sample; required stops where nothing measures it (%(default)s)",
     )
+    how.add_argument(
+        "--memory_timeline", action="store_true", help="keep memory along each setting's window, twice a second"
+    )
 
 
 def _add_machine(how: argparse._ArgumentGroup) -> None:

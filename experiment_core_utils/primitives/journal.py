@@ -1,9 +1,9 @@
 """In: a process's finished samples of one setting, one by one; out: a file from which none of them is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy) or `end` (ShareDone). A line is on the disk
-before the next sample begins. A process that is killed while it writes leaves the beginning of a line; it is ignored
-when read, and cut off by the process that goes on.
+(ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy), `load` (SettingLoad) or `end` (ShareDone). A
+line is on the disk before the next sample begins. A process that is killed while it writes leaves the beginning of a
+line; it is ignored when read, and cut off by the process that goes on.
 """
 
 import fcntl
@@ -25,6 +25,7 @@ from experiment_core_utils.primitives.records import (
     ConditionsReading,
     FinishedSample,
     JournalHeader,
+    SettingLoad,
     ShareDone,
     WarmUp,
 )
@@ -34,13 +35,14 @@ LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
 
-Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | ShareDone
+Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShareDone
 _KINDS: dict[str, TypeAdapter[Any]] = {
     "header": TypeAdapter(JournalHeader),
     "warmup": TypeAdapter(WarmUp),
     "conditions": TypeAdapter(ConditionsReading),
     "sample": TypeAdapter(FinishedSample),
     "energy": TypeAdapter(SettingEnergy),
+    "load": TypeAdapter(SettingLoad),
     "end": TypeAdapter(ShareDone),
 }
 _NAMES = {
@@ -49,6 +51,7 @@ _NAMES = {
     ConditionsReading: "conditions",
     FinishedSample: "sample",
     SettingEnergy: "energy",
+    SettingLoad: "load",
     ShareDone: "end",
 }
 
@@ -95,6 +98,11 @@ class JournalContent:
     def energy(self) -> SettingEnergy | None:
         """The energy of a request's stages, which is measured once; None while it is not."""
         return next((line for line in self.lines if isinstance(line, SettingEnergy)), None)
+
+    @property
+    def loads(self) -> tuple[SettingLoad, ...]:
+        """Load and memory along each window in which its samples were measured."""
+        return tuple(line for line in self.lines if isinstance(line, SettingLoad))
 
     @property
     def end(self) -> ShareDone | None:

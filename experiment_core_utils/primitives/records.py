@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
-from experiment_core_utils.primitives.compute_records import MemoryParts
+from experiment_core_utils.primitives.compute_records import LoadTrace, MemoryParts
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingEnergy
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -483,6 +483,20 @@ class ConditionsReading:
 
 
 @dataclass(frozen=True)
+class SettingLoad:
+    """Load and memory along one window in which a process measured samples of a setting.
+
+    Attributes:
+        has_timeline: whether the samples themselves were asked for, beside what they come to.
+    """
+
+    experiment_id: str
+    rank: int
+    trace: LoadTrace
+    has_timeline: bool
+
+
+@dataclass(frozen=True)
 class DriftReading:
     """The control setting, measured once more by one process.
 
@@ -566,6 +580,7 @@ class MeasuredSetting:
         warmups: of every process and run.
         conditions: readings of every process and run, in order of time for each of them.
         energy: of one request's stages; None where it was not asked for.
+        loads: of every window of every process.
     """
 
     key: str
@@ -583,6 +598,7 @@ class MeasuredSetting:
     warmups: tuple[WarmUp, ...] = ()
     conditions: tuple[ConditionsReading, ...] = ()
     energy: SettingEnergy | None = None
+    loads: tuple[SettingLoad, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -676,7 +692,7 @@ class ApportionedEnergy(TypedDict):
         energy_j: of all devices that the process computes on, idle power included; None where no power is read.
         energy_bound_j: most that the time between readings can make of an error.
         energy_method: `apportioned`: not from a window of its own.
-        energy_source, energy_basis: as in `EnergyOrigin`.
+        energy_source, energy_basis: as in `EnergyOrigin`; several, where devices differ, are joined by "+".
         energy_reason: why there is no figure.
     """
 

@@ -122,6 +122,11 @@ def test_required_energy_that_nothing_measures_stops_before_the_model(tiny_check
     config = config_for(tmp_path / "checkpoint", tmp_path / "results", "--energy", "required")
     with pytest.raises(MeterUnavailable, match="--energy required: nothing on this machine.*--energy optional goes on"):
         run_profiling(config, StageMeasurement(NOTHING, WindowGoal()))
+    assert not (tmp_path / "results").exists()
+    # In a folder that is there already it is refused as well, once there is something to measure.
+    (tmp_path / "results").mkdir()
+    with pytest.raises(MeterUnavailable, match="--energy required"):
+        run_profiling(config, StageMeasurement(NOTHING, WindowGoal()))
 
 
 def test_optional_energy_is_none_with_the_reason_in_every_place(tiny_checkpoint: Path, tmp_path: Path) -> None:

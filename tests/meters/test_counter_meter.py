@@ -1,5 +1,7 @@
 """Windows of simulated counters: exact integrals, bounds that hold, and everything that can go wrong with a counter."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -150,11 +152,46 @@ def test_several_wraps_in_one_window_are_all_seen() -> None:
     assert energy.joules == pytest.approx(6000.0)
 
 
+def test_a_reset_of_a_counter_that_wraps_is_not_taken_for_a_wrap() -> None:
+    # Looked at after 0.73 s it shows 170 J, then 40 J: a wrap would be 220 J, and 120 W can be 123 J by then.
+    device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), wraps_at_j=350.0, limit_w=120.0, resets_at_s=(2.0,))
+    (energy,) = window(4.0, device).devices
+    assert energy.joules is None and energy.reason is not None and "it was reset" in energy.reason
+
+
+def test_a_counter_that_wraps_without_a_known_limit_has_no_figure() -> None:
+    device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), wraps_at_j=350.0)
+    (energy,) = window(1.0, device).devices
+    assert energy.joules is None and energy.reason is not None and "no power limit" in energy.reason
+
+
 def test_a_reset_is_a_reason_not_a_number() -> None:
     device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), resets_at_s=(3.0,))
     (energy,) = window(2.5, device).devices
     assert (energy.joules, energy.bound_j) == (None, None)
-    assert energy.reason == "the counter went backwards, from 100.000 to 50.000 J: it was reset"
+    assert energy.reason == "the counter went backwards, from 200.000 to 0.000 J: it was reset"
+
+
+@pytest.mark.parametrize("is_aligned", [False, True])
+def test_a_reset_early_in_a_long_window_is_seen_though_the_counter_passes_its_old_value(is_aligned: bool) -> None:
+    device = SimulatedDevice(ScriptedClock(36.5), constant(100.0), resets_at_s=(80.0,), read_cost_s=0.0038)
+    (energy,) = window(300.0, device, is_aligned=is_aligned).devices
+    # It shows 3650 J at the beginning and 25,650 J at the end; 30,000 J were drawn.
+    assert (energy.joules, energy.bound_j) == (None, None)
+    assert energy.reason is not None and energy.reason.endswith("it was reset")
+
+
+def test_a_gpu_that_is_gone_for_a_while_within_a_window_is_a_reason() -> None:
+    device = SimulatedDevice(ScriptedClock(1.0), constant(100.0))
+    meter = meter_of(device)
+    meter.open()
+    device.clock.sleep(10.0)
+    device.vanishes_at_s = 12.5
+    device.clock.sleep(5.0)
+    device.vanishes_at_s = math.inf
+    device.clock.sleep(10.0)
+    (energy,) = meter.close().devices
+    assert (energy.joules, energy.reason) == (None, "the counter could not be read: GPU-simulated: GPU is lost")
 
 
 def test_a_gpu_that_vanishes_in_a_window_is_a_reason_and_the_others_keep_their_figures() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from experiment_core_utils.meters.edges import EdgeWatch, calibrate_tick, wait_for_edges
 from experiment_core_utils.meters.simulated import ScriptedClock, SimulatedCounter, SimulatedDevice, constant
+from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.energy_records import TickCalibration
 
 
@@ -69,3 +70,13 @@ def test_a_counter_without_a_next_tick_says_why() -> None:
     first, second = wait_for_edges([SimulatedCounter(still), SimulatedCounter(gone)], clock)
     assert first.reason == "the counter did not advance from 0.000 J"
     assert second.reason == "the counter could not be read: GPU-simulated: GPU is lost"
+
+
+@pytest.mark.parametrize("clock", [ScriptedClock(5.0), HostClock()])
+def test_a_fault_of_the_program_in_a_poll_is_raised_and_not_waited_for(clock: Clock) -> None:
+    class Slip(SimulatedCounter):
+        def read_j(self) -> float:
+            raise ZeroDivisionError("a slip")
+
+    with pytest.raises(ZeroDivisionError, match="a slip"):
+        wait_for_edges([Slip(SimulatedDevice(clock, constant(100.0)))], clock)

@@ -1,6 +1,7 @@
 """Bounds, uncertainties, sums, idle shares and closure, with the arithmetic in view."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,6 @@ from experiment_core_utils.meters.energy_statistics import (
     aligned_bound_j,
     closure,
     combined_uncertainty,
-    counter_delta,
     energy_figure,
     quantisation_bound_j,
     summed_act,
@@ -36,26 +36,6 @@ def act(
 
 def idle(watts: float | None, bound_w: float | None) -> IdlePower:
     return IdlePower(origin(), watts, bound_w, 5.0, None)
-
-
-def test_a_counter_that_rises_is_subtracted() -> None:
-    assert counter_delta(100.0, 350.5, 2.0, None, None) == (250.5, None, None)
-
-
-def test_a_counter_that_falls_was_reset_where_it_does_not_wrap() -> None:
-    joules, reason, remark = counter_delta(100.0, 3.0, 2.0, None, 700.0)
-    assert (joules, remark) == (None, None)
-    assert reason == "the counter went backwards, from 100.000 to 3.000 J: it was reset"
-
-
-def test_a_counter_that_falls_has_wrapped_where_the_rise_is_possible() -> None:
-    # 262,000 to 262,144 and 56 more are 200 J in 2 s.
-    joules, reason, remark = counter_delta(262_000.0, 56.0, 2.0, 262_144.0, 1000.0)
-    assert (joules, reason) == (200.0, None)
-    assert remark is not None and "wrapped at 262144 J" in remark
-    # From 1000 J it would have had to rise by 261,200 J in 2 s.
-    joules, reason, _ = counter_delta(1000.0, 56.0, 2.0, 262_144.0, 1000.0)
-    assert joules is None and reason is not None and "it was reset" in reason
 
 
 def test_bounds_and_the_window_that_an_error_needs() -> None:
@@ -116,6 +96,12 @@ def test_windows_without_a_figure_are_counted_with_the_reason() -> None:
     nothing = energy_figure([act(None, None, reason="GPU is lost")], idle(70.0, 1.0))
     assert (nothing.gross_j, nothing.uncertainty_j, nothing.net_j, nothing.count) == (None, None, None, None)
     assert nothing.reason == "1 of 1 windows gave no figure: GPU is lost"
+
+
+def test_remarks_of_windows_are_counted() -> None:
+    wrapped = replace(act(12.0), remark="it wrapped")
+    assert energy_figure([act(10.0), wrapped, wrapped]).remark == "2 of 3 windows: it wrapped"
+    assert energy_figure([act(10.0), act(11.0)]).remark is None
 
 
 def test_without_a_bound_there_is_no_uncertainty() -> None:

@@ -13,7 +13,7 @@ from experiment_core_utils.meters.load_sampler import (
     utilisation_of,
 )
 from experiment_core_utils.meters.simulated import ScriptedClock
-from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 
 
@@ -127,6 +127,15 @@ def test_what_fails_in_the_window_is_not_swallowed() -> None:
         raise ValueError("the run")
     clock.sleep(5.0)
     assert len(sampler.trace.samples) == 1
+
+
+@pytest.mark.parametrize("clock", [ScriptedClock(), HostClock()])
+def test_a_fault_of_the_program_in_a_sample_is_raised_at_the_end(clock: Clock) -> None:
+    def read_rss() -> int:
+        raise ZeroDivisionError("a slip")
+
+    with pytest.raises(ZeroDivisionError, match="a slip"), LoadSampler([], clock, 0.001, read_rss=read_rss):
+        clock.sleep(0.05)
 
 
 def test_this_machine_is_sampled_beside_the_running_code() -> None:

@@ -1,10 +1,13 @@
 """The trapezoid rule by hand, and power meters of simulated devices."""
 
+import itertools
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiment_core_utils.meters.power_integral import PowerIntegralMeter, energy_of_trace, trapezoid_j
+from experiment_core_utils.meters.power_integral import PowerIntegralMeter, energy_of_trace, jittered, trapezoid_j
 from experiment_core_utils.meters.simulated import (
     PowerCurve,
     ScriptedClock,
@@ -12,6 +15,7 @@ from experiment_core_utils.meters.simulated import (
     SimulatedPower,
     constant,
 )
+from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.energy_records import EnergyOrigin, PowerTrace
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 
@@ -53,7 +57,7 @@ def test_on_its_own_points_a_curve_is_integrated_exactly(steps: list[tuple[float
 
 
 def metered(device: SimulatedDevice, clock: ScriptedClock, seconds: float, interval_s: float = 0.05):  # type: ignore[no-untyped-def]
-    meter = PowerIntegralMeter([SimulatedPower(device)], clock, interval_s)
+    meter = PowerIntegralMeter([SimulatedPower(device)], clock, itertools.repeat(interval_s))
     meter.open()
     clock.sleep(seconds)
     return meter.close()
@@ -86,6 +90,48 @@ def test_a_step_between_two_readings_is_within_the_bound() -> None:
     assert energy.joules - true_j == pytest.approx(-400.0 * 0.005)
 
 
+def square_wave(period_s: float, until_s: float) -> PowerCurve:
+    """500 W in the first half of each period, 100 W in the second."""
+    points = [(0.0, 500.0)]
+    for place in range(round(until_s / period_s)):
+        middle_s, end_s = (place + 0.5) * period_s, (place + 1) * period_s
+        points += [(middle_s, 500.0), (middle_s, 100.0), (end_s, 100.0), (end_s, 500.0)]
+    return PowerCurve(points)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.999, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_repeats_itself_with_the_readings_is_integrated_all_the_same(share: float, seed: int) -> None:
+    """60 s at 300 W on average are 18 kJ, read each 50 ms: some 1200 readings of 300 +- 200 W, each right by chance."""
+    clock = ScriptedClock(0.01)
+    device = SimulatedDevice(clock, square_wave(0.05 * share, 61.0))
+    begin_s = clock.now_s()
+    meter = PowerIntegralMeter([SimulatedPower(device)], clock, jittered(0.05, Random(seed)))
+    meter.open()
+    clock.sleep(60.0)
+    (energy,) = meter.close().devices
+    true_j = device.true_j(begin_s, begin_s + 60.0)
+    assert true_j == pytest.approx(18_000.0, rel=0.01)
+    assert energy.joules == pytest.approx(true_j, rel=0.06)
+    assert energy.bound_j is not None and abs(energy.joules - true_j) <= energy.bound_j
+
+
+def test_at_equal_distances_the_same_wave_is_tens_of_percent_off() -> None:
+    clock = ScriptedClock(0.01)
+    device = SimulatedDevice(clock, square_wave(0.05, 61.0))
+    (energy,) = metered(device, clock, 60.0).devices
+    # All readings are of 500 W, or all of 100 W.
+    assert energy.joules is not None and abs(energy.joules / device.true_j(0.01, 60.01) - 1) > 0.5
+
+
+def test_intervals_are_spread_around_their_mean_and_drawn_by_the_seed() -> None:
+    found = list(itertools.islice(jittered(0.05, Random(7)), 10_000))
+    assert min(found) >= 0.025 and max(found) <= 0.075
+    # Evenly spread over 50 ms: 14.4 ms of deviation, 0.14 ms of the mean of 10,000.
+    assert sum(found) / len(found) == pytest.approx(0.05, abs=0.0006)
+    assert found == list(itertools.islice(jittered(0.05, Random(7)), 10_000))
+
+
 def test_a_device_that_vanishes_leaves_no_energy_but_a_reason() -> None:
     clock = ScriptedClock()
     device = SimulatedDevice(clock, constant(100.0), vanishes_at_s=1.0)
@@ -111,6 +157,28 @@ def test_a_power_that_cannot_be_read_at_all_is_said_at_once() -> None:
     clock = ScriptedClock()
     with pytest.raises(MeterUnavailable, match="Not Supported"):
         PowerIntegralMeter([SimulatedPower(SimulatedDevice(clock, constant(1.0), missing=frozenset({"power"})))], clock)
+
+
+class Slip(SimulatedPower):
+    """From its third reading on it has a fault that is no failing of the device."""
+
+    readings = 0
+
+    def read_w(self) -> float:
+        self.readings += 1
+        if self.readings > 2:
+            raise ZeroDivisionError("a slip")
+        return super().read_w()
+
+
+@pytest.mark.parametrize("clock", [ScriptedClock(), HostClock()])
+def test_a_fault_of_the_program_in_a_reading_is_raised_at_the_close(clock: Clock) -> None:
+    meter = PowerIntegralMeter([Slip(SimulatedDevice(clock, constant(100.0)))], clock, itertools.repeat(0.001))
+    meter.open()
+    clock.sleep(0.05)
+    with pytest.raises(ZeroDivisionError, match="a slip"):
+        meter.close()
+    meter.release()
 
 
 def test_few_failed_readings_are_a_remark_and_many_are_a_reason() -> None:

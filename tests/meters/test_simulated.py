@@ -32,6 +32,21 @@ def test_repeated_calls_come_at_their_times_and_what_they_take_passes_for_them_a
     assert len(moments) == 5
 
 
+def test_what_a_call_raises_is_raised_when_it_is_stopped_not_where_time_passes() -> None:
+    clock, calls = ScriptedClock(), list[float]()
+
+    def call() -> None:
+        calls.append(clock.now_s())
+        raise ZeroDivisionError("a slip")
+
+    repeating = clock.every(1.0, call)
+    clock.sleep(5.0)
+    assert (calls, repeating.has_failed, clock.now_s()) == ([1.0], True, 5.0)
+    with pytest.raises(ZeroDivisionError, match="a slip"):
+        repeating.stop()
+    repeating.stop()
+
+
 def test_a_curve_is_integrated_along_its_lines_and_jumps() -> None:
     # 100 W to second 1, a line up to 300 W at second 3, a jump to 50 W that stays.
     curve = PowerCurve([(0.0, 100.0), (1.0, 100.0), (3.0, 300.0), (3.0, 50.0)])

@@ -29,7 +29,7 @@ def instruments(*devices: SimulatedDevice) -> Instruments:
 
 
 def gpu(**changes) -> SimulatedDevice:  # type: ignore[no-untyped-def]
-    scripted = {"tick_s": 0.1, "phase_s": 0.037, "read_cost_s": 0.0038, "power_read_cost_s": 0.00001}
+    scripted = {"tick_s": 0.1, "phase_s": 0.037, "read_cost_s": 0.0038}
     return SimulatedDevice(ScriptedClock(3.0), constant(76.0), **{**scripted, **changes})
 
 
@@ -72,6 +72,8 @@ def test_a_long_act_is_repeated_whole_until_a_tick_is_small_enough() -> None:
     # A tick of 0.1 s is found as 0.1 s or up to 0.5 ms more: 2 % of 5 s and a little: 6 acts of 1 s.
     counted, integrated = energy_of_act(lambda: device.run(1.0, 400.0), using)
     assert (counted.alignment, counted.count) == ("acts", 6)
+    # A tick in 6 s.
+    assert counted.window_error == pytest.approx(0.1 / 6, abs=0.0002)
     assert counted.joules == pytest.approx(400.0, rel=0.01)
     assert counted.bound_j is not None and abs(counted.joules - 400.0) <= counted.bound_j <= 0.02 * 400
     assert (integrated.count, integrated.act_s) == (6, pytest.approx(1.0))
@@ -93,6 +95,8 @@ def test_the_least_and_the_longest_window_hold_whatever_the_error() -> None:
     assert counted.window_s == pytest.approx(4.1, abs=0.11)
     # 2 * 4.05 ms and an act of 10 ms in 4 s.
     assert counted.remark == "the longest window of 4 s leaves an error of up to 0.5%"
+    assert counted.window_error is not None and counted.window_s is not None
+    assert counted.window_error * counted.window_s == pytest.approx(2 * 0.00405 + 0.01, abs=1e-6)
 
 
 def test_power_that_changes_within_an_act_stays_within_the_bound() -> None:
@@ -191,6 +195,41 @@ def test_a_reset_mid_window_costs_the_counters_figure_alone(act_s: float) -> Non
     assert integrated.joules == pytest.approx(300.0 * act_s, rel=0.01)
 
 
+@pytest.mark.parametrize("act_s", [0.004, 0.5])
+def test_a_reset_early_in_a_long_window_is_seen_though_the_counter_passes_its_old_value(act_s: float) -> None:
+    device = gpu(resets_at_s=(9.5,))
+    using, goal = instruments(device), WindowGoal(0.0001, least_s=40.0, longest_s=40.0)
+    counted, integrated = energy_of_act(lambda: device.run(act_s, 300.0), using, goal)
+    # About 1.5 kJ when the window begins, 12 kJ drawn in it, 11 kJ shown when it ends.
+    assert counted.joules is None and counted.reason is not None and counted.reason.endswith("it was reset")
+    assert integrated.joules == pytest.approx(300.0 * act_s, rel=0.01)
+
+
+def test_the_counter_is_looked_at_within_a_window_and_no_longer() -> None:
+    device = gpu()
+    using = instruments(device)
+    energy_of_act(lambda: device.run(0.004, 300.0), using, WindowGoal(0.0001, least_s=20.0, longest_s=20.0))
+    read_before = device.num_readings
+    device.clock.sleep(10.0)
+    assert device.num_readings == read_before
+
+
+class TenthMore(SimulatedPower):
+    """A sensor that is a tenth off."""
+
+    def read_w(self) -> float:
+        return 1.1 * super().read_w()
+
+
+def test_sources_that_do_not_agree_are_remarked_and_those_that_do_are_not() -> None:
+    device = gpu()
+    using = instruments(device)
+    act = lambda: device.run(0.004, 300.0)  # noqa: E731
+    for figure in energy_of_act(act, replace(using, probes=(TenthMore(device),))):
+        assert figure.remark is not None and figure.remark.startswith("integrated power is +10")
+    assert [each.remark for each in energy_of_act(act, using)] == [None, None]
+
+
 def test_a_wrap_mid_window_is_undone_and_remarked() -> None:
     counted, _ = failing(gpu(starts_at_j=500.0, wraps_at_j=1200.0, limit_w=350.0), 0.004)
     assert counted.joules == pytest.approx(1.2, rel=0.02)
@@ -228,6 +267,25 @@ def test_what_the_act_raises_ends_the_readings_beside_it() -> None:
     read_before = device.num_readings
     device.clock.sleep(10.0)
     assert device.num_readings == read_before
+
+
+@pytest.mark.parametrize("act_s", [0.004, 0.5])
+def test_a_fault_of_the_program_in_a_look_at_the_counter_is_raised(act_s: float) -> None:
+    device = gpu()
+
+    class Slip(SimulatedCounter):
+        def read_j(self) -> float:
+            # Behind the opening of the window, which is at 5.5 to 6 s.
+            if device.clock.now_s() > 6.2:
+                raise ZeroDivisionError("a slip")
+            return super().read_j()
+
+    using = replace(instruments(device), counters=(Slip(device),))
+    with pytest.raises(ZeroDivisionError, match="a slip"):
+        energy_of_act(lambda: device.run(act_s, 300.0), using)
+    readings = device.num_readings
+    device.clock.sleep(5.0)
+    assert device.num_readings == readings
 
 
 def test_idle_power_before_and_after_by_hand() -> None:

@@ -3,6 +3,8 @@
 import itertools
 import threading
 
+import pytest
+
 from experiment_core_utils.primitives.clock import HostClock
 
 
@@ -31,3 +33,20 @@ def test_the_first_call_comes_after_an_interval() -> None:
     repeating = HostClock().every(3600.0, lambda: calls.append(1))
     repeating.stop()
     assert calls == []
+
+
+def test_what_a_call_raises_ends_the_calls_and_is_raised_once_when_they_are_stopped() -> None:
+    clock, calls = HostClock(), list[int]()
+
+    def call() -> None:
+        calls.append(1)
+        raise ZeroDivisionError("a slip")
+
+    repeating = clock.every(0.001, call)
+    while not repeating.has_failed:
+        clock.sleep(0.001)
+    clock.sleep(0.01)
+    assert calls == [1]
+    with pytest.raises(ZeroDivisionError, match="a slip"):
+        repeating.stop()
+    repeating.stop()
