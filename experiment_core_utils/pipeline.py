@@ -21,6 +21,7 @@ from experiment_core_utils.a_distributed import (
 )
 from experiment_core_utils.accuracy_batches import batching_caveats
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
     choose_latency_ids,
@@ -269,7 +270,7 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
     """The settings asked for, judged against the model's config before any weight is read.
 
     Raises:
-        ConfigurationError: more experts or blocks than the model has, or importance scores without a block.
+        ConfigurationError: more experts or blocks than the model has, or scores or sets that do not fit them.
     """
     top_k_values = config.top_k_list or _half_and_whole(source.default_top_k)
     block_counts = config.num_active_blocks_list or _unique(
@@ -287,7 +288,7 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         top_k_values,
         block_counts,
         source.num_total_blocks,
-        config.importance_scores,
+        block_choice_of(config, source.folder),
         config.num_configs,
         config.seed,
     )
@@ -380,7 +381,7 @@ class ProfilingRun:
                 "max_new_tokens": task.max_new_tokens,
                 "source": dict(task.source),
             },
-            "experimental_variables": variables_of(config, max_new_tokens),
+            "experimental_variables": variables_of(config, max_new_tokens, block_choice_of(config, source.folder)),
             "caveats": [
                 *caveats_of(config, device, processes_here, task.source),
                 *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),

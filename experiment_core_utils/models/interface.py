@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -46,6 +47,14 @@ class StagedModel(Protocol):
     num_experts: int
     default_top_k: int
     eos_token_ids: frozenset[int]
+
+    @property
+    def decoder_blocks(self) -> Sequence[nn.Module]:
+        """Every transformer block of the whole decoder in order, whatever is active, for hooks.
+
+        A block's first argument, or `hidden_states`, is [B, T, H], and so is its output or the output's first item.
+        """
+        ...
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """Tokens and crops on the host; raises SampleError for a picture that cannot be used."""

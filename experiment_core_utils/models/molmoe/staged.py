@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 
 from experiment_core_utils.models.architecture import stored_bytes
 from experiment_core_utils.models.memory_parts import step_weights
@@ -52,6 +53,11 @@ class MolmoeStagedModel:
         self.default_top_k = model.default_top_k
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+
+    @property
+    def decoder_blocks(self) -> tuple[nn.Module, ...]:
+        """See `StagedModel.decoder_blocks`."""
+        return self.model.all_blocks
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """See `StagedModel.prepare`."""
