@@ -49,6 +49,11 @@ class StagedModel(Protocol):
     eos_token_ids: frozenset[int]
 
     @property
+    def active_setting(self) -> tuple[int, tuple[int, ...]]:
+        """Experts per token in the blocks after the first, and the blocks that run, as they are in force."""
+        ...
+
+    @property
     def decoder_blocks(self) -> Sequence[nn.Module]:
         """Every transformer block of the whole decoder in order, whatever is active, for hooks.
 

@@ -55,6 +55,11 @@ class MolmoeStagedModel:
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
 
     @property
+    def active_setting(self) -> tuple[int, tuple[int, ...]]:
+        """See `StagedModel.active_setting`."""
+        return self.model.active_setting
+
+    @property
     def decoder_blocks(self) -> tuple[nn.Module, ...]:
         """See `StagedModel.decoder_blocks`."""
         return self.model.all_blocks
