@@ -29,6 +29,7 @@ from experiment_core_utils.models.architecture import (
     quantisation_in_force,
     stored_bytes,
 )
+from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.records import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 from experiment_core_utils.primitives.text_config import judged
@@ -189,8 +190,8 @@ def environment_stamp(device: torch.device) -> tuple[str | None, ...]:
     return (package_version("torch"), package_version("transformers"), device.type, hardware)
 
 
-def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]:
-    """The experimental parameters as asked for; `max_new_tokens` as it came out."""
+def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> dict[str, Any]:
+    """The experimental parameters as asked for; `max_new_tokens` and the choice of blocks as they came out."""
     return {
         "num_samples": config.num_samples,
         "sample_by": config.sample_by,
@@ -212,7 +213,8 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int) -> dict[str, Any]
         "batch_size": 1,
         "decoding": "greedy",
         "sampling_strategy": config.sampling_strategy,
-        "importance_scores_file": str(config.importance_scores_file) if config.importance_scores_file else None,
+        "importance_scores_file": str(choice.file) if choice.scores is not None else None,
+        "block_sets_file": str(choice.file) if choice.sets is not None else None,
         "random_weights": config.random_weights,
         "enable_memory_optimization": config.enable_memory_optimization,
         "max_config_retries": config.max_config_retries,

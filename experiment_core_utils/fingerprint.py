@@ -7,6 +7,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import of_all_processes, processes_on_this_machine
 from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.f_experiment_info import environment_stamp
 from experiment_core_utils.primitives.config import ProfilingConfig
@@ -41,6 +42,7 @@ def fingerprint_parts(
     config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
 ) -> tuple[object, ...]:
     """What must be the same in all processes; of the weights the names and sizes."""
+    choice = block_choice_of(config, source.folder)
     return (
         source.revision,
         config.random_weights,
@@ -62,7 +64,7 @@ def fingerprint_parts(
         config.precision,
         config.experts_implementation,
         config.attn_implementation,
-        sorted((config.importance_scores or {}).items()),
+        sorted((choice.scores or {}).items()),
         [(name, size) for name, size, _ in source.weights_stamp],
         str(config.data_dir),
         most_processes_per_device(accelerator),
@@ -72,6 +74,7 @@ def fingerprint_parts(
         # Not where it is off: results from before the flag was there still count.
         *((("energy", config.energy),) if config.energy != "off" else ()),
         *(("memory_timeline",) if config.memory_timeline else ()),
+        *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
     )
 
 

@@ -21,6 +21,7 @@ from experiment_core_utils.a_distributed import (
 )
 from experiment_core_utils.accuracy_batches import batching_caveats
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
     choose_latency_ids,
@@ -342,7 +343,7 @@ class ProfilingRun:
                 "max_new_tokens": task.max_new_tokens,
                 "source": dict(task.source),
             },
-            "experimental_variables": variables_of(config, max_new_tokens),
+            "experimental_variables": variables_of(config, max_new_tokens, block_choice_of(config, source.folder)),
             "caveats": [
                 *caveats_of(config, device, processes_here, task.source),
                 *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),

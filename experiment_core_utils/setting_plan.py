@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
@@ -23,8 +24,8 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
     """The settings asked for.
 
     Raises:
-        ConfigurationError: more experts or blocks than the model has, a knob that cannot be turned in it, or importance
-            scores without a block.
+        ConfigurationError: more experts or blocks than the model has, a knob that cannot be turned in it, or scores
+            or sets of blocks that do not fit it.
     """
     asked = asked_values(config, source)
     return plan_settings(
@@ -33,7 +34,7 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         asked.top_k,
         asked.block_counts,
         source.limits.num_total_blocks,
-        config.importance_scores,
+        block_choice_of(config, source.folder),
         config.num_configs,
         config.seed,
     )

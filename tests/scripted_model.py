@@ -47,6 +47,8 @@ class ScriptedModel:
     num_experts: int = 4
     default_top_k: int = 2
     eos_token_ids: frozenset[int] = frozenset({EOS})
+    decoder_blocks: tuple[torch.nn.Module, ...] = ()
+    active_setting: tuple[int, tuple[int, ...]] = (2, (0, 1))
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         self.calls.append(f"prepare {prompt!r} {crops.min_crops}-{crops.max_crops}")
@@ -58,6 +60,7 @@ class ScriptedModel:
 
     def apply(self, setting: KnobSetting) -> None:
         self.calls.append(f"apply {setting.key}")
+        self.active_setting = (setting.top_k, setting.active_blocks)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
         self.calls.append("encode_image")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -274,6 +275,32 @@ def test_importance_scores_choose_the_blocks(tiny_checkpoint: Path, tmp_path: Pa
     )  # fmt: skip
     (result,) = run_profiling(config).results
     assert result["active_block_indices"] == result["realised"]["blocks_run"] == [0, 2, 3]
+
+
+def test_scores_in_the_models_folder_choose_the_blocks_unless_a_flag_says_otherwise(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, model)
+    own = model / "block_importance.json"
+    own.write_text('{"0": 0.0, "1": 0.1, "2": 0.5, "3": 0.9}')
+    sets = tmp_path / "sets.json"
+    sets.write_text('{"3": [0, 1, 3]}')
+    flags = ["--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1"]
+
+    def chosen(*more: str) -> tuple[list[int], str | None, str | None, str]:
+        (result,) = run_profiling(tiny_config(model, tmp_path / "results", *flags, *more)).results
+        variables = result["provenance"]["experimental_variables"]
+        assert result["realised"]["blocks_run"] == result["active_block_indices"]
+        files = variables["importance_scores_file"], variables["block_sets_file"]
+        return result["active_block_indices"], *files, result["fingerprint"]
+
+    by_own, by_none = chosen(), chosen("--importance_scores_file", "none")
+    by_sets = chosen("--block_sets_file", str(sets))
+    assert by_own[:3] == ([0, 2, 3], str(own), None)
+    assert by_none[:3] == ([0, 1, 2], None, None)
+    assert by_sets[:3] == ([0, 1, 3], None, str(sets))
+    assert len({by_own[3], by_none[3], by_sets[3]}) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """In: a folder or a hub id; out: the folder with its files, its config as it stands, and whether weights fit it."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,16 @@ def weights_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, size and time of change of each file of weights: other weights in the same folder differ in it."""
     files = sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the files of weights: the same wherever the folder lies."""
+    digest = hashlib.sha256()
+    for name, _, _ in weights_stamp(folder):
+        digest.update(name.encode())
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def read_raw_config(folder: Path) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.meters.flop_counter import is_quantised
@@ -72,6 +73,16 @@ class DecoderKnobs:
     def blocks_refusal(self) -> str | None:
         """Why blocks cannot be skipped; None if they can."""
         return self._blocks.refusal
+
+    @property
+    def in_force(self) -> Setting:
+        """Top-k (None for the model's own) and the blocks that run."""
+        return (None, self._all_blocks) if self._in_force is None else self._in_force
+
+    @property
+    def every_block(self) -> tuple[nn.Module, ...]:
+        """The blocks of the full model, whatever is in force."""
+        return tuple(self._blocks.every)
 
     def judge(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
         """Raises ConfigurationError, with the reason, for a setting that the model cannot be put in.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.device import Marks
@@ -60,6 +61,19 @@ class StagedModel(Protocol):
     @property
     def default_top_k(self) -> int | None:
         """Experts per token that the model was trained with; None without experts."""
+        ...
+
+    @property
+    def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
+        """Experts per token in the blocks after the first, and the blocks that run, as they are in force."""
+        ...
+
+    @property
+    def decoder_blocks(self) -> Sequence[nn.Module]:
+        """Every transformer block of the whole decoder in order, whatever is active, for hooks.
+
+        A block's first argument, or `hidden_states`, is [B, T, H], and so is its output or the output's first item.
+        """
         ...
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.architecture import (
@@ -62,7 +63,17 @@ class TransformersModel:
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._stages = GenerateStages(model)
         self._architecture = architecture_of(model.config)
-        self._blocks = tuple(model.get_decoder().layers)
+        self._blocks = self.knobs.every_block
+
+    @property
+    def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
+        """See `StagedModel.active_setting`."""
+        return self.knobs.in_force
+
+    @property
+    def decoder_blocks(self) -> Sequence[nn.Module]:
+        """See `StagedModel.decoder_blocks`."""
+        return self._blocks
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """See `StagedModel.prepare`."""

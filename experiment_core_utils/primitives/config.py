@@ -4,7 +4,6 @@ Nothing here imports torch, so that `--help` and a wrong flag answer at once.
 """
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from experiment_core_utils.primitives.block_choice import NO_SCORES, read_block_sets, read_importance
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flags import MAX_WARMUP_RUNS, PARETO_ALPHA, PARETO_MARGIN, build_parser
 from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
@@ -65,6 +65,9 @@ class ProfilingConfig:
     accuracy_batch_size: int
     importance_scores: Mapping[int, float] | None
     importance_scores_file: Path | None
+    use_own_scores: bool
+    block_sets: Mapping[int, tuple[int, ...]] | None
+    block_sets_file: Path | None
     enable_memory_optimization: bool
     max_config_retries: int
     config_retry_delay: float
@@ -103,6 +106,8 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     targets = [tier_target(each) for each in tiers or TIERS]
     if tokens is not None:
         targets = [token_target(each) for each in tokens]
+    scores_file = asked.pop("importance_scores_file")
+    named_file = None if scores_file in (None, NO_SCORES) else Path(scores_file)
     return ProfilingConfig(
         **asked
         | {
@@ -114,7 +119,10 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
             "max_warmup_runs": (
                 max(MAX_WARMUP_RUNS, given.num_warmup_runs) if given.max_warmup_runs is None else given.max_warmup_runs
             ),
-            "importance_scores": read_importance(given.importance_scores_file),
+            "importance_scores": None if named_file is None else read_importance(named_file),
+            "importance_scores_file": named_file,
+            "use_own_scores": scores_file is None and given.block_sets_file is None,
+            "block_sets": None if given.block_sets_file is None else read_block_sets(given.block_sets_file),
         }
     )
 
@@ -204,27 +212,3 @@ def _at_least(name: str, given: Any, least: float) -> None:
 
 def _unique(values: Sequence[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
-
-
-def read_importance(path: Path | None) -> Mapping[int, float] | None:
-    """Scores by block from a JSON object {"0": 0.56, ...}; which blocks must be there is checked with the model."""
-    if path is None:
-        return None
-    hint = 'give a JSON object of block -> score such as {"1": 0.56, "2": 0.31}'
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigurationError(f"--importance_scores_file {path}: {error.strerror}; {hint}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"--importance_scores_file {path} is not JSON ({error}); {hint}") from error
-    if not isinstance(content, dict) or not content:
-        raise ConfigurationError(f"--importance_scores_file {path} holds no scores; {hint}")
-    scores = {}
-    for block, score in content.items():
-        is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
-        if not block.isdecimal() or not is_number:
-            raise ConfigurationError(f"--importance_scores_file {path}: {block!r}: {score!r} is no score; {hint}")
-        if int(block) in scores:
-            raise ConfigurationError(f"--importance_scores_file {path} names block {int(block)} twice")
-        scores[int(block)] = float(score)
-    return scores

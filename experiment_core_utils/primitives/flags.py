@@ -87,7 +87,16 @@ def _add_knobs(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid where it is smaller)",
     )
-    knobs.add_argument("--importance_scores_file", type=Path, help="JSON of block -> score that chooses the blocks")
+    chosen_by = knobs.add_mutually_exclusive_group()
+    chosen_by.add_argument(
+        "--importance_scores_file",
+        metavar="FILE",
+        help="JSON of block -> score that chooses the blocks; none: the first blocks (default: block_importance.json "
+        "in the model's folder, where there is one)",
+    )
+    chosen_by.add_argument(
+        "--block_sets_file", type=Path, metavar="FILE", help="JSON of number of blocks -> the blocks that run"
+    )
 
 
 def _add_front(parser: argparse.ArgumentParser) -> None:

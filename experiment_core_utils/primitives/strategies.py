@@ -8,11 +8,12 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget, select_active_blocks
+from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 
 T = TypeVar("T")
 Places = tuple[int, ...]
@@ -30,7 +31,7 @@ def plan_settings(
     top_k_values: Sequence[int | None],
     block_counts: Sequence[int],
     total_blocks: int,
-    importance: Mapping[int, float] | None,
+    choice: BlockChoice | None,
     num_configs: int | None = None,
     seed: int = 42,
 ) -> tuple[KnobSetting, ...]:
@@ -50,9 +51,12 @@ def plan_settings(
       as nearly as the number allows (counts differ by at most one); with fewer settings than values, those that occur
       are evenly spread. None takes 27, or the whole grid where it is smaller.
 
+    Args:
+        choice: which blocks run for a count; None takes the first ones.
+
     Raises:
-        ConfigurationError: another strategy, a block count that the model does not have, `num_configs` with another
-            strategy than `lhs` or larger than the grid.
+        ConfigurationError: another strategy, a block count that the model does not have or `choice` no blocks for,
+            `num_configs` with another strategy than `lhs` or larger than the grid.
     """
     if strategy not in STRATEGIES:
         raise ConfigurationError(f"unknown sampling strategy {strategy!r}; choose among {', '.join(STRATEGIES)}")
@@ -69,7 +73,8 @@ def plan_settings(
     if strategy == "stratified":
         targets, top_k_values = ends_and_middle(targets), ends_and_middle(top_k_values)
         block_counts = ends_and_middle(block_counts)
-    blocks = {count: select_active_blocks(count, total_blocks, importance) for count in block_counts}
+    blocks_of = (choice or BlockChoice()).blocks
+    blocks = {count: blocks_of(count, total_blocks) for count in block_counts}
     knobs: tuple[Sequence[Any], ...] = (targets, top_k_values, block_counts)
     sizes = [len(values) for values in knobs]
     if strategy == "boundary":

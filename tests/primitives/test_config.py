@@ -98,6 +98,20 @@ def test_scores_are_read_by_block(tmp_path: Path) -> None:
     assert parse_config(["--importance_scores_file", str(file)]).importance_scores == {0: 1.0, 1: 0.25}
 
 
+def test_neither_scores_nor_sets_means_the_models_own_scores(tmp_path: Path) -> None:
+    scores, sets = tmp_path / "scores.json", tmp_path / "sets.json"
+    scores.write_text('{"1": 0.5}')
+    sets.write_text('{"2": [0, 3]}')
+    assert parse_config([]).use_own_scores
+    assert not parse_config(["--importance_scores_file", str(scores)]).use_own_scores
+    none = parse_config(["--importance_scores_file", "none"])
+    assert (none.use_own_scores, none.importance_scores, none.importance_scores_file) == (False, None, None)
+    by_sets = parse_config(["--block_sets_file", str(sets)])
+    assert (by_sets.use_own_scores, by_sets.block_sets) == (False, {2: (0, 3)})
+    with pytest.raises(ConfigurationError, match="not allowed with"):
+        parse_config(["--block_sets_file", str(sets), "--importance_scores_file", "none"])
+
+
 def test_help_and_a_wrong_flag_need_no_torch() -> None:
     driver = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
     code = (

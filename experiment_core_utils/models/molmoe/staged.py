@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 
 from experiment_core_utils.models.architecture import stored_bytes
 from experiment_core_utils.models.greedy import generate_greedily
@@ -55,6 +56,16 @@ class MolmoeStagedModel:
         self.default_top_k = model.default_top_k
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+
+    @property
+    def active_setting(self) -> tuple[int, tuple[int, ...]]:
+        """See `StagedModel.active_setting`."""
+        return self.model.active_setting
+
+    @property
+    def decoder_blocks(self) -> tuple[nn.Module, ...]:
+        """See `StagedModel.decoder_blocks`."""
+        return self.model.all_blocks
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """See `StagedModel.prepare`."""

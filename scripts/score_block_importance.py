@@ -1,0 +1,16 @@
+"""Score the transformer blocks of a model, or choose sets of them: see `experiments/core_exp/score_blocks.py`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiments.core_exp.score_blocks import main
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
