@@ -51,7 +51,7 @@ class AnswerScorer:
     measure = "accuracy, as a share of the metric's best score"
 
     def __init__(
-        self, model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, top_k: int, batch_size: int
+        self, model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, top_k: int | None, batch_size: int
     ) -> None:
         self._model = model
         self._drawn = tuple(drawn)

@@ -96,9 +96,9 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
 
 def setting_key(result: Mapping[str, Any]) -> str:
     """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
-    tier = result["tier"]
-    label = f"tier-{tier}" if tier is not None else f"tokens{result['vision_tokens_target']}"
-    return f"{label}_topk{result['top_k']}_blocks{result['num_active_blocks']}"
+    tier, tokens = result["tier"], result["vision_tokens_target"]
+    target = tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
+    return f"{target.label}_{decoder_label(result['top_k'], result['num_active_blocks'])}"
 
 
 def few_samples_warning(results: Sequence[Mapping[str, Any]]) -> str | None:
@@ -245,8 +245,8 @@ def closing_table(results: Sequence[Mapping[str, Any]], places: Mapping[str, str
         stats = result["aggregate_stats"]
         rows.append(
             {
-                "vision": result["tier"] or result["vision_tokens_target"],
-                "top-k": result["top_k"],
+                "vision": result["tier"] or result["vision_tokens_target"] or own_target().label,
+                "top-k": "-" if result["top_k"] is None else result["top_k"],
                 "blocks": result["num_active_blocks"],
                 "crops": _text(result["selected_crops_mean"], 1),
                 "tokens": _text(stats.get("prompt_tokens_mean"), 0),

@@ -72,6 +72,11 @@ def token_target(tokens: int) -> VisionTarget:
     return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
 
 
+def decoder_label(top_k: int | None, num_active_blocks: int) -> str:
+    """Part of result file names: ``topk8_blocks16``, in a model without experts ``topknone_blocks16``."""
+    return f"topk{'none' if top_k is None else top_k}_blocks{num_active_blocks}"
+
+
 @dataclass(frozen=True)
 class KnobSetting:
     """One setting of all knobs.
@@ -105,8 +110,8 @@ class KnobSetting:
 
     @property
     def decoder_label(self) -> str:
-        """Part of result file names: ``topk8_blocks16``, in a model without experts ``topknone_blocks16``."""
-        return f"topk{'none' if self.top_k is None else self.top_k}_blocks{self.num_active_blocks}"
+        """See `decoder_label`."""
+        return decoder_label(self.top_k, self.num_active_blocks)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Job:
     source: ModelSource
     model: StagedModel
     tasks: tuple[Task, ...]
-    top_k: int
+    top_k: int | None
     counts: tuple[int, ...]
 
     @property
