@@ -41,12 +41,15 @@ from experiment_core_utils.host_facts import command_line, package_version
 from experiment_core_utils.models.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.block_choice import BlockChoice, read_importance
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.sampling import create_sampled_dataset
+from experiments.reference_model.answered_pictures import AnsweredPictureScorer
 from experiments.reference_model.packed_pictures import PackedPictureScorer
 
 METHODS = ("leave_one_out", "activation_change", "gradient")
@@ -63,6 +66,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num_samples", type=int, default=200, help="of each task; see --measure (%(default)s)")
     parser.add_argument(
         "--held_out", type=int, default=0, metavar="N", help="as many more, to compare the choice with the first blocks"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="no scoring: compare the scores in --output with the first blocks, by accuracy on the --held_out samples",
     )
     parser.add_argument("--method", choices=METHODS, default=METHODS[0])
     parser.add_argument(
@@ -107,9 +115,16 @@ class Job:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score and write; returns the exit code. Raises ProfilerError for what cannot be done."""
+    """Score, or check, and write; returns the exit code. Raises ProfilerError for what cannot be done."""
     job = open_job(argv)
     scorers = pictures_of(job) if job.own.measure == "answer_loss" else samples_of(job)
+    if job.own.check:
+        path = job.own.output.with_name(f"{job.own.output.stem}.held_out.json")
+        choice = BlockChoice(scores=read_importance(job.own.output))
+        chosen = {count: choice.blocks(count, job.num_blocks) for count in job.counts}
+        write_json_atomically({**provenance_of(job, scorers), **held_out_of(scorers, chosen)}, path)
+        print(f"wrote {path}")
+        return 0
     if job.own.select is not None:
         width = job.own.beam_width if job.own.select == "beam" else 1
         sets = select_block_sets(partial(_values, scorers.scored), job.num_blocks, job.counts, width)
@@ -140,6 +155,8 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     for name in ("num_samples", "beam_width", "batch_size"):
         if getattr(own, name) < 1:
             raise ConfigurationError(f"--{name} {getattr(own, name)} is not possible; give at least 1")
+    if own.check and (not own.held_out or own.select is not None):
+        raise ConfigurationError("--check compares scores on samples that are held out; give --held_out N, no --select")
     if own.held_out < 0:
         raise ConfigurationError(f"--held_out {own.held_out} is not possible; give 0 or more")
     source = find_model(config.model_path, config.hf_cache_dir)
@@ -200,7 +217,12 @@ def pictures_of(job: Job) -> Scorers:
     model.model.set_knobs(top_k=job.top_k)
     parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
     crops = job.config.vision_targets[0].crops
-    made = [PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts]
+    made: list[BlockSetScorer] = [
+        PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
+    ]
+    if job.own.check:
+        vision = job.config.vision_targets[0]
+        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], vision, job.top_k)
     samples = {
         task.name: {
             "scored": scored * task.questions_per_image,
@@ -241,10 +263,11 @@ def held_out_of(scorers: Scorers, chosen: Mapping[int, Blocks]) -> dict[str, Any
 def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
     """How the file was made."""
     is_measured = job.own.method == METHODS[0]
+    judge = scorers.held_out if job.own.check and scorers.held_out is not None else scorers.scored
     return {
-        "method": job.own.select or job.own.method,
+        "method": "check" if job.own.check else job.own.select or job.own.method,
         "beam_width": job.own.beam_width if job.own.select == "beam" else None,
-        "measure": scorers.scored.measure if is_measured else None,
+        "measure": judge.measure if is_measured else None,
         "positions": job.own.positions if job.own.method == "activation_change" else None,
         "tasks": {
             task.name: {

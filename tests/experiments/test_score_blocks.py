@@ -59,6 +59,22 @@ def test_scores_by_likelihood_are_compared_on_other_pictures(
     assert "the first 3: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("measure", ["accuracy", "answer_loss"])
+def test_a_check_compares_given_scores_by_accuracy(tiny_checkpoint: Path, tmp_path: Path, measure: str) -> None:
+    output = tmp_path / "scores.json"
+    output.write_text('{"0": 9, "1": 0.1, "2": 0.3, "3": 0.2}')
+    flags = ["--model_path", str(tiny_checkpoint), "--output", str(output), "--device", "cpu", "--num_threads", "1",
+             "--vision_tokens_list", "288", "--check", "--dataset_name", "reference_counting", "--num_samples", "2",
+             "--held_out", "2", "--num_active_blocks", "2", "3", "--measure", measure]  # fmt: skip
+    assert main(flags) == 0
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["scores.held_out.json", "scores.json"]
+    found = json.loads((tmp_path / "scores.held_out.json").read_text())
+    assert found["measure"].startswith("accuracy")
+    assert [found["held_out"][count]["blocks"] for count in ("2", "3")] == [[0, 2], [0, 2, 3]]
+    for each in found["held_out"].values():
+        assert 0 <= each["chosen"]["score"] <= 1
+
+
 def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path) -> None:
     output = tmp_path / "sets.json"
     provenance = run(
@@ -76,6 +92,7 @@ def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path)
         (["--select", "greedy", "--method", "gradient"], "drop one"),
         (["--measure", "answer_loss", "--method", "gradient"], "not for gradient"),
         (["--held_out", "3", "--method", "gradient"], "--held_out"),
+        (["--check"], "give --held_out N"),
         (["--num_samples", "0"], "at least 1"),
         (["--held_out", "-1"], "0 or more"),
         (["--num_samples", "2000", "--held_out", "5"], "none are left"),
