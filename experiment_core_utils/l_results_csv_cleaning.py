@@ -18,6 +18,7 @@ from experiment_core_utils.primitives.flat_table import (
     read_table,
     table_text,
 )
+from experiment_core_utils.primitives.knobs import decoder_label, own_target, tier_target, token_target
 from experiment_core_utils.primitives.result_files import read_rows, read_versioned_object
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
