@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
@@ -50,6 +51,9 @@ class ScriptedModel:
 
     def apply(self, setting: KnobSetting) -> None:
         self.calls.append(f"apply {setting.key}")
+
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        return {}
 
     def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
         self.calls.append("encode_image")

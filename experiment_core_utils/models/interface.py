@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import KnobProof, PreparedRequest, RequestShape, StageFlops
@@ -22,6 +23,10 @@ class Stages(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
+        ...
+
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
@@ -57,6 +62,10 @@ class StagedModel(Protocol):
 
     def apply(self, setting: KnobSetting) -> None:
         """Put the decoder's knobs in force."""
+        ...
+
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
