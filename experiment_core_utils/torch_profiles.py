@@ -4,7 +4,7 @@ A profiled run is slower than a measured one, so it is one more run, kept in its
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.hooks import RemovableHandle
 
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.config import ProfilerMode
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.errors import ResultsError
@@ -42,6 +44,10 @@ class StagesInRanges:
         """The model's."""
         return self.model.eos_token_ids
 
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        """The model's."""
+        return self.model.components()
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The model's, as range `vision`; without a picture it is there and nearly empty."""
         with record_function("vision"):
@@ -56,6 +62,37 @@ class StagesInRanges:
         """The model's, as range `decode`."""
         with record_function("decode"):
             return self.model.decode_step(token, state)
+
+
+class ComponentRanges:
+    """While it is entered, every call of a component of the decoder appears in a profile as a range of its name."""
+
+    def __init__(self, components: Mapping[Component, Sequence[torch.nn.Module]]) -> None:
+        self._components = components
+        self._handles: list[RemovableHandle] = []
+        self._open: list[record_function] = []
+
+    def __enter__(self) -> "ComponentRanges":
+        for name, modules in self._components.items():
+            for module in modules:
+                self._handles.append(module.register_forward_pre_hook(self._opener(name)))
+                self._handles.append(module.register_forward_hook(self._close, always_call=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _opener(self, name: Component) -> Callable[[torch.nn.Module, Any], None]:
+        def opened(_module: torch.nn.Module, _inputs: Any) -> None:
+            entered = record_function(name)
+            entered.__enter__()
+            self._open.append(entered)
+
+        return opened
+
+    def _close(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        self._open.pop().__exit__(None, None, None)
 
 
 class TorchProfiles:
@@ -114,9 +151,9 @@ class TorchProfiles:
 
 
 def profiled_run(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode) -> profile:
-    """One run of the request under the profiler; the device is idle at both ends."""
+    """One run of the request under the profiler, with ranges of its components; the device is idle at both ends."""
     synchronize(model.device)
-    with new_profiler(model.device, mode) as profiler:
+    with ComponentRanges(model.components()), new_profiler(model.device, mode) as profiler:
         generate_greedily(StagesInRanges(model), inputs, max_new_tokens, NoMarks())
         synchronize(model.device)
     return profiler

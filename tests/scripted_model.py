@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -61,6 +62,9 @@ class ScriptedModel:
     def apply(self, setting: KnobSetting) -> None:
         self.calls.append(f"apply {setting.key}")
         self.active_setting = (setting.top_k, setting.active_blocks)
+
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        return {}
 
     def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
         self.calls.append("encode_image")

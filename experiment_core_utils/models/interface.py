@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -30,6 +31,10 @@ class Stages(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
+        ...
+
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
@@ -86,6 +91,10 @@ class StagedModel(Protocol):
 
     def apply(self, setting: KnobSetting) -> None:
         """Put the decoder's knobs in force."""
+        ...
+
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:

@@ -21,12 +21,14 @@ from experiment_core_utils.models.architecture import (
     stored_bytes,
 )
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
+from experiment_core_utils.models.decoder_components import decoder_components
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_batches import answer_together
 from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
+from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -91,6 +93,12 @@ class TransformersModel:
         for name, value in self.requests.config_for(setting.vision.crops).items():
             setattr(self.model.config, name, value)
         self.knobs.apply(setting.top_k, setting.active_blocks)
+
+    def components(self) -> Mapping[Component, Sequence[nn.Module]]:
+        """See `StagedModel.components`."""
+        decoder = self.model.get_decoder()
+        blocks = [self._blocks[index] for index in self.active_setting[1]]
+        return decoder_components(blocks, decoder._modules.get("norm"), self.model.get_output_embeddings())
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""

@@ -22,6 +22,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SampleError, first_line
@@ -128,6 +129,20 @@ class MolmoeStagedModel:
     def apply(self, setting: KnobSetting) -> None:
         """See `StagedModel.apply`."""
         self.model.set_knobs(setting.experts, setting.active_blocks)
+
+    def components(self) -> Mapping[Component, Sequence[nn.Module]]:
+        """See `StagedModel.components`."""
+        decoder = self.model.get_decoder()
+        blocks = list(decoder.layers)
+        norms = [norm for block in blocks for norm in (block.input_layernorm, block.post_attention_layernorm)]
+        return {
+            "attention": [block.self_attn for block in blocks],
+            "ffn": [block.mlp for block in blocks],
+            "routing": [block.mlp.gate for block in blocks],
+            "experts": [block.mlp.experts for block in blocks],
+            "norm": [*norms, decoder.norm],
+            "head": [self.model.lm_head],
+        }
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""

@@ -1,0 +1,118 @@
+"""E1, where the time goes: shares of the stages by regime, how each stage grows, operations against time, parts of the
+decoder. Reads a run's folder, writes three JSON files, CSV files and figures.
+
+python experiments/core_exp/e1_stage_latency.py results/core_exp
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.csv_cells import csv_text, raw_cell
+from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
+from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.core_exp import flops_latency
+from experiments.core_exp.e1_entries import (
+    Row,
+    breakdown_content,
+    component_rows,
+    components_content,
+    flops_content,
+    line_rows,
+    point_rows,
+    share_rows,
+)
+from experiments.core_exp.e1_figures import (
+    draw_components,
+    draw_flops,
+    draw_scaling,
+    draw_shares,
+    draw_stages_over_tokens,
+)
+from experiments.core_exp.figures import caption_of, save_figure
+from experiments.core_exp.measured_generations import generations_of
+from experiments.core_exp.profile_traces import load_profiles
+from experiments.core_exp.stage_decomposition import display_lengths, regimes, settings_shares
+from experiments.core_exp.stage_scaling import stage_lines
+from experiments.core_exp.sweep_results import load_sweep, samples_frame
+
+
+def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
+    """Load, compute, write; returns the files.
+
+    Raises:
+        ResultsError: no results, broken ones, or none with times.
+        ResultsNotSaved: the disk does not take a file.
+    """
+    sweep = load_sweep(results_dir)
+    generations = generations_of(sweep)
+    if not generations:
+        raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
+    by_regime = regimes(generations, display_lengths(generations))
+    by_setting = settings_shares(generations)
+    lines = stage_lines(generations)
+    samples = samples_frame(sweep)
+    points = flops_latency.stage_points(samples, sweep.provenance.peak_flops_per_s)
+    profiles, reason = load_profiles(results_dir)
+
+    contents = {
+        "e1_stage_latency_breakdown": breakdown_content(sweep, generations, by_regime, by_setting, lines),
+        "e1_flops_vs_latency": flops_content(sweep, points, flops_latency.stage_lines(samples)),
+        "e1_attention_ffn_breakdown": components_content(sweep, profiles, reason),
+    }
+    tables = {
+        "e1_stage_shares": share_rows([*by_regime, *by_setting]),
+        "e1_line_fits": line_rows(lines),
+        "e1_flops_vs_latency": point_rows(points),
+        "e1_attention_ffn_breakdown": component_rows(profiles),
+    }
+    caption = caption_of(sweep.provenance, len(sweep.settings), len(generations))
+    figures = {
+        "e1_stage_shares": draw_shares(by_regime, caption),
+        "e1_stages_over_tokens": draw_stages_over_tokens(generations, caption),
+        "e1_scaling": draw_scaling(generations, lines, caption),
+    }
+    if points:
+        figures["e1_flops_vs_latency"] = draw_flops(points, sweep.provenance.peak_flops_per_s, caption)
+    if profiles:
+        figures["e1_attention_ffn"] = draw_components(profiles, caption)
+
+    written = []
+    for name, content in contents.items():
+        written.append(output_dir / f"{name}.json")
+        write_json_atomically(content, written[-1])
+    for name, rows in tables.items():
+        if rows:
+            written.append(output_dir / f"{name}.csv")
+            write_text_atomically(_csv(rows), written[-1])
+    for name, figure in figures.items():
+        written += save_figure(figure, output_dir, name)
+    return written
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    names = list(rows[0])
+    return csv_text([[raw_cell(row[name], name) for name in names] for row in ({n: n for n in names}, *rows)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    parser = OneLineParser(prog="e1_stage_latency.py", description="Where the time of a sweep goes, stage by stage.")
+    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: RESULTS_DIR/analysis")
+    try:
+        given: argparse.Namespace = parser.parse_args(argv)
+        for path in analyse(given.results_dir, given.output_dir or given.results_dir / "analysis"):
+            print(path)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
