@@ -20,6 +20,7 @@ from experiment_core_utils.primitives.flat_table import (
     table_text,
 )
 from experiment_core_utils.primitives.result_files import read_rows
+from experiment_core_utils.sample_table import sample_rows, samples_csv_text
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
 
@@ -138,6 +139,25 @@ def write_settings_csv(results: Sequence[Mapping[str, Any]], path: Path) -> None
     frame = settings_frame(results).map(lambda value: spreadsheet_safe(value) if isinstance(value, str) else value)
     frame.to_csv(buffer, index=False)
     write_text_atomically(buffer.getvalue(), path)
+
+
+def samples_csv_beside(settings_csv: Path) -> Path:
+    """`<task>_samples.csv` beside `<task>_settings.csv`."""
+    return settings_csv.with_name(settings_csv.name.replace("_settings.csv", "_samples.csv"))
+
+
+def write_samples_csv(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """One row for each sample that ran, setting by setting, written whole or not at all; safe as the other table.
+
+    Raises:
+        ResultsError: a result lacks a key of this schema, or holds a number that is not finite.
+        ResultsNotSaved: the disk does not take it.
+    """
+    try:
+        text = samples_csv_text(row for result in results for row in sample_rows(result, setting_key(result)))
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"{path.name} cannot be made: a result lacks {error}; measure it again") from error
+    write_text_atomically(text, path)
 
 
 def json_to_csv(json_file_path: Path | str, csv_file_path: Path | str) -> None:

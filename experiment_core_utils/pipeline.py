@@ -42,7 +42,12 @@ from experiment_core_utils.k_results_aggregation import (
     remove_journals,
     tidy_journals,
 )
-from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence, write_settings_csv
+from experiment_core_utils.l_results_csv_cleaning import (
+    few_samples_sentence,
+    samples_csv_beside,
+    write_samples_csv,
+    write_settings_csv,
+)
 from experiment_core_utils.measurement import ShareMeasurer, split_by
 from experiment_core_utils.pareto_run import (
     SEARCH_FILE,
@@ -167,6 +172,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         csv_path = config.output_dir / f"{task.name.replace('_', '-')}_settings.csv" if results else None
         if csv_path is not None:
             write_settings_csv(results, csv_path)
+            write_samples_csv(results, samples_csv_beside(csv_path))
     return RunReport(
         experiment_id,
         True,

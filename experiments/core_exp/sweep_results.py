@@ -1,0 +1,273 @@
+"""In: the folder of a run; out: its settings and samples, judged to belong together, and tidy frames of both."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
+from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
+from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.sample_table import SAMPLE_COLUMNS, sample_rows
+
+# Folders inside a run's folder that hold other things than its measurements.
+NOT_DATASETS = ("rescored_", ".")
+# What the files of one sweep have in common, by the name that a message gives it, as keys of the provenance.
+COMMON = {
+    "model": ("model", "name"),
+    "model class": ("model", "model_class"),
+    "parameters": ("model", "total_parameters"),
+    "number format": ("model", "dtype"),
+    "attention implementation": ("model", "attn_implementation"),
+    "experts implementation": ("model", "experts_implementation"),
+    "execution": ("model", "execution"),
+    "GPU": ("hardware", "gpu_name"),
+    "processor": ("hardware", "cpu"),
+    "torch": ("versions", "torch"),
+    "transformers": ("versions", "transformers"),
+    "random weights": ("experimental_variables", "random_weights"),
+}
+# Behind the columns that the CSV of settings has.
+SETTING_END = (
+    "num_total_blocks",
+    "target_vision_tokens_mean",
+    "pooled_image_features_mean",
+    "peak_memory_bytes",
+    "drift_ratio_max",
+)
+_NO_PEAKS = {
+    "peak_flops_per_s": None,
+    "peak_bytes_per_s": None,
+    "utilisation_reason": "the files are from before peaks of the device were stored",
+}
+_TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind")
+
+
+@dataclass(frozen=True)
+class SweepProvenance:
+    """What all settings of a sweep share.
+
+    Attributes:
+        device: name of the GPU, or of the processor where there is none.
+        is_gpu: which of the two.
+        model: name as given; its last part is enough for a caption.
+        dtype: number format of the weights.
+        execution: `eager`, or how the model was compiled.
+        tasks: in alphabetical order.
+        fingerprints: task -> digest of all but the knobs.
+        random_weights: accuracy means nothing then.
+        versions: of torch, transformers and others; None for one that is not installed.
+        git_commit: of the checkout that measured; None outside one.
+        commands: that measured, each once.
+        caveats: of all settings, each once.
+        peak_flops_per_s: of the GPU for `dtype`, by its data sheet; None with `peak_reason`.
+        peak_bytes_per_s: of its memory; None with `peak_reason`.
+        peak_reason: why a peak, or a share of it, is not known; None where all are.
+    """
+
+    device: str
+    is_gpu: bool
+    model: str
+    dtype: str
+    execution: str
+    tasks: tuple[str, ...]
+    fingerprints: Mapping[str, str]
+    random_weights: bool
+    versions: Mapping[str, str | None]
+    git_commit: str | None
+    commands: tuple[str, ...]
+    caveats: tuple[str, ...]
+    peak_flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    peak_reason: str | None
+
+
+@dataclass(frozen=True)
+class StoredSetting:
+    """One setting of one task: `result` is the content of `path` as docs/results_schema.md describes it."""
+
+    task: str
+    key: str
+    path: Path
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Settings in order of task, vision knob (fewest features first), top-k and blocks; their samples in that order.
+
+    Attributes:
+        samples: one flat row for each sample that ran, by the columns of the CSV of samples.
+    """
+
+    provenance: SweepProvenance
+    settings: tuple[StoredSetting, ...]
+    samples: tuple[Mapping[str, Cell], ...]
+
+
+def load_sweep(results_dir: Path) -> Sweep:
+    """All settings in a folder and in its direct sub-folders (one for each dataset, as the multi-dataset run makes).
+
+    Sub-folders of rescored results are left out; give such a folder itself to read it.
+
+    Raises:
+        ResultsError: no results, a file that is broken or of another schema (it is named), or files that do not belong
+            to one sweep: another model, device or version, or one task measured in two ways.
+    """
+    settings = sorted(_stored(results_dir), key=_order)
+    _check_no_twins(settings)
+    _check_common(settings)
+    _check_fingerprints(settings)
+    samples: list[Mapping[str, Cell]] = []
+    for each in settings:
+        try:
+            samples += sample_rows(each.result, each.key)
+        except (KeyError, TypeError) as error:
+            raise _broken(each.path, error) from error
+    return Sweep(_provenance(settings), tuple(settings), tuple(samples))
+
+
+def settings_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row a setting: task and key, the columns of the CSV of settings, and a few more; numbers are floats or NaN.
+
+    Knobs and counts that are always there are whole numbers. Times in ms and energy in J, which their names say.
+    """
+    frame = pd.DataFrame([_setting_row(each) for each in sweep.settings])
+    whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
+    return _typed(frame, _TEXT_OF_SETTINGS, whole)
+
+
+def samples_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row a sample that ran, by the columns of the CSV of samples; numbers are floats, NaN where absent."""
+    frame = pd.DataFrame(list(sweep.samples), columns=[column.name for column in SAMPLE_COLUMNS])
+    text = [column.name for column in SAMPLE_COLUMNS if column.kind is str]
+    flags = [column.name for column in SAMPLE_COLUMNS if column.kind is bool]
+    whole = ("top_k", "num_active_blocks", "sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
+    return _typed(frame, (*text, *flags), whole)
+
+
+def _setting_row(setting: StoredSetting) -> dict[str, Any]:
+    try:
+        (row,) = table_of_settings([setting.result]).to_dict("records")
+        further = {name: _further(name, setting.result) for name in SETTING_END}
+    except (KeyError, TypeError) as error:
+        raise _broken(setting.path, error) from error
+    return {"task": setting.task, "setting": setting.key} | {str(name): value for name, value in row.items()} | further
+
+
+def _typed(frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str]) -> pd.DataFrame:
+    kinds = {name: "int64" if name in whole else "float64" for name in frame.columns if name not in other}
+    return frame.astype(kinds)
+
+
+def _stored(results_dir: Path) -> Iterator[StoredSetting]:
+    folders = [results_dir]
+    if results_dir.is_dir():
+        folders += sorted(
+            path for path in results_dir.iterdir() if path.is_dir() and not path.name.startswith(NOT_DATASETS)
+        )
+        folders = [folder for folder in folders if any(folder.glob(RESULT_FILES))] or [results_dir]
+    for folder in folders:
+        for name, result in read_results(folder).items():
+            path = folder / name
+            try:
+                yield StoredSetting(result["provenance"]["task"]["name"], setting_key(result), path, result)
+            except (KeyError, TypeError) as error:
+                raise _broken(path, error) from error
+
+
+def _order(setting: StoredSetting) -> tuple[str, int, float, int, int, str]:
+    result = setting.result
+    try:
+        tokens = result["vision_tokens_target"] or 0
+        knobs = result["max_crops"], float(tokens), result["top_k"], result["num_active_blocks"]
+    except (KeyError, TypeError) as error:
+        raise _broken(setting.path, error) from error
+    return setting.task, *knobs, setting.key
+
+
+def _check_no_twins(settings: Sequence[StoredSetting]) -> None:
+    seen: dict[tuple[str, str], Path] = {}
+    for each in settings:
+        other = seen.setdefault((each.task, each.key), each.path)
+        if other != each.path:
+            raise ResultsError(
+                f"{each.key} of {each.task} is in {other} and in {each.path}; give the folder of one run"
+            )
+
+
+def _check_common(settings: Sequence[StoredSetting]) -> None:
+    first = settings[0]
+    for each in settings[1:]:
+        for name, place in COMMON.items():
+            one, other = _at(first, "provenance", *place), _at(each, "provenance", *place)
+            if one != other:
+                raise ResultsError(
+                    f"{first.path} and {each.path} are of two sweeps: their {name} is {one} and {other}; "
+                    "give a folder with the results of one"
+                )
+
+
+def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
+    first: dict[str, StoredSetting] = {}
+    for each in settings:
+        other = first.setdefault(each.task, each)
+        if _at(each, "fingerprint") != _at(other, "fingerprint"):
+            raise ResultsError(
+                f"{other.path} and {each.path} have different fingerprints: other samples or other flags than the "
+                "knobs; give a folder with the results of one run"
+            )
+
+
+def _at(setting: StoredSetting, *place: str) -> Any:
+    content: Any = setting.result
+    try:
+        for key in place:
+            content = content[key]
+    except (KeyError, TypeError) as error:
+        raise _broken(setting.path, error) from error
+    return content
+
+
+def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
+    first = settings[0]
+    hardware = _at(first, "provenance", "hardware")
+    # Files from before the key was there have none.
+    peaks = first.result.get("hardware_utilisation", _NO_PEAKS)
+    return SweepProvenance(
+        device=_at(first, "provenance", "hardware", "gpu_name") or hardware["cpu"] or "CPU",
+        is_gpu=hardware["gpu_name"] is not None,
+        model=_at(first, "provenance", "model", "name"),
+        dtype=_at(first, "provenance", "model", "dtype"),
+        execution=_at(first, "provenance", "model", "execution"),
+        tasks=tuple(sorted({each.task for each in settings})),
+        fingerprints={each.task: _at(each, "fingerprint") for each in settings},
+        random_weights=_at(first, "provenance", "experimental_variables", "random_weights"),
+        versions=dict(_at(first, "provenance", "versions")),
+        git_commit=_at(first, "provenance", "git_commit"),
+        commands=tuple(dict.fromkeys(_at(each, "provenance", "command") for each in settings)),
+        caveats=tuple(dict.fromkeys(caveat for each in settings for caveat in _at(each, "provenance", "caveats"))),
+        peak_flops_per_s=peaks["peak_flops_per_s"],
+        peak_bytes_per_s=peaks["peak_bytes_per_s"],
+        peak_reason=peaks["utilisation_reason"],
+    )
+
+
+def _further(name: str, result: Mapping[str, Any]) -> float | None:
+    if name == "peak_memory_bytes":
+        memory = result["memory"]
+        return None if memory is None else memory[name]
+    if name == "pooled_image_features_mean":
+        return result["aggregate_stats"].get(name)
+    if name == "drift_ratio_max":
+        # Files from before the key was there have none.
+        ratios = [each[when] for each in result.get("drift", []) for when in ("before", "after")]
+        return max((ratio for ratio in ratios if ratio is not None), default=None)
+    return result[name]
+
+
+def _broken(path: Path, error: KeyError | TypeError) -> ResultsError:
+    return ResultsError(f"{path} lacks {error}: it is broken or no result of a setting; remove it or measure it again")

@@ -1,0 +1,69 @@
+"""A run's folder with round numbers, for tests of what reads one."""
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.records import MeasuredSample, StageFlops
+from tests.hand_made_records import measured_sample, part, staged_run, stored_result
+
+PROVENANCE: dict[str, Any] = {
+    "experiment_id": "0001",
+    "command": "python3 acc_lat_profiling.py",
+    "git_commit": "c0ffee",
+    "versions": {"torch": "2.11.0", "transformers": "5.17.0"},
+    "hardware": {"device": "cuda:0", "gpu_name": "Scripted GPU", "cpu": "Scripted CPU"},
+    "model": {
+        "name": "folder/tiny",
+        "model_class": "Tiny",
+        "total_parameters": 1000,
+        "dtype": "bfloat16",
+        "attn_implementation": "sdpa",
+        "experts_implementation": "grouped_mm",
+        "execution": "eager",
+    },
+    "task": {"name": "signs", "split": "validation", "metric": "read_off"},
+    "experimental_variables": {"random_weights": False},
+    "caveats": ["2 samples stand behind a comparison"],
+}
+UTILISATION: dict[str, Any] = {
+    "mfu_vision": 0.1,
+    "mfu_prefill": 0.1,
+    "mfu_decode": 0.1,
+    "mbu_decode": 0.1,
+    "peak_flops_per_s": 1e12,
+    "peak_bytes_per_s": 1e11,
+    "peak_dtype": "bfloat16",
+    "utilisation_reason": None,
+}
+FLOPS = StageFlops(vision_flops=10**9, prefill_flops=2 * 10**9, decode_flops_per_token=10.0**7)
+
+
+def setting(tier: str = "low", top_k: int = 2, blocks: int = 3) -> KnobSetting:
+    """A tier, top-k and the first blocks of a model of 4."""
+    return KnobSetting(tier_target(tier), top_k, tuple(range(blocks)))
+
+
+def result(
+    knobs: KnobSetting, samples: Sequence[MeasuredSample] | None = None, fingerprint: str = "f00d", **provenance: Any
+) -> dict[str, Any]:
+    """The content of a setting's file; by default two samples of 0.5 s vision, 0.25 s prefill, 0.25 s decode."""
+    ran = samples or (measured_sample(0, staged_run(), flops=FLOPS), measured_sample(1, staged_run(), flops=FLOPS))
+    stored = stored_result(part(*ran, key=knobs.key, fingerprint=fingerprint), knobs)
+    return stored | {
+        "provenance": copy.deepcopy(PROVENANCE) | provenance,
+        "hardware_utilisation": dict(UTILISATION),
+        "drift": [{"rank": 0, "control": knobs.key, "before": 1.0, "after": 1.25, "reason": None}],
+    }
+
+
+def write(folder: Path, *results: dict[str, Any]) -> Path:
+    """Each result as its file in `folder`, which is returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in results:
+        name = f"signs_imgsizetier-{each['tier']}_crops2_topk{each['top_k']}_blocks{each['num_active_blocks']}.json"
+        (folder / name).write_text(json.dumps(each))
+    return folder
