@@ -70,8 +70,8 @@ class LatencyEstimator:
 
     The model is that of `stage_model`: no time is negative, and vision, first token, decode per token and total never
     fall when a knob or a length goes up. (The prefill alone may, with more crops: vision hides its launches.) The
-    interval is split-conformal on ratios: it holds the share `level` of the ratios measured / predicted of samples whose setting
-    was left out of the fit, so it is for one request at a setting that need not have been measured.
+    interval is split-conformal on ratios: between its ends lies the share `level` of measured / predicted of samples
+    whose setting was left out of the fit, so it is for one request at a setting that need not have been measured.
     """
 
     def __init__(self, level: float = LEVEL) -> None:
