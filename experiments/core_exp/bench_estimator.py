@@ -48,9 +48,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for number in BATCHES:
-        print(
-            f"{number:>7} settings at once: {milliseconds_each(estimator, drawn_requests(estimator, number)):.5f} ms each"
-        )
+        each_ms = milliseconds_each(estimator, drawn_requests(estimator, number))
+        print(f"{number:>7} settings at once: {each_ms:.5f} ms each")
     return 0
 
 

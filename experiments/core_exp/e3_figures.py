@@ -41,17 +41,18 @@ AIM = 0.05
 def save_figures(
     samples: TimedSamples,
     validation: Validation,
-    study: RecalibrationStudy,
+    studies: Sequence[RecalibrationStudy],
     curve: Sequence[GuardrailCounts],
     device: str,
+    drift: float | None,
     folder: Path,
 ) -> None:
-    """e3_errors, e3_predicted_vs_measured, e3_guardrail, and e3_recalibration where there was one."""
-    save(errors_figure(validation, device), folder / "e3_errors")
+    """e3_errors, e3_predicted_vs_measured, e3_guardrail, and e3_recalibration_<kind> for each study with errors."""
+    save(errors_figure(validation, device, drift), folder / "e3_errors")
     save(predicted_figure(samples, validation, device), folder / "e3_predicted_vs_measured")
     save(guardrail_figure(curve), folder / "e3_guardrail")
-    if study.errors:
-        save(recalibration_figure(study), folder / "e3_recalibration")
+    for study in (each for each in studies if each.errors):
+        save(recalibration_figure(study), folder / f"e3_recalibration_{study.kind}")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -63,9 +64,13 @@ def save(figure: Figure, path: Path) -> None:
             figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
-def errors_figure(validation: Validation, device: str) -> Figure:
-    """Bars of the error by stage, estimator beside linear model, with the noise of measuring again as a mark."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+def errors_figure(validation: Validation, device: str, drift: float | None) -> Figure:
+    """Bars of the error by stage, estimator beside linear model, with the noise of measuring again as a mark.
+
+    Args:
+        drift: mean deviation of the control setting over the run, a share; None where it was not measured.
+    """
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     names = [name for name in reversed(BARS) if name in validation.estimator]
     for axes, title, measure in (
@@ -82,7 +87,7 @@ def errors_figure(validation: Validation, device: str) -> Figure:
             for row, value in zip(rows + shift, values, strict=True):
                 axes.text(value, row, f" {value:.1%}", va="center", fontsize=8)
         noise = [float(getattr(validation.repeatability[name], measure)) for name in names]
-        axes.scatter(noise, rows, marker="|", s=900, linewidths=2.5, color=RED, zorder=3, label=NOISE)
+        axes.scatter(noise, rows, marker="|", s=700, linewidths=2.5, color=RED, zorder=3, label=NOISE)
         axes.set_yticks(rows, [LABELS[name] for name in names])
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_title(title, fontsize=10)
@@ -91,7 +96,11 @@ def errors_figure(validation: Validation, device: str) -> Figure:
         _plain(axes)
     left.axvline(AIM, color=GREY, linestyle=":", linewidth=1.2)
     left.annotate("aim", (AIM, 1.0), xycoords=("data", "axes fraction"), ha="right", va="top", color=GREY, fontsize=8)
-    right.legend(loc="lower right", fontsize=8, frameon=True)
+    if drift is not None:
+        label = "drift: one setting measured again and again during the run"
+        left.axvline(drift, color=GREEN, linestyle="--", linewidth=1.6, label=label)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, markerscale=0.5, frameon=False)
     figure.suptitle(f"How far predictions are off — {device}", fontsize=11)
     return figure
 
@@ -171,7 +180,7 @@ def guardrail_figure(curve: Sequence[GuardrailCounts]) -> Figure:
 def recalibration_figure(study: RecalibrationStudy) -> Figure:
     """Error against the number of samples, a line a method, quartiles over draws as bands."""
     names = [name for name in STUDIED if any(each.name == name for each in study.errors)]
-    figure = Figure(figsize=(3.5 * len(names), 4.0), layout="constrained")
+    figure = Figure(figsize=(3.3 * len(names), 4.0), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         for method in METHODS:
             points = [each for each in study.errors if each.name == name and each.method == method]
@@ -196,8 +205,9 @@ def recalibration_figure(study: RecalibrationStudy) -> Figure:
         axes.set_xlabel("samples of the target")
         _plain(axes)
     figure.axes[0].set_ylabel("mean relative error on the rest")
-    figure.axes[-1].legend(loc="upper right", fontsize=8, frameon=True)
-    figure.suptitle(f"Fitted on: {study.source} — recalibrated to: {study.target}", fontsize=10)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    figure.suptitle(f"Fitted on: {study.source}\nRecalibrated to: {study.target}", fontsize=9)
     return figure
 
 

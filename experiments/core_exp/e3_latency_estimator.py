@@ -22,7 +22,7 @@ from experiments.core_exp.e3_report import closing_lines, predictions_csv, valid
 from experiments.core_exp.estimator_validation import validate
 from experiments.core_exp.latency_estimator import LEVEL, LatencyEstimator
 from experiments.core_exp.latency_features import timed_samples
-from experiments.core_exp.recalibration_study import study_by_order, study_of_target
+from experiments.core_exp.recalibration_study import study_by_order, study_of_synthetic, study_of_target
 from experiments.core_exp.sweep_results import load_sweep, samples_frame
 
 
@@ -48,19 +48,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         estimator = LatencyEstimator(given.level).fit(samples)
         validation = validate(samples, given.level)
         if given.target_dir is None:
-            study = study_by_order(sweep, samples, given.level)
+            studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]
         else:
-            study = study_of_target(estimator, sweep, load_sweep(given.target_dir))
+            studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
         curve = guardrail_curve(validation.left_out.times["T_total"], samples.times["T_total"])
         estimator.save(output_dir / "e3_latency_estimator.json")
-        entries = validation_entries(sweep, samples, estimator, validation, study, curve)
+        entries = validation_entries(sweep, samples, estimator, validation, studies, curve)
         write_json_atomically(entries, output_dir / "e3_validation.json")
         write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
-        save_figures(samples, validation, study, curve, sweep.provenance.device, output_dir)
+        drift = entries["control_drift"]
+        save_figures(
+            samples,
+            validation,
+            studies,
+            curve,
+            device=sweep.provenance.device,
+            drift=drift["mean_deviation"] if drift else None,
+            folder=output_dir,
+        )
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for line in (*closing_lines(estimator, validation, study, curve), f"written to {output_dir}"):
+    for line in (*closing_lines(estimator, validation, studies, curve), f"written to {output_dir}"):
         print(line)
     return 0
 

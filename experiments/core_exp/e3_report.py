@@ -11,6 +11,7 @@ from experiments.core_exp.budget_guardrail import BUDGET_PERCENTILES, GuardrailC
 from experiments.core_exp.estimator_validation import Validation
 from experiments.core_exp.latency_estimator import LatencyEstimator
 from experiments.core_exp.latency_features import TimedSamples
+from experiments.core_exp.recalibration import METHODS
 from experiments.core_exp.recalibration_study import RecalibrationStudy
 from experiments.core_exp.request_times import PREDICTED, measured_times
 from experiments.core_exp.sweep_results import Sweep
@@ -24,7 +25,7 @@ def validation_entries(
     samples: TimedSamples,
     estimator: LatencyEstimator,
     validation: Validation,
-    study: RecalibrationStudy,
+    studies: Sequence[RecalibrationStudy],
     curve: Sequence[GuardrailCounts],
 ) -> dict[str, Any]:
     """The content of e3_validation.json."""
@@ -46,7 +47,7 @@ def validation_entries(
         "repeatability": {name: asdict(each) for name, each in validation.repeatability.items()},
         "coverage": {name: asdict(each) for name, each in validation.coverage.items()},
         "control_drift": control_drift([each.result for each in sweep.settings]),
-        "recalibration": asdict(study),
+        "recalibrations": [asdict(each) for each in studies],
         "guardrail": {
             "budget_percentiles": list(BUDGET_PERCENTILES),
             "margins": [asdict(each) for each in curve],
@@ -92,7 +93,10 @@ def _cell(value: Any, name: str) -> Any:
 
 
 def closing_lines(
-    estimator: LatencyEstimator, validation: Validation, study: RecalibrationStudy, curve: Sequence[GuardrailCounts]
+    estimator: LatencyEstimator,
+    validation: Validation,
+    studies: Sequence[RecalibrationStudy],
+    curve: Sequence[GuardrailCounts],
 ) -> Iterator[str]:
     """What a reader wants to know first."""
     fitted = estimator.fitted
@@ -110,13 +114,22 @@ def closing_lines(
             f"{name:<20}{form:<14}{shares[0]:>8.1%}{shares[1]:>8.1%}{shares[2]:>7.1%} "
             f"{of_samples[0]:>8.1%}{of_samples[1]:>8.1%}{of_samples[2]:>7.1%}{validation.coverage[name].share:>10.1%}"
         )
-    if study.reason is not None:
-        yield f"recalibration: none, {study.reason}"
-    for each in (each for each in study.errors if each.name == "T_total"):
-        yield f"recalibration, T_total, {each.num_samples} samples, {each.method}: {each.median:.1%}"
+    for study in studies:
+        yield from _recalibration_lines(study)
     for each in curve:
         violations = "-" if each.violation_rate is None else f"{each.violation_rate:.1%}"
         rejected = "-" if each.false_rejection_rate is None else f"{each.false_rejection_rate:.1%}"
         yield f"margin {each.margin:+.2f}: {violations} of the admitted over budget, {rejected} of the fitting rejected"
     for caveat in fitted.caveats:
         yield f"caveat: {caveat}"
+
+
+def _recalibration_lines(study: RecalibrationStudy) -> Iterator[str]:
+    """A line a method, the error of T_total by number of samples."""
+    if study.reason is not None:
+        yield f"recalibration ({study.kind}): none, {study.reason}"
+        return
+    yield f"recalibration ({study.kind}), from {study.source} to {study.target}, error of T_total:"
+    for method in METHODS:
+        found = [each for each in study.errors if each.name == "T_total" and each.method == method]
+        yield f"  {method:<14}" + "".join(f"{each.num_samples:>5}: {each.median:.1%}" for each in found)

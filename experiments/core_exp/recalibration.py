@@ -15,9 +15,9 @@ from experiments.core_exp.stage_model import FORMS, StageModel, linear, robust_n
 METHODS = ("none", "global_affine", "stage_affine", "refit")
 SIZES = (10, 25, 50, 100)
 DRAWS = 40
-# Weight of a pseudo-sample that says that the constant is 0: few samples of like settings cannot tell a factor from a
-# constant, and without it noise decides.
-_PRIOR = 0.1
+# As many pseudo-samples say that the constant is 0: few samples of like settings cannot tell a factor from a constant,
+# and without it noise decides.
+_PRIOR = 1.0
 
 
 @dataclass(frozen=True)
