@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiment_core_utils.primitives.files import failed_writes_named
 from experiments.core_exp.budget_guardrail import GuardrailCounts
@@ -36,6 +36,7 @@ METHOD_STYLES = {
 }
 NOISE = "noise of measuring again"
 AIM = 0.05
+LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 
 def save_figures(
@@ -85,7 +86,7 @@ def errors_figure(validation: Validation, device: str, drift: float | None) -> F
             values = [float(getattr(found[name], measure)) for name in names]
             axes.barh(rows + shift, values, height=0.38, color=colour, label=label)
             for row, value in zip(rows + shift, values, strict=True):
-                axes.text(value, row, f" {value:.1%}", va="center", fontsize=8)
+                axes.text(value + 0.001, row, f"{value:.1%}", va="center", fontsize=8, bbox=LABEL_BOX, zorder=4)
         noise = [float(getattr(validation.repeatability[name], measure)) for name in names]
         axes.scatter(noise, rows, marker="|", s=700, linewidths=2.5, color=RED, zorder=3, label=NOISE)
         axes.set_yticks(rows, [LABELS[name] for name in names])
@@ -151,28 +152,22 @@ def _predicted_panel(axes: Axes, measured: np.ndarray, predicted: np.ndarray, se
 
 def guardrail_figure(curve: Sequence[GuardrailCounts]) -> Figure:
     """Violations and false rejections against the margin."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
     axes = figure.subplots()
     for name, colour, label in (
-        ("violation_rate", RED, "broken budgets: share of the admitted that took longer"),
-        ("false_rejection_rate", BLUE, "wasted settings: share of the fitting that were rejected"),
+        ("violation_rate", RED, "broken budgets: of the admitted requests, those that took longer"),
+        ("false_rejection_rate", BLUE, "wasted settings: of the requests that would have fitted, those rejected"),
     ):
         points = [(each.margin, getattr(each, name)) for each in curve if getattr(each, name) is not None]
-        margins, rates = zip(*points, strict=True)
-        axes.plot(margins, rates, marker="o", color=colour)
-        axes.annotate(
-            label, (margins[-1], rates[-1]), xytext=(6, 6), textcoords="offset points", color=colour, ha="right"
-        )
-    axes.axhline(AIM, color=GREY, linestyle=":", linewidth=1.2)
-    axes.annotate(
-        "5 %", (1.0, AIM), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, fontsize=8
-    )
+        axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=label)
+    axes.axhline(AIM, color=GREY, linestyle=":", linewidth=1.2, label="5 %")
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.02)
     axes.set_xlabel("margin kept free, as a share of the predicted total time")
     axes.set_ylabel("share of requests")
-    axes.set_title("A wider margin breaks fewer budgets and wastes more settings", fontsize=11)
+    figure.suptitle("A wider margin breaks fewer budgets and wastes more settings", fontsize=11)
+    figure.legend(loc="outside lower center", ncols=1, fontsize=8, frameon=False)
     _plain(axes)
     return figure
 
@@ -199,6 +194,7 @@ def recalibration_figure(study: RecalibrationStudy) -> Figure:
         axes.set_xscale("log")
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylim(bottom=0)
         axes.set_title(LABELS[name], fontsize=10)

@@ -52,9 +52,7 @@ def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -
             "compare; give a run of the same model"
         )
     samples = timed_samples(samples_frame(target))
-    return _study(
-        "device", estimator, samples, f"{one.device}, {_threads(source)}", f"{other.device}, {_threads(target)}"
-    )
+    return _study("device", estimator, samples, _device_name(source), _device_name(target))
 
 
 def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> RecalibrationStudy:
