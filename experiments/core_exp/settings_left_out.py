@@ -12,7 +12,7 @@ from experiments.core_exp.stage_model import FORMS, StageForm
 Predict = Callable[[Requests], Mapping[str, np.ndarray]]
 FOLDS = 6
 # A form replaces a simpler one where it is better by this share on settings left out.
-CLEARLY_BETTER = 0.02
+CLEARLY_BETTER = 0.05
 
 
 def folds_of(settings: np.ndarray, num_folds: int, seed: int = 0) -> np.ndarray:
