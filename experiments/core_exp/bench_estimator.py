@@ -21,7 +21,8 @@ SECONDS_EACH = 0.5
 def drawn_requests(estimator: LatencyEstimator, number: int) -> Requests:
     """Requests spread over the ranges of the model's samples."""
     generator = np.random.default_rng(0)
-    crops, top_k, blocks = (generator.integers(*estimator.fitted.ranges[name], number, endpoint=True) for name in KNOBS)
+    ends = {name: [round(end) for end in estimator.fitted.ranges[name]] for name in KNOBS}
+    crops, top_k, blocks = (generator.integers(low, high + 1, number) for low, high in ends.values())
     shortest, longest = estimator.fitted.ranges["prompt_tokens"]
     vision_tokens = generator.uniform(shortest, longest, number)
     return Requests(vision_tokens, crops, np.full(number, 20.0), top_k, blocks, generator.integers(1, 65, number))
@@ -29,7 +30,7 @@ def drawn_requests(estimator: LatencyEstimator, number: int) -> Requests:
 
 def milliseconds_each(estimator: LatencyEstimator, requests: Requests) -> float:
     """Median over repetitions, intervals included."""
-    taken = []
+    taken: list[float] = []
     until = time.perf_counter() + SECONDS_EACH
     while time.perf_counter() < until or not taken:
         started = time.perf_counter()

@@ -37,7 +37,7 @@ def validation_entries(
         "execution": sweep.provenance.execution,
         "commands": list(sweep.provenance.commands),
         "num_samples": len(samples),
-        "num_settings": len(np.unique(samples.settings)),
+        "num_settings": len(np.unique(samples.knobs)),
         "num_folds": validation.num_folds,
         "level": estimator.level,
         "caveats": list(estimator.fitted.caveats),

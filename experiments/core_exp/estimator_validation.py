@@ -87,7 +87,7 @@ class Validation:
 
 def validate(samples: TimedSamples, level: float) -> Validation:
     """Raises ResultsError where the samples are too few to leave settings out and fit the rest."""
-    num_settings = len(np.unique(samples.settings))
+    num_settings = len(np.unique(samples.knobs))
     if num_settings <= MIN_SETTINGS:
         raise ResultsError(
             f"{num_settings} settings are too few to leave one out and fit the others; profile {MIN_SETTINGS + 1} or "
@@ -110,7 +110,7 @@ def validate(samples: TimedSamples, level: float) -> Validation:
 
 def left_out_predictions(samples: TimedSamples, level: float, num_folds: int) -> Prediction:
     """[S], of an estimator that was fitted without the sample's fold."""
-    folds = folds_of(samples.settings, num_folds)
+    folds = folds_of(samples.knobs, num_folds)
     columns: dict[str, dict[str, np.ndarray]] = {
         which: {name: np.full(len(samples), np.nan) for name in PREDICTED} for which in ("times", "low", "high")
     }

@@ -102,7 +102,7 @@ class LatencyEstimator:
             ranges=ranges_of(samples.requests),
             expected_output=expected_output_tokens(samples),
             num_samples=len(samples),
-            num_settings=len(np.unique(samples.settings)),
+            num_settings=len(np.unique(samples.knobs)),
             caveats=tuple(caveats_of(samples)),
         )
         return self
@@ -166,7 +166,7 @@ def _fitted_of(content: Mapping[str, Any]) -> FittedStages:
 
 def check_enough(samples: TimedSamples) -> None:
     """Raises ResultsError where settings cannot be left out, or no sample has decode steps."""
-    settings = len(np.unique(samples.settings))
+    settings = len(np.unique(samples.knobs))
     if settings < MIN_SETTINGS or len(samples) < MIN_SAMPLES:
         raise ResultsError(
             f"{settings} settings with {len(samples)} samples are too few for a latency model; profile at least "

@@ -105,7 +105,7 @@ class TimedSamples:
 
     Attributes:
         times: name of MEASURED -> [S] milliseconds; NaN where the sample has no such stage.
-        settings: [S], names the setting of the knobs (and task) that the sample was measured at.
+        settings: [S], "<task> <setting of the knobs>" that the sample was measured at.
         tasks: [S], names the task.
     """
 
@@ -116,6 +116,11 @@ class TimedSamples:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    @property
+    def knobs(self) -> np.ndarray:
+        """[S], the setting without the task: samples of one are left out of a fit together."""
+        return np.array([str(each).partition(" ")[2] for each in self.settings])
 
     def take(self, which: np.ndarray) -> "TimedSamples":
         """Those of a mask or an array of indices."""

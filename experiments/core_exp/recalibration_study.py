@@ -68,7 +68,7 @@ def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> Recalib
         )
     is_first = place < np.median(np.unique(place))
     first, second = samples.take(is_first), samples.take(~is_first)
-    if len(np.unique(first.settings)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
+    if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
         return RecalibrationStudy("order", source, target, (), {}, TOO_FEW)
     return _study("order", LatencyEstimator(level).fit(first), second, source, target)
 
@@ -80,9 +80,9 @@ def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStud
     """
     changes = ", ".join(f"{name} x {factor:g} + {added:g} ms" for name, (factor, added) in SYNTHETIC.items())
     source, target = "one half of the settings", f"the other half on a synthetic device ({changes})"
-    is_first = folds_of(samples.settings, 2) == 0
+    is_first = folds_of(samples.knobs, 2) == 0
     first, second = samples.take(is_first), synthetic_device(samples.take(~is_first))
-    if len(np.unique(first.settings)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
+    if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
         return RecalibrationStudy("synthetic", source, target, (), {}, TOO_FEW)
     return _study("synthetic", LatencyEstimator(level).fit(first), second, source, target)
 

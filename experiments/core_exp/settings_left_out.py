@@ -15,9 +15,9 @@ FOLDS = 6
 CLEARLY_BETTER = 0.05
 
 
-def folds_of(settings: np.ndarray, num_folds: int, seed: int = 0) -> np.ndarray:
+def folds_of(knobs: np.ndarray, num_folds: int, seed: int = 0) -> np.ndarray:
     """[S], the fold of each sample: settings are dealt out in shuffled order, each with all its samples."""
-    names, places = np.unique(settings, return_inverse=True)
+    names, places = np.unique(knobs, return_inverse=True)
     return (np.random.default_rng(seed).permutation(len(names)) % num_folds)[places]
 
 
@@ -25,7 +25,7 @@ def predicted_left_out(
     samples: TimedSamples, fit: Callable[[TimedSamples], Predict], num_folds: int = FOLDS
 ) -> dict[str, np.ndarray]:
     """What `fit` without a fold's settings predicts for them: name -> [S] milliseconds."""
-    folds = folds_of(samples.settings, num_folds)
+    folds = folds_of(samples.knobs, num_folds)
     found: dict[str, np.ndarray] = {}
     for fold in range(num_folds):
         predict = fit(samples.take(folds != fold))
