@@ -132,13 +132,9 @@ def _predicted_panel(axes: Axes, measured: np.ndarray, predicted: np.ndarray, se
     axes.fill_between(line, line * (1 - AIM), line * (1 + AIM), color=GREY, alpha=0.25, linewidth=0, label="within 5 %")
     axes.plot(line, line, color=GREY, linewidth=1)
     axes.scatter(measured, predicted, s=8, color=SKY, alpha=0.6, linewidths=0, label="one request")
-    medians = np.array(
-        [
-            [np.median(measured[settings == each]), np.median(predicted[settings == each])]
-            for each in np.unique(settings)
-        ]
-    )
-    axes.scatter(*medians.T, s=34, facecolors="none", edgecolors=BLUE, linewidths=1.3, label="median of a setting")
+    groups = [settings == each for each in np.unique(settings)]
+    x, y = ([float(np.median(times[group])) for group in groups] for times in (measured, predicted))
+    axes.scatter(x, y, s=34, facecolors="none", edgecolors=BLUE, linewidths=1.3, label="median of a setting")
     axes.set_xlim(start, end)
     axes.set_ylim(start, end)
     beyond = int((measured > end).sum())

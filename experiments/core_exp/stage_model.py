@@ -170,7 +170,7 @@ def robust_nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
     for _ in range(_REWEIGHTINGS):
         root = np.sqrt(weights)
         # The triangle of QR has the same solution as all S rows, and is small.
-        triangle: np.ndarray = np.linalg.qr(np.column_stack([columns, target]) * root[:, None], mode="r")
+        triangle = np.asarray(np.linalg.qr(np.column_stack([columns, target]) * root[:, None], mode="r"))
         previous, found = found, nnls(triangle[:, :-1], triangle[:, -1])[0]
         residuals = np.abs(columns @ found - target)
         spread = 1.4826 * float(np.median(residuals))
