@@ -64,7 +64,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
         "e1_flops_vs_latency": flops_content(sweep, points, flops_latency.stage_lines(samples)),
         "e1_attention_ffn_breakdown": components_content(sweep, profiles, reason),
     }
-    tables = {
+    tables: dict[str, Sequence[Row]] = {
         "e1_stage_shares": share_rows([*by_regime, *by_setting]),
         "e1_line_fits": line_rows(lines),
         "e1_flops_vs_latency": point_rows(points),

@@ -31,7 +31,7 @@ class AnsweredPictureScorer:
         tasks: Sequence[GeneratedTask],
         pictures: Sequence[int],
         vision: VisionTarget,
-        top_k: int,
+        top_k: int | None,
     ) -> None:
         self._model = model
         self._processor = processor
