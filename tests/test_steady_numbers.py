@@ -11,9 +11,10 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import draw_samples
 from experiment_core_utils.drift import drift_path, read_drift
-from experiment_core_utils.pipeline import ProfilingRun, run_profiling
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.stability import shuffled
+from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA

@@ -96,7 +96,8 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
 
 def _csv(rows: Sequence[Row]) -> str:
     names = list(rows[0])
-    return csv_text([[raw_cell(row[name], name) for name in names] for row in ({n: n for n in names}, *rows)])
+    heading: Row = {name: name for name in names}
+    return csv_text([[raw_cell(row[name], name) for name in names] for row in (heading, *rows)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

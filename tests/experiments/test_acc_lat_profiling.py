@@ -14,11 +14,12 @@ import torch
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.pipeline import PARTS_FOLDER, ProfilingRun, RunReport, run_profiling
+from experiment_core_utils.pipeline import PARTS_FOLDER, RunReport, run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError, Stopped
 from experiment_core_utils.primitives.journal import journal_path, read_journal
 from experiment_core_utils.primitives.records import SettingFailure
+from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA

@@ -14,11 +14,12 @@ from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import SimulatedDevice
 from experiment_core_utils.meters.windows import WindowGoal
-from experiment_core_utils.pipeline import ProfilingRun, run_profiling
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.journal import read_journal
+from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.setting_plan import plan_for
