@@ -64,7 +64,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
         "e1_flops_vs_latency": flops_content(sweep, points, flops_latency.stage_lines(samples)),
         "e1_attention_ffn_breakdown": components_content(sweep, profiles, reason),
     }
-    tables: dict[str, Sequence[Row]] = {
+    tables = {
         "e1_stage_shares": share_rows([*by_regime, *by_setting]),
         "e1_line_fits": line_rows(lines),
         "e1_flops_vs_latency": point_rows(points),
@@ -96,8 +96,8 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
 
 def _csv(rows: Sequence[Row]) -> str:
     names = list(rows[0])
-    heading: Row = {name: name for name in names}
-    return csv_text([[raw_cell(row[name], name) for name in names] for row in (heading, *rows)])
+    cells = [[raw_cell(row[name], name) for name in names] for row in rows]
+    return csv_text([[raw_cell(name, name) for name in names], *cells])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
 )  # fmt: skip
 INK, QUIET, GRID = "#222222", "#666666", "#E3E3E3"
 STAGE_COLOURS = {"vision": BLUE, "prefill": ORANGE, "decode": GREEN}
-STYLE: dict[Any, Any] = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 10.0,
