@@ -23,9 +23,10 @@ from tests.forked_runs import KILLED, Ended, Run, RunServer
 NUM_KILLS = 50
 NUM_SETTINGS, NUM_SAMPLES = 4, 3
 CSV_NAME = "reference-vqa_settings.csv"
+SAMPLES_NAME = "reference-vqa_samples.csv"
 NOT_COMPARED = {
     *("experiment_id", "experiment_ids", "timestamp", "process_rss_bytes", "cache_budget_bytes", "cache_used_bytes"),
-    *("warmup", "conditions", "drift", "precision"),
+    *("warmup", "conditions", "drift", "precision", "compute_utilisation"),
 }
 # What says by how many processes a result was measured.
 OF_THE_LAUNCH = {"num_processes", "caveats", "fingerprint", "command", "drift_check_every"}
@@ -105,10 +106,16 @@ def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
     left = {path.name for path in (folder / ".parts").iterdir()}
     assert {"lock", "plan.json"} <= left <= {"lock", "plan.json", "seen_by_all"}
     names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", "drift"))
-    results: Contents = {name: without(json.loads((folder / name).read_text()), left_out) for name in names[:-1]}
-    assert names[-1] == CSV_NAME
-    table = pd.read_csv(folder / CSV_NAME)
-    return results | {CSV_NAME: table.drop(columns=[name for name in table if name.startswith("T_")]).to_csv()}
+    tables = [name for name in names if name.endswith(".csv")]
+    assert tables == [SAMPLES_NAME, CSV_NAME]
+    results: Contents = {
+        name: without(json.loads((folder / name).read_text()), left_out) for name in names if name not in tables
+    }
+    return results | {name: _without_times(pd.read_csv(folder / name)) for name in tables}
+
+
+def _without_times(table: pd.DataFrame) -> str:
+    return table.drop(columns=[name for name in table if name.startswith("T_") or name.endswith("_ms")]).to_csv()
 
 
 def without(content: Any, left_out: set[str]) -> Any:
