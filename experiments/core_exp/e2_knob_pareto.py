@@ -135,8 +135,10 @@ def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) 
     for analysis in analyses:
         found = present(analysis)
         if found and moving_knobs(found[0].found):
-            figures[f"e2_coupling_{analysis.grid.task}"] = draw_coupling(found[0], caption)
-            figures[f"e2_effects_{analysis.grid.task}"] = draw_effects(analysis, caption)
+            task = analysis.grid.task
+            shown = caption if len(analyses) == 1 else f"{task.replace('_', ' ')} of:  {caption}"
+            figures[f"e2_coupling_{task}"] = draw_coupling(found[0], shown)
+            figures[f"e2_effects_{task}"] = draw_effects(analysis, shown)
     return figures
 
 
@@ -149,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e2_knob_pareto.py", description="What the knobs of a sweep buy, and how they depend.")
     parser.add_argument("results_dirs", type=Path, nargs="+", metavar="RESULTS_DIR",
-                        help="--output_dir of a profiling run; several, or one of several tasks, are one sweep")  # fmt: skip
+                        help="--output_dir of a profiling run; several are read as one sweep")  # fmt: skip
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: analysis in the first RESULTS_DIR")
     parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
                         help="of the end-to-end latency (95)")  # fmt: skip
