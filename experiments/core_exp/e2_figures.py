@@ -191,8 +191,12 @@ def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
             scales[each.found.of.name] = (1 / divisor, name[0].upper() + name[1:], unit)
     knobs = [knob for knob in KNOBS if any(knob in term.knobs for e in analysis.effects.values() for term in e.terms)]
     with styled():
-        figure = new_figure(4.6 + 2.1 * len(knobs), 0.7 + 2.4 * len(scales), caption)
-        grid = figure.subplots(len(scales), 1 + len(knobs), squeeze=False, width_ratios=[1.5, *[1] * len(knobs)])
+        # A figure that is the same everywhere needs a line, no panels.
+        heights = [2.4 if analysis.effects[name].terms else 0.5 for name in scales]
+        figure = new_figure(4.6 + 2.1 * len(knobs), 0.7 + sum(heights), caption)
+        shape = len(scales), 1 + len(knobs)
+        ratios = [1.5, *[1] * len(knobs)]
+        grid = figure.subplots(*shape, squeeze=False, width_ratios=ratios, height_ratios=heights)
         for row, (name, (scale, title, unit)) in zip(grid, scales.items(), strict=True):
             effects = analysis.effects[name]
             _share_bars(row[0], effects, title)
@@ -211,7 +215,6 @@ def _share_bars(axes: Axes, effects: Effects, title: str) -> None:
     terms = [term for term in effects.terms if term.share is not None]
     axes.set_title(_effects_title(title, terms))
     if not terms:
-        axes.text(0.5, 0.5, effects.reason or "", transform=axes.transAxes, ha="center", color=QUIET)
         axes.set_axis_off()
         return
     for place, term in enumerate(terms):
@@ -231,8 +234,10 @@ def _share_bars(axes: Axes, effects: Effects, title: str) -> None:
 
 def _effects_title(title: str, terms: Sequence[Term]) -> str:
     sure = [term for term in terms if len(term.knobs) == 1 and is_beyond_noise(term)]
+    if not terms:
+        return f"{title}: the same at all settings"
     if not sure:
-        return title
+        return f"{title}: no main effect beyond noise"
     first = max(sure, key=lambda term: term.share or 0.0)
     return f"{title}: {KNOB_NAMES[first.knobs[0]]} is {100 * (first.share or 0.0):.0f} % of its spread"
 
