@@ -13,7 +13,13 @@ from typing import Any
 
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.j_results_saving import accuracy_entries
-from experiment_core_utils.l_results_csv_cleaning import read_results, setting_key, write_settings_csv
+from experiment_core_utils.l_results_csv_cleaning import (
+    read_results,
+    samples_csv_beside,
+    setting_key,
+    write_samples_csv,
+    write_settings_csv,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.sample_entries import score_entries
@@ -86,6 +92,7 @@ def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
     for task, results in by_task(list(after.values())).items():
         csv_paths.append(target / f"{task.replace('_', '-')}_settings.csv")
         write_settings_csv(results, csv_paths[-1])
+        write_samples_csv(results, samples_csv_beside(csv_paths[-1]))
     return Rescored(tuple(before.values()), tuple(after.values()), target, tuple(csv_paths))
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.components import COMPONENTS
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.torch_profiles import TorchProfiles, profiled_run
+from experiment_core_utils.torch_profiles import ComponentRanges, TorchProfiles, profiled_run
 from tests.scripted_model import EOS, ScriptedModel
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
@@ -52,6 +54,22 @@ def test_only_a_full_profile_knows_shapes_and_stacks(mode: str, tmp_path: Path) 
         events = json.load(file)["traceEvents"]
     assert {"vision", "prefill", "decode"} <= {event["name"] for event in events}
     assert any(event.get("cat") == "python_function" for event in events) == (mode == "full")
+
+
+def test_components_are_ranges_while_it_lasts_also_when_a_call_fails() -> None:
+    inner = torch.nn.Linear(2, 2)
+    outer = torch.nn.Sequential(inner, torch.nn.ReLU())
+    with ComponentRanges({"ffn": [outer], "experts": [inner]}), torch.profiler.profile() as profiler:
+        outer(torch.zeros(1, 2))
+        with pytest.raises(RuntimeError):
+            outer(torch.zeros(1, 3))
+        outer(torch.zeros(1, 2))
+    assert not inner._forward_hooks and not inner._forward_pre_hooks
+    events = {each.key: each.count for each in profiler.key_averages()}
+    assert (events["ffn"], events["experts"]) == (3, 3)
+    parts = {each.name: each for each in profiler.events() if each.name in ("ffn", "experts")}
+    assert parts["ffn"].time_range.start <= parts["experts"].time_range.start
+    assert parts["experts"].time_range.end <= parts["ffn"].time_range.end
 
 
 def test_the_largest_total_comes_first(tmp_path: Path) -> None:
@@ -110,6 +128,12 @@ def test_a_run_with_profiles_has_the_same_results_and_as_many_runs(tiny_checkpoi
     folder = tmp_path / "profiled"
     profiled = run_profiling(replace(config, use_profiler=True, output_dir=folder)).results
     assert {name for name in names(folder) if name.startswith("profiler_")} == files(0, 0) | files(1, 0)
+    with gzip.open(folder / "profiler_trace_config_0_sample_0.json.gz", "rt") as file:
+        ranges = Counter(
+            each["name"] for each in json.load(file)["traceEvents"] if each.get("cat") == "user_annotation"
+        )
+    # 4 blocks in the prefill and in each of 3 steps; 2 norms in a block and one behind all.
+    assert [ranges[name] for name in COMPONENTS] == [16, 16, 16, 16, 36, 4]
     assert [without_times(result) for result in profiled] == [without_times(result) for result in bare]
     for result in profiled:
         assert [len(sample["runs"]) for sample in result["per_sample_results"]] == [2, 2, 2]

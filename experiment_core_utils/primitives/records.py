@@ -124,10 +124,10 @@ class KnobProof:
     """What ran when the setting was in force, counted inside the model on one request outside the measurement.
 
     Attributes:
-        experts_per_token: for each block that ran, the experts that the router chose for a token.
-        blocks_run: blocks that ran in the prefill, as indices of the full model.
-        blocks_run_decode: the same for a decode step; None where no step was run.
-        cache_layers: layers that the cache holds keys for.
+        experts_per_token: experts that the router chose for a token, for each block that ran, in the prefill.
+        blocks_run: blocks that ran in the prefill, as indices of the whole model.
+        blocks_run_decode: the same in a decode step; None where no step was run.
+        cache_layers: layers of the cache that hold keys.
     """
 
     experts_per_token: tuple[int, ...]
@@ -311,7 +311,13 @@ class MeasuredSample:
 
 @dataclass(frozen=True)
 class FailedSample:
-    """A sample that could not be read or run; excluded from the means, and counted."""
+    """A sample that could not be read or run; excluded from the means, and counted.
+
+    Attributes:
+        sample_id: position in the task's split.
+        error: class of the error.
+        reason: its message.
+    """
 
     sample_id: int
     error: str

@@ -19,16 +19,16 @@ class RunPlan:
     """The last run that was begun in a results folder.
 
     Attributes:
-        schema_version: of this file.
-        experiment_id: None where every setting was done already.
-        fingerprint: of the run; names its ledger and its journals.
+        schema_version: 1.
+        experiment_id: id of the run; None where every setting was done already.
+        fingerprint: as in the results.
         task: name of the task.
-        keys: `KnobSetting.key` of every setting of the plan.
-        due: those that had no result when the run began, in the order in which they are measured.
-        num_samples: at each setting, over all processes.
+        keys: keys of all settings of the plan.
+        due: keys of those that had no result when the run began, in the order in which they are measured.
+        num_samples: samples of each setting, over all processes.
         num_processes: of the run.
-        num_samples_before: samples of the settings that are due that were finished by earlier runs.
-        started_unix_s: when it began, seconds since 1970.
+        num_samples_before: samples of the settings that are due that earlier runs had finished.
+        started_unix_s: when it began, in seconds since 1970.
     """
 
     schema_version: int

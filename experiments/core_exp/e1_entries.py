@@ -16,6 +16,8 @@ from experiments.core_exp.sweep_results import Sweep
 
 SCHEMA_VERSION = 1
 Row = dict[str, Cell]
+# Of x, by stage; in the CSV, where all stages share their columns, it is the unit of `driver`.
+_UNITS = {"vision": "feature", "prefill": "token", "decode": "token"}
 
 
 def source_entry(sweep: Sweep) -> dict[str, Any]:
@@ -78,11 +80,11 @@ def _line_entry(line: StageLine) -> dict[str, Any]:
         "driver": line.driver,
         "top_k": line.top_k,
         "num_active_blocks": line.num_active_blocks,
-        **line_entries(line.fit, line.reason),
+        **line_entries(line.fit, line.reason, _UNITS[line.stage]),
     }
 
 
-def line_entries(fit: LineFit | None, reason: str | None, unit: str = "token") -> dict[str, Any]:
+def line_entries(fit: LineFit | None, reason: str | None, unit: str) -> dict[str, Any]:
     """A line by names with units; all null without one."""
     return {
         "intercept_ms": None if fit is None else fit.intercept,
@@ -183,13 +185,13 @@ def share_rows(regimes: Sequence[Regime]) -> list[Row]:
 
 def line_rows(lines: Sequence[StageLine]) -> list[Row]:
     """A row for each line; intervals in two columns."""
-    return [
-        {
-            "stage": line.stage,
-            **{name: value for key, entry in _line_entry(line).items() for name, value in _cells(key, entry)},
-        }
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        entries = line_entries(line.fit, line.reason, "unit")
+        row: Row = {"stage": line.stage, "task": line.task, "driver": line.driver}
+        row |= {"top_k": line.top_k, "num_active_blocks": line.num_active_blocks}
+        rows.append(row | dict(cell for key, entry in entries.items() for cell in _cells(key, entry)))
+    return rows
 
 
 def _cells(key: str, entry: Any) -> list[tuple[str, Cell]]:

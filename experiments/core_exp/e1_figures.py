@@ -57,7 +57,7 @@ def draw_shares(regimes: Sequence[Regime], caption: str) -> Figure:
                               fontsize=8, fontweight="bold")  # fmt: skip
                 left += share
             axes.text(101.5, place, _milliseconds(regime.total_ms), va="center", fontsize=8.5, color=INK)
-        axes.set_yticks(places, [_tokens(each.output_tokens) for each in regimes])
+        axes.set_yticks(places, [_tokens(each.output_tokens).replace("output ", "") for each in regimes])
         _name_groups(axes, regimes, places)
         axes.set_ylim(max(places) + 0.6, min(places) - 1.1)
         axes.set_xlim(0, 100)
@@ -98,7 +98,7 @@ def _name_groups(axes: Axes, regimes: Sequence[Regime], places: Sequence[float])
     for group in dict.fromkeys(map(_group, regimes)):
         own = [place for each, place in zip(regimes, places, strict=True) if _group(each) == group]
         name = f"vision\n{group[1]}" + (f"\n{group[0]}" if several_tasks else "")
-        axes.text(-0.185, float(np.mean(own)), name, transform=axes.get_yaxis_transform(), ha="right", va="center",
+        axes.text(-0.125, float(np.mean(own)), name, transform=axes.get_yaxis_transform(), ha="right", va="center",
                   fontweight="bold", fontsize=9, color=INK)  # fmt: skip
 
 

@@ -1,0 +1,156 @@
+"""In: the records and the columns of the tables; out: the tables of docs/results_schema.md that are made from them.
+
+python -m experiment_core_utils.schema_docs --check     # exit code 1 where the page is not what the code says
+python -m experiment_core_utils.schema_docs --write
+
+What stands between `<!-- from NAME -->` and `<!-- end -->` is made here; all else on the page is written by hand. A
+record's field has its meaning from the `Attributes:` of its docstring; a last part "; None ..." says when it is null.
+"""
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_type_hints
+
+from experiment_core_utils.l_results_csv_cleaning import (
+    ENERGY_COLUMNS,
+    LATENCY_COLUMNS,
+    SCORING_COLUMNS,
+    SETTING_COLUMNS,
+    STAT_COLUMNS,
+    STEADINESS_COLUMNS,
+    UTILISATION_COLUMNS,
+)
+from experiment_core_utils.primitives.compute_records import HardwareUtilisation
+from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.records import FailedSample, KnobProof
+from experiment_core_utils.primitives.run_plan import RunPlan
+from experiment_core_utils.sample_table import SAMPLE_COLUMNS, SampleColumn
+
+PAGE = REPOSITORY / "docs" / "results_schema.md"
+RECORDS: dict[str, type] = {
+    record.__name__: record for record in (KnobProof, FailedSample, HardwareUtilisation, RunPlan)
+}
+_GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+
+
+def documented(page: str) -> str:
+    """The page with every generated table made anew.
+
+    Raises:
+        ResultsError: a table that nobody makes, or a record with a field that its docstring does not explain.
+    """
+
+    def made(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{table_of(found[2])}\n\n{found[3]}"
+
+    return _GENERATED.sub(made, page)
+
+
+def table_of(name: str) -> str:
+    """The table of a record, or of `settings_csv` or `samples_csv`; raises ResultsError for another name."""
+    if name == "settings_csv":
+        return _table(("column", "from"), settings_columns())
+    if name == "samples_csv":
+        return _table(
+            ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in SAMPLE_COLUMNS]
+        )
+    if name not in RECORDS:
+        known = ", ".join(("settings_csv", "samples_csv", *RECORDS))
+        raise ResultsError(f"the page asks for a table from {name!r}; there are {known}")
+    return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))
+
+
+def record_rows(record: type) -> list[tuple[str, str, str]]:
+    """Field, meaning and when it is null, of a dataclass or a TypedDict, in the order of the fields.
+
+    Raises:
+        ResultsError: a field that the docstring does not explain, or may be None of which it does not say when.
+    """
+    meanings = _attributes(inspect.getdoc(record) or "")
+    rows = []
+    for field, kind in get_type_hints(record).items():
+        if field not in meanings:
+            raise ResultsError(f"{record.__name__}.{field} is not explained; add it to Attributes in its docstring")
+        meaning, _, absent = meanings[field].partition("; None ")
+        may_be_null = type(None) in getattr(kind, "__args__", ())
+        if may_be_null != bool(absent):
+            raise ResultsError(
+                f"{record.__name__}.{field}: its type and its docstring differ on whether it may be None"
+            )
+        rows.append((field, meaning.rstrip("."), absent.rstrip(".") or "always there"))
+    return rows
+
+
+def settings_columns() -> list[tuple[str, str]]:
+    """The columns of the CSV of settings in order, each with where it is from."""
+    interval = {
+        "accuracy_ci95_low": "first number of `accuracy_ci95`",
+        "accuracy_ci95_high": "second number of `accuracy_ci95`",
+    }
+    same = "the same key"
+    return [
+        *((name, interval.get(name, same)) for name in SETTING_COLUMNS),
+        *(
+            (f"{name}_ms", "`aggregate_stats`, without `_ms`") if name.startswith("T_") else (name, "`aggregate_stats`")
+            for name in STAT_COLUMNS
+        ),
+        *((name, same) for name in SCORING_COLUMNS),
+        *((name, f"{same}; in files from before it was there, `num_samples`") for name in LATENCY_COLUMNS),
+        *((name, same) for name in STEADINESS_COLUMNS),
+        *((name, f"`energy.summary.{key}`") for name, key in ENERGY_COLUMNS.items()),
+        ("energy_sample_j_mean", "`energy_j_mean` of `aggregate_stats`: apportioned, over samples"),
+        *((name, "`hardware_utilisation`") for name in UTILISATION_COLUMNS),
+    ]
+
+
+def _source(column: SampleColumn) -> str:
+    if column.meaning:
+        return column.meaning
+    return "the top level" if column.source.startswith("(") else f"`{column.source}`"
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """Field -> text below `Attributes:`; one entry may explain several fields."""
+    _, _, below = docstring.partition("Attributes:\n")
+    found: dict[str, str] = {}
+    for entry in re.findall(r"^    (\S.*?)(?=^    \S|\Z)", below, re.MULTILINE | re.DOTALL):
+        names, _, text = " ".join(entry.split()).partition(": ")
+        found |= dict.fromkeys(names.split(", "), text)
+    return found
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [f"| `{first}` | {' | '.join(others)} |" for first, *others in rows]
+    return "\n".join([f"| {' | '.join(heading)} |", f"|{' --- |' * len(heading)}", *cells])
+
+
+def main(argv: Sequence[str] | None = None, page: Path = PAGE) -> int:
+    """Exit code: 0 done or in order, 1 the page differs from what the code says, 2 a wrong flag."""
+    parser = OneLineParser(prog="python -m experiment_core_utils.schema_docs", description="Tables of the schema page.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="say whether the page is what the code says")
+    what.add_argument("--write", action="store_true", help="write the tables into the page")
+    try:
+        given: argparse.Namespace = parser.parse_args(argv)
+        before = page.read_text(encoding="utf-8")
+        after = documented(before)
+        if given.write:
+            write_text_atomically(after, page)
+        elif after != before:
+            raise ResultsError(f"{page.name} is not what the code says; run with --write")
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Write the CSV files of settings and of samples for a folder of results, as a run does at its end.
+
+python experiments/core_exp/write_tables.py results/core_exp
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.core_exp.sweep_results import load_sweep
+
+
+def write_tables(results_dir: Path) -> list[Path]:
+    """Two tables for each task, of all its settings that are stored, beside their files; returns the paths.
+
+    Raises:
+        ResultsError: no results, broken ones, or of several sweeps.
+        ResultsNotSaved: the disk does not take a file.
+    """
+    sweep = load_sweep(results_dir)
+    written = []
+    for task in sweep.provenance.tasks:
+        own = [each for each in sweep.settings if each.task == task]
+        settings_csv = own[0].path.parent / f"{task.replace('_', '-')}_settings.csv"
+        results = [each.result for each in own]
+        write_settings_csv(results, settings_csv)
+        write_samples_csv(results, samples_csv_beside(settings_csv))
+        written += [settings_csv, samples_csv_beside(settings_csv)]
+    return written
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    parser = OneLineParser(prog="write_tables.py", description="CSV files of the settings and samples of a sweep.")
+    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
+    try:
+        for path in write_tables(parser.parse_args(argv).results_dir):
+            print(path)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
