@@ -199,7 +199,7 @@ def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
         grid = figure.subplots(*shape, squeeze=False, width_ratios=ratios, height_ratios=heights)
         for row, (name, (scale, title, unit)) in zip(grid, scales.items(), strict=True):
             effects = analysis.effects[name]
-            _share_bars(row[0], effects, title)
+            _share_bars(row[0], effects, title, drifts="latency" in name)
             for axes, knob in zip(row[1:], knobs, strict=True):
                 shown = () if effects.reason else [mean for mean in effects.level_means if mean.knob == knob]
                 _level_line(axes, shown, scale)
@@ -211,7 +211,7 @@ def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
         return figure
 
 
-def _share_bars(axes: Axes, effects: Effects, title: str) -> None:
+def _share_bars(axes: Axes, effects: Effects, title: str, drifts: bool) -> None:
     terms = [term for term in effects.terms if term.share is not None]
     axes.set_title(_effects_title(title, terms))
     if not terms:
@@ -219,10 +219,10 @@ def _share_bars(axes: Axes, effects: Effects, title: str) -> None:
         return
     for place, term in enumerate(terms):
         share, sure = 100 * (term.share or 0.0), is_beyond_noise(term)
-        is_rest = len(term.knobs) > 1 and place == len(terms) - 1
+        is_rest = drifts and len(term.knobs) > 1 and place == len(terms) - 1
         colour = KNOB_COLOURS[term.knobs[0]] if len(term.knobs) == 1 else FAINT if is_rest else QUIET
         axes.barh(place, share, 0.68, color=colour if sure else "white", edgecolor=colour, linewidth=1.0)
-        note = " with drift" if is_rest and sure else "" if sure else " noise"
+        note = " and drift" if is_rest and sure else "" if sure else " noise"
         axes.text(share + 1.5, place, f"{share:.1f} %{note}", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(terms)), [_term_name(term) for term in terms])
     axes.set_ylim(len(terms) - 0.4, -0.6)

@@ -186,7 +186,7 @@ def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
     lasting = area(found.cost_draws * factors, found.accuracy_draws, reference_cost_of(found), found.unseen_accuracy)
     return Loss(
         hypervolume=part[0],
-        share=(whole[0] - part[0]) / whole[0],
+        share=max(whole[0] - part[0], 0.0) / whole[0],
         share_ci95=interval(draws),
         unseen_share=float(np.nanmean(unseen)) if held_out is not None else None,
         unseen_ci95=held_out,

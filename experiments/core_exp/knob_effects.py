@@ -3,7 +3,7 @@
 The spread of S figures over the grid is split by least squares into main effects, two-way and three-way interactions.
 A term's sum of squares is what it adds to the model of all terms that do not contain it (type II; R. Langsrud, "ANOVA
 for unbalanced data", Statistics and Computing 13 (2003)); on a full grid these are the classical ones and add up to the
-whole. On an incomplete grid they do not, and what is left is `rest_share`: shared by terms that cannot be told apart.
+whole. On an incomplete grid they do not, since terms overlap there; `rest_share` says by how much.
 
 Two kinds of noise stand against a term. Which samples were drawn is in the draws. What else makes settings differ (a
 device that drifts while they take turns) is not, but the highest interaction holds it: every other term is also tested
@@ -35,8 +35,8 @@ class Term:
         share_ci95: percentile interval over draws; noise adds to every share, so that it may lie above `share`.
         noise_share: what the draws' noise alone would add on average.
         p_value: probability that noise alone gives so much: of the draws, centred on the figures.
-        settings_p_value: the same by the F test against the highest interaction; None for that one, and where there is
-            none.
+        settings_p_value: the same by the F test against the highest interaction; None for that one, and where it is 0
+            or the grid does not show it.
     """
 
     knobs: tuple[str, ...]
@@ -72,7 +72,7 @@ class Effects:
         is_full_grid: whether every combination of values is there, once.
         std: of the figures over settings.
         terms: main effects first; none where `reason` is given.
-        rest_share: 1 less all shares: 0 on a full grid.
+        rest_share: 1 less all shares: 0 on a full grid; on others also below 0.
         level_means: none where the grid does not connect its values.
         reason: why nothing is split.
     """
@@ -141,7 +141,7 @@ def _term(
     degrees = round(float(np.trace(added)))
     if degrees == 0:
         return Term(knobs, 0, None, None, None, None, None)
-    squares = float(figures @ added @ figures)
+    squares = max(float(figures @ added @ figures), 0.0)
     noise = (((draws - figures) @ added) ** 2).sum(axis=1)
     spread = ((draws - draws.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     shares = ((draws @ added) ** 2).sum(axis=1)[spread > 0] / spread[spread > 0]
@@ -157,7 +157,7 @@ def _term(
 
 
 def _against(term: Term, highest: Term) -> float | None:
-    if term is highest or term.share is None or not highest.share:
+    if term is highest or term.share is None or highest.share is None or highest.share < _TOLERANCE:
         return None
     ratio = (term.share / term.degrees) / (highest.share / highest.degrees)
     return float(stats.f.sf(ratio, term.degrees, highest.degrees))
