@@ -113,7 +113,7 @@ def layer_row(layer: str, algorithm: AlgorithmName, shape: ConvShape, placement:
     asked = LayerRow(layer, placement.precision, algorithm)
     try:
         prepared = prepare(algorithm, shape, placement)
-    except ProfilerError as error:
+    except (ProfilerError, RuntimeError) as error:
         return LayerRow(**{**asdict(asked), "reason": f"{type(error).__name__}: {first_line(error)}"})
     try:
         return measured(asked, prepared, placement)

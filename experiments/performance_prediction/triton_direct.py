@@ -18,11 +18,16 @@ from experiments.performance_prediction.convolution import AlgorithmRefused, Con
 
 # Output pixels and output channels of one program.
 PIXELS, CHANNELS = 128, 16
+SIZES = (
+    *("height", "width", "rows", "columns", "in_channels", "out_channels", "groups"),
+    *("stride_h", "stride_w", "padding_h", "padding_w", "dilation_h", "dilation_w", "taps_h", "taps_w"),
+)
 # Elements of a tensor that 32-bit offsets reach, and programs along the second and third axis of a launch.
 MOST_ELEMENTS, MOST_PROGRAMS = 2**31 - 1, 65535
 
 
-@triton.jit
+# One build for all shapes: variants for sizes of 1 and multiples of 16 would be built one by one, a second each.
+@triton.jit(do_not_specialize=SIZES)
 def direct_convolution_kernel(
     given,
     weight,

@@ -19,7 +19,7 @@ class CnnModel:
     """A network by its published name.
 
     Attributes:
-        build: makes it with torch's default initialisation.
+        build: makes it.
         smallest_input: the side of the smallest square input that leaves something to pool.
     """
 
@@ -55,14 +55,22 @@ def build_model(name: str, seed: int = 0) -> nn.Module:
         ConfigurationError: no such network.
     """
     wanted = model_named(name)
+    with torch.device("meta"):
+        model = wanted.build()
+    model.to_empty(device="cpu")
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        model = wanted.build()
         for label, module in model.named_modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.uniform_(module.bias, -0.1, 0.1)
-            elif isinstance(module, nn.BatchNorm2d) and label.endswith("bn3"):
-                nn.init.constant_(module.weight, 0.25)
+            _draw(label, module)
     return model.eval()
+
+
+def _draw(label: str, module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.uniform_(module.bias, -0.1, 0.1)
+    elif isinstance(module, nn.Linear | nn.BatchNorm2d):
+        module.reset_parameters()
+    if isinstance(module, nn.BatchNorm2d) and label.endswith("bn3"):
+        nn.init.constant_(module.weight, 0.25)
