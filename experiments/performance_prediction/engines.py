@@ -1,0 +1,119 @@
+"""In: an algorithm, a convolution and where it shall run; out: the prepared convolution, or the reason against it.
+
+On the CPU an algorithm is plain torch operations, or ai3's on request. On a GPU it is cuDNN's, and where cuDNN does not
+grant `direct`, the project's own kernel. No algorithm ever stands for another, except that `guess` stands for a choice.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+
+from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.performance_prediction.convolution import AlgorithmName, AlgorithmRefused, ConvShape, Precision
+from experiments.performance_prediction.cpu_algorithms import CPU_ALGORITHMS, supports, torch_choice
+from experiments.performance_prediction.cudnn_convolution import prepare_cudnn
+from experiments.performance_prediction.cudnn_library import loaded_cudnn
+from experiments.performance_prediction.prepared_convolution import PreparedConvolution
+
+Backend = Literal["own", "ai3"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where convolutions run, and in what numbers.
+
+    Attributes:
+        device: the CPU, or a GPU with its index.
+        dtype: of input, weight and output.
+        precision: on the CPU always `fma`.
+        backend: `ai3` in place of the project's own operations, on the CPU only.
+
+    Raises:
+        ConfigurationError: what does not go together.
+    """
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    precision: Precision = "fma"
+    backend: Backend = "own"
+
+    def __post_init__(self) -> None:
+        if self.device.type == "cpu":
+            if self.dtype not in (torch.float32, torch.float64) or self.precision != "fma":
+                raise ConfigurationError(
+                    f"{self.dtype} with precision {self.precision} does not run on the CPU; float32 with fma does"
+                )
+            return
+        if self.device.type != "cuda" or self.device.index is None:
+            raise ConfigurationError(f"device {self.device} is not covered; take cpu or a GPU with its index")
+        if self.backend != "own":
+            raise ConfigurationError(f"backend {self.backend} runs on the CPU only; take --device cpu or backend own")
+
+
+def prepare(algorithm: AlgorithmName, shape: ConvShape, placement: Placement) -> PreparedConvolution:
+    """The convolution by this algorithm. On a GPU it has run once when this returns.
+
+    Raises:
+        AlgorithmRefused: the algorithm does not cover it there.
+        OutOfMemory: no memory for input, output and workspace.
+        CudnnFailed: cuDNN broke off.
+        ConfigurationError: no cuDNN that works, or ai3 is not installed.
+    """
+    if placement.backend == "ai3" and algorithm not in ("torch", "guess"):
+        return _prepare_ai3(algorithm, shape)
+    if algorithm == "torch":
+        return PreparedConvolution(shape, algorithm, "torch", "torch", None, partial(torch_choice, shape=shape))
+    if placement.device.type == "cpu":
+        return _prepare_operations(algorithm, shape)
+    library = loaded_cudnn()
+    try:
+        return prepare_cudnn(library, algorithm, shape, placement.dtype, placement.precision, placement.device)
+    except AlgorithmRefused as refused:
+        if algorithm != "direct":
+            raise
+        return _prepare_triton(shape, placement, refused)
+
+
+def _prepare_operations(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
+    reason = supports(algorithm, shape)
+    if reason is not None:
+        raise AlgorithmRefused(f"{algorithm} {reason}")
+    run = partial(CPU_ALGORITHMS[algorithm], shape=shape)
+    if algorithm == "guess":
+        return PreparedConvolution(shape, algorithm, "torch", "torch", None, run)
+    return PreparedConvolution(shape, algorithm, algorithm, "operations", None, run)
+
+
+def _prepare_ai3(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
+    try:
+        from experiments.performance_prediction import ai3_backend
+    except ImportError as error:
+        raise ConfigurationError(
+            f"backend ai3 needs the package ai3 (pip install aithree), or take backend own: {error}"
+        ) from error
+    reason = ai3_backend.refusal(algorithm, shape)
+    if reason is not None:
+        raise AlgorithmRefused(f"{algorithm} {reason}")
+    run = partial(ai3_backend.convolve, algorithm, shape)
+    return PreparedConvolution(shape, algorithm, algorithm, "ai3", None, run)
+
+
+def _prepare_triton(shape: ConvShape, placement: Placement, refused: AlgorithmRefused) -> PreparedConvolution:
+    """The project's direct kernel, in place of the one that cuDNN has refused."""
+    try:
+        from experiments.performance_prediction import triton_direct
+    except ImportError as error:
+        raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
+    reason = triton_direct.refusal(shape)
+    if reason is not None:
+        raise AlgorithmRefused(f"{refused}, and the project's own direct kernel {reason}") from refused
+    with out_of_memory_named():
+        given = torch.zeros(shape.input_shape, dtype=placement.dtype, device=placement.device)
+        weight = torch.zeros(shape.weight_shape, dtype=placement.dtype, device=placement.device)
+        triton_direct.direct(given, weight, shape)
+        synchronize(placement.device)
+    return PreparedConvolution(shape, "direct", "direct", "triton", 0, partial(triton_direct.direct, shape=shape))
