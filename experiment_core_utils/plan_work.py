@@ -1,16 +1,13 @@
 """In: a model that was found, a task's first samples and a setting; out: what a request is there, by formula."""
 
-import copy
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import torch
-
 from experiment_core_utils.b_model_loader import ModelSource, load_processor
 from experiment_core_utils.models.architecture_flops import UnknownArchitecture, architecture_of
-from experiment_core_utils.models.foreign_model import ForeignSource, requests_of
+from experiment_core_utils.models.foreign_model import ForeignSource, requests_of, skeleton_of
 from experiment_core_utils.models.memory_parts import cache_elements as decoder_cache_elements
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.flops import request_flops
@@ -169,9 +166,7 @@ class TransformersWork:
         self._requests = requests_of(source)
         self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
         self._shapes: dict[CropRange, list[RequestShape]] = {}
-        with torch.device("meta"):
-            model = source.auto_class.from_config(copy.deepcopy(source.config))
-        self.weight_elements = sum(parameter.numel() for parameter in model.parameters())
+        self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
 
     @property
     def num_samples(self) -> int:

@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, out_of_memory_named
 from experiment_core_utils.primitives.energy_records import RunsEnergy, SettingEnergy
-from experiment_core_utils.primitives.errors import MeterUnavailable, OutOfMemory
+from experiment_core_utils.primitives.errors import MeterUnavailable, SettingError
 from experiment_core_utils.primitives.records import StagedRun
 from experiment_core_utils.stage_energy import StageMeasurement, stage_energies
 
@@ -118,6 +118,6 @@ def energy_of_setting(
     try:
         with out_of_memory_named():
             stages = stage_energies(model, inputs, max_new_tokens, model.rewind, how)
-    except (MeterUnavailable, OutOfMemory) as error:
+    except (MeterUnavailable, SettingError) as error:
         return SettingEnergy(experiment_id, rank, sample_id, None, missing, str(error))
     return SettingEnergy(experiment_id, rank, sample_id, stages, missing, None)

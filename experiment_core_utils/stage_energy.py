@@ -74,6 +74,7 @@ def stage_energies(
 
     Raises:
         MeterUnavailable: there is nothing to measure with.
+        SettingError: the model's cache cannot be taken back, so that decoding cannot be repeated.
         Stopped: someone asked for it.
     """
     how.using.require_any()
@@ -113,6 +114,9 @@ class StagedRequest:
 
     Attributes:
         output_tokens: of the whole request, the same every time.
+
+    Raises:
+        SettingError: the model's cache cannot be taken back to where it was behind the prefill.
     """
 
     def __init__(self, model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rewind: Rewind) -> None:
@@ -126,6 +130,9 @@ class StagedRequest:
         with torch.inference_mode():
             self._features = model.encode_image(inputs)
             self._first_token, self._state = self._prefilled()
+        if self.output_tokens > 1:
+            # A cache that cannot be taken back is found before any window is open.
+            self.decode()
 
     @property
     def acts(self) -> dict[str, Act]:

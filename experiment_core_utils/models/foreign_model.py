@@ -76,13 +76,19 @@ class LoadWish:
 
 
 def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSource:
-    """Read the config; raises ConfigurationError for a model that is neither image-text-to-text nor causal."""
+    """Read the config; raises ConfigurationError for a model that is neither image-text-to-text nor causal, and for one
+    whose prompt goes through an encoder of its own."""
     with _named(f"the config in {folder} cannot be used"):
         config = AutoConfig.from_pretrained(folder)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigurationError(
             f"{name} is a {config.model_type}, which transformers has neither as an image-text-to-text nor as a causal "
             "language model; give one of those"
+        )
+    if config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"{name}, a {config.model_type}, is an encoder-decoder: its prompt does not run through the blocks of its "
+            "decoder; give a decoder-only model"
         )
     return ForeignSource(name, folder, config, own_method(raw))
 
@@ -92,11 +98,19 @@ def requests_of(source: ForeignSource) -> ForeignRequests:
     return ForeignRequests(load_foreign_processor(source.folder), source.config, source.name)
 
 
-def limits_of(source: ForeignSource, requests: ForeignRequests) -> KnobLimits:
-    """What can be set, tried on a model without storage."""
+def skeleton_of(source: ForeignSource) -> PreTrainedModel:
+    """The model without storage; a prompt runs in it, whatever its dtype and widths."""
     with _named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
         skeleton = source.auto_class.from_config(copy.deepcopy(source.config))
-    knobs = DecoderKnobs(skeleton.eval())
+    for part in _owners_of_experts(skeleton):
+        # Without storage, grouped products take bfloat16 of widths divisible by 8 only.
+        part.set_experts_implementation("batched_mm")
+    return skeleton.eval()
+
+
+def limits_of(source: ForeignSource, requests: ForeignRequests) -> KnobLimits:
+    """What can be set, tried on a model without storage."""
+    knobs = DecoderKnobs(skeleton_of(source))
     return KnobLimits(
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,
@@ -159,8 +173,7 @@ def _with_experts(model: Any, wish: LoadWish) -> Any:
     """transformers takes the name for the part that has the experts only."""
     if wish.experts_implementation is None:
         return model
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    owners = [part for part in parts if part._can_set_experts_implementation()]
+    owners = _owners_of_experts(model)
     if not owners:
         raise ConfigurationError(
             f"--experts_implementation {wish.experts_implementation} was given, and this {model.config.model_type} has "
@@ -172,12 +185,16 @@ def _with_experts(model: Any, wish: LoadWish) -> Any:
     return model
 
 
+def _owners_of_experts(model: PreTrainedModel) -> list[PreTrainedModel]:
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return [part for part in parts if part._can_set_experts_implementation()]
+
+
 def _judge_quantisation(source: ForeignSource, wish: LoadWish) -> None:
     refuse_impossible(wish.quantisation, source.quant_method, wish.device)
     quant_type = type_of_4bit_weights(wish.quantisation, source.config)
     if quant_type is not None:
-        with _named(f"{source.name} cannot be built"), torch.device("meta"):
-            skeleton = source.auto_class.from_config(copy.deepcopy(source.config))
+        skeleton = skeleton_of(source)
         head = skeleton.get_output_embeddings()
         layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
         refuse_wrong_4bit_products(layers, wish.device, quant_type)
