@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiment_core_utils.models.architecture_table import CropVision, NotInTable, Vision, shapes_of
+from experiment_core_utils.models.architecture_table import shapes_of
+from experiment_core_utils.models.config_fields import NotInTable
 from experiment_core_utils.models.decoder_flops import DecoderShape
+from experiment_core_utils.models.vision_table import CropVision, PatchVision, Vision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import FlopsFigure, RequestFlops, RequestSize, StageFlops
 
@@ -39,23 +41,33 @@ class Architecture:
         """
         return replace(self, decoder=self.decoder.at_setting(top_k, active_blocks))
 
-    def vision_flops(self, crops: int = 0, patches: Sequence[int] = ()) -> int | None:
-        """Tower and projector; see `RequestSize` for the arguments. None without a picture.
+    def vision_flops(self, size: RequestSize) -> int | None:
+        """Tower and projector for the pictures of one request; None without a picture.
 
         Raises:
-            ConfigurationError: a picture for a text model, or one of the other kind than the model takes.
+            ConfigurationError: a picture for a text model, one of the other kind than the model takes, or too little
+                said of it.
         """
-        if not crops and not patches:
+        if not size.crops and not size.patches:
             return None
         if self.vision is None:
             raise ConfigurationError(f"{self.model_type} takes no pictures; give no crops and no patches")
+        if isinstance(self.vision, PatchVision):
+            if size.crops:
+                raise ConfigurationError(f"{self.model_type} takes pictures as they are; give patches, no crops")
+            grids = size.grids or [None] * len(size.patches)
+            shape = self.vision.shape
+            return sum(shape.flops(patches, grid) for patches, grid in zip(size.patches, grids, strict=True))
+        if size.patches:
+            raise ConfigurationError(f"{self.model_type} cuts pictures into crops; give crops, no patches")
         if isinstance(self.vision, CropVision):
-            if patches:
-                raise ConfigurationError(f"{self.model_type} cuts pictures into crops; give crops, no patches")
-            return crops * self.vision.flops_per_crop
-        if crops:
-            raise ConfigurationError(f"{self.model_type} takes pictures as they are; give patches, no crops")
-        return sum(self.vision.shape.flops(number) for number in patches)
+            return size.crops * self.vision.flops_per_crop
+        known = dict(self.vision.flops_of)
+        if size.crop_features not in known:
+            raise ConfigurationError(
+                f"crops of {self.model_type} give one of {sorted(known)} features each, not {size.crop_features}"
+            )
+        return size.crops * known[size.crop_features]
 
     def prefill_flops(self, prompt_tokens: int) -> int:
         """Blocks for every position of the prompt, head for the last one."""
@@ -75,7 +87,7 @@ class Architecture:
         Raises:
             ConfigurationError: a picture that the model cannot take.
         """
-        vision = self.vision_flops(size.crops, size.patches)
+        vision = self.vision_flops(size)
         steps = max(size.output_tokens - 1, 0)
         decode = size.requests * self.decoder.decode_flops(size.prompt_tokens + 1, steps) if steps else 0
         stages = StageFlops(
@@ -93,10 +105,16 @@ class UnknownArchitecture:
     reason: str
 
 
-def architecture_of(config: Any) -> Architecture | UnknownArchitecture:
-    """The architecture that a transformers config describes, before any knob is turned in it."""
+def architecture_of(config: Any, routed: Sequence[bool] | None = None) -> Architecture | UnknownArchitecture:
+    """The architecture that a transformers config describes, before any knob is turned in it.
+
+    Args:
+        config: of the model.
+        routed: whether each block has experts, where that is known of a model's modules; None for what follows from
+            the places of the blocks.
+    """
     try:
-        decoder, vision = shapes_of(config)
+        decoder, vision = shapes_of(config, routed)
     except NotInTable as unknown:
         return UnknownArchitecture(str(unknown))
     return Architecture(config.model_type, decoder, vision)

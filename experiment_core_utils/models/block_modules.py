@@ -1,4 +1,5 @@
-"""In: a block of a decoder; out: its router and the elements of its matrices, read once while its modules stay.
+"""In: a model, or a block of its decoder; out: the list of blocks; router and elements of the matrices of a block, read
+once while its modules stay.
 
 A block of seventy modules takes longer to walk than a figure of operations may take over eighty blocks.
 """
@@ -6,13 +7,26 @@ A block of seventy modules takes longer to walk than a figure of operations may 
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from experiment_core_utils.models.architecture import SCALE_SUFFIXES
 
+# The biases of a block's experts lie in one tensor.
+_NOT_MATRICES = (*SCALE_SUFFIXES, "_bias")
 # A module, the name of a dict of its parts, and their ids: what lives has an id of its own.
 _Place = tuple["weakref.ref[nn.Module]", str, tuple[int, ...]]
+
+
+def block_stack(model: PreTrainedModel) -> Any:
+    """The module that holds the blocks of a model's decoder as `layers`; None where there is no such list."""
+    decoder = model.get_decoder()
+    for stack in (decoder, getattr(decoder, "model", None)):
+        if isinstance(getattr(stack, "layers", None), nn.ModuleList):
+            return stack
+    return None
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,7 @@ def matrix_elements(part: nn.Module) -> int | None:
 def _own_elements(module: nn.Module) -> int | None:
     own = vars(module)
     kept = {name: each for name, each in own["_parameters"].items() if each is not None}
-    matrices = [each for name, each in kept.items() if each.dim() > 1 and not name.endswith(SCALE_SUFFIXES)]
+    matrices = [each for name, each in kept.items() if each.dim() > 1 and not name.endswith(_NOT_MATRICES)]
     is_linear = isinstance(own.get("in_features"), int) and isinstance(own.get("out_features"), int)
     # bitsandbytes stores its packed column in any number format.
     is_column = is_linear and any(matrix.shape[-1] == 1 != own["in_features"] for matrix in matrices)

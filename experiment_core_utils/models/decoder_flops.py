@@ -62,29 +62,78 @@ class MlpShape:
 
 
 @dataclass(frozen=True)
+class LatentShape:
+    """Multi-head latent attention (DeepSeek-AI 2024, *DeepSeek-V2*, section 2.1): the cache holds compressed keys and
+    values, which each forward pass expands again for every key that it sees.
+
+    Attributes:
+        query_rank: width that queries are compressed to; None where they are not.
+        kv_rank: width that keys and values are compressed to.
+        rotary_width: of the part of a key that has a position, which all heads share.
+        expanded_width: heads * (head size of keys without that part + head size of values).
+        value_width: heads * head size of values.
+    """
+
+    query_rank: int | None
+    kv_rank: int
+    rotary_width: int
+    expanded_width: int
+    value_width: int
+
+    def token_products(self, hidden: int, query_width: int) -> int:
+        """Multiply-adds for a token: its query, its compressed key and value, and the output."""
+        query = hidden * query_width if self.query_rank is None else self.query_rank * (hidden + query_width)
+        return query + hidden * (self.kv_rank + self.rotary_width) + self.value_width * hidden
+
+    @property
+    def key_products(self) -> int:
+        """Multiply-adds that expand a key and its value."""
+        return self.kv_rank * self.expanded_width
+
+
+@dataclass(frozen=True)
 class BlockShape:
     """A transformer block.
 
     Attributes:
         query_width: heads * head size.
-        kv_width: key-value heads * head size.
+        kv_width: key-value heads * head size, of latent attention after expansion.
         window: most keys that a decode step sees; None without a limit.
+        latent: None for attention whose cache holds keys and values themselves.
     """
 
     query_width: int
     kv_width: int
     window: int | None
     mlp: MlpShape | ExpertsShape
+    latent: LatentShape | None = None
 
     def token_products(self, hidden: int) -> int:
         """Multiply-adds for a token of width `hidden`, whatever it attends to."""
         return self._attention_products(hidden) + self.mlp.products(hidden)
 
+    @property
+    def key_products(self) -> int:
+        """Multiply-adds for each key that a forward pass sees, however many tokens see it."""
+        return 0 if self.latent is None else self.latent.key_products
+
+    @property
+    def pair_products(self) -> int:
+        """Multiply-adds for each token and each key that it sees: scores and values."""
+        return self.query_width + (self.query_width if self.latent is None else self.latent.value_width)
+
+    @property
+    def cache_width(self) -> int:
+        """Elements that the cache holds of a position."""
+        return 2 * self.kv_width if self.latent is None else self.latent.kv_rank + self.latent.rotary_width
+
     def weights(self, hidden: int) -> int:
         """Elements of all matrices of the block."""
-        return self._attention_products(hidden) + self.mlp.weights(hidden)
+        return self._attention_products(hidden) + self.key_products + self.mlp.weights(hidden)
 
     def _attention_products(self, hidden: int) -> int:
+        if self.latent is not None:
+            return self.latent.token_products(hidden, self.query_width)
         return 2 * hidden * (self.query_width + self.kv_width)
 
     def with_top_k(self, top_k: int) -> "BlockShape":
@@ -159,7 +208,10 @@ class DecoderShape:
 
     def prefill_flops(self, prompt_tokens: int) -> int:
         """All positions through the blocks, the last one through the head."""
-        attention = sum(count * 4 * prompt_tokens**2 * kind.query_width for kind, count in self._counted_kinds())
+        attention = sum(
+            2 * count * prompt_tokens * (prompt_tokens * kind.pair_products + kind.key_products)
+            for kind, count in self._counted_kinds()
+        )
         return prompt_tokens * self._token_flops() + attention + self._head_flops()
 
     def forward_flops(self, tokens: int) -> int:
@@ -171,7 +223,7 @@ class DecoderShape:
         """`steps` tokens one after the other; the first sees `first_context` keys, its own among them."""
         last = first_context + steps - 1
         attention = sum(
-            count * 4 * _keys_seen(first_context, last, kind.window) * kind.query_width
+            2 * count * _keys_seen(first_context, last, kind.window) * (kind.pair_products + kind.key_products)
             for kind, count in self._counted_kinds()
         )
         return steps * (self._token_flops() + self._head_flops()) + attention

@@ -175,7 +175,8 @@ class ForeignRequests:
         if "image_grid_thw" in inputs:
             frames, rows, cols = inputs["image_grid_thw"][0].tolist()
             patch = self._processor.image_processor.patch_size
-            return VisionGeometry(0, None, (rows * patch, cols * patch), features, patches=frames * rows * cols)
+            size, grid = (rows * patch, cols * patch), (rows, cols) if frames == 1 else None
+            return VisionGeometry(0, None, size, features, patches=frames * rows * cols, patch_grid=grid)
         pixels = inputs.get("pixel_values")
         if pixels is None or pixels.dim() not in (4, 5):
             return VisionGeometry(0, None, None, features)

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.attribute_changes import AttributeChange
+from experiment_core_utils.models.block_modules import block_stack
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Lists with an entry for each block, by their names or how these end; `mtp_` lists are about other blocks.
@@ -125,10 +126,9 @@ class KeptBlocks:
 
 def _stack_of(model: PreTrainedModel) -> Any:
     """The module that holds the blocks as `layers`."""
-    decoder = model.get_decoder()
-    for stack in (decoder, getattr(decoder, "model", None)):
-        if isinstance(getattr(stack, "layers", None), nn.ModuleList):
-            return stack
+    stack = block_stack(model)
+    if stack is not None:
+        return stack
     raise ConfigurationError(
         f"the decoder of this {model.config.model_type} has no list of blocks called layers; its knobs cannot be turned"
     )

@@ -14,12 +14,12 @@ def cache_elements(blocks: Sequence[BlockShape], tokens: int) -> int:
 
     Of a sliding window it keeps one position less than a step sees, because that is the step's own.
     """
-    return sum(2 * block.kv_width * _at_most(tokens, block.window, 1) for block in blocks)
+    return sum(block.cache_width * _at_most(tokens, block.window, 1) for block in blocks)
 
 
 def read_elements(blocks: Sequence[BlockShape], contexts: Iterable[int]) -> int:
     """Keys and values that decode steps of one row read, its own among them; `contexts` are the keys of each step."""
-    return sum(2 * block.kv_width * _at_most(context, block.window, 0) for context in contexts for block in blocks)
+    return sum(block.cache_width * _at_most(context, block.window, 0) for context in contexts for block in blocks)
 
 
 def _at_most(tokens: int, window: int | None, own: int) -> int:

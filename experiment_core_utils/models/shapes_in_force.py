@@ -1,8 +1,8 @@
 """In: a model in memory, its knobs turned or not; out: the shapes that it runs with now, by its config and its modules.
 
 A config says how a model was trained. How many blocks run, and how many experts their routers choose, is read from the
-modules, so that operations move with a knob however it was turned; blocks that were made narrower than their config
-have no formula.
+modules, so that operations move with a knob however it was turned. So is which blocks have experts: a config may say it
+by places that the blocks have no longer. Blocks that were made narrower than their config have no formula.
 """
 
 import copy
@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.block_modules import BlockModules
-from experiment_core_utils.models.decoder_flops import BlockShape, DecoderShape, ExpertsShape, MlpShape
+from experiment_core_utils.models.block_modules import BlockModules, block_stack
+from experiment_core_utils.models.decoder_flops import BlockShape, DecoderShape, MlpShape
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ class _Seen:
 
     def is_of(self, model: PreTrainedModel) -> bool:
         """Whether the model is still what was seen."""
-        layers = vars(model.get_decoder().layers)["_modules"].values()
+        stack = block_stack(model)
+        if stack is None:
+            return False
+        layers = vars(stack.layers)["_modules"].values()
         return (
             len(layers) == len(self.layers)
             and all(seen.is_of(layer) for seen, layer in zip(self.layers, layers, strict=True))
@@ -67,10 +70,14 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
     lm_head = model.get_output_embeddings()
     if lm_head is None:
         return UnknownArchitecture(f"this {type(model).__name__} has no head, which the formulas of its config count")
-    layers = tuple(BlockModules.of(layer) for layer in model.get_decoder().layers)
+    stack = block_stack(model)
+    if stack is None:
+        return UnknownArchitecture(f"the decoder of this {type(model).__name__} has no list of blocks called layers")
+    layers = tuple(BlockModules.of(layer) for layer in stack.layers)
     head = BlockModules.of(lm_head)
     top_ks = tuple(layer.top_k for layer in layers)
-    found = _turned(architecture, layers, head)
+    architecture = architecture_of(model.config, [top_k is not None for top_k in top_ks])
+    found = architecture if isinstance(architecture, UnknownArchitecture) else _turned(architecture, layers, head)
     _SEEN[model] = _Seen(copy.deepcopy(_entries(model.config)), layers, head, top_ks, found)
     return found
 
@@ -86,9 +93,6 @@ def _turned(
     """With the experts that the routers choose."""
     decoder, name = architecture.decoder, architecture.model_type
     blocks = decoder.blocks
-    chosen = [layer.top_k for layer in layers]
-    if [type(block.mlp) for block in blocks] != [MlpShape if top_k is None else ExpertsShape for top_k in chosen]:
-        return UnknownArchitecture(f"the {len(layers)} blocks of this {name} are not the {len(blocks)} of its config")
     expected = [block.weights(decoder.hidden) for block in blocks] + [decoder.hidden * decoder.head_rows]
     for place, (part, elements) in enumerate(zip([*layers, head], expected, strict=True)):
         if part.matrix_elements not in (None, elements):
@@ -96,7 +100,7 @@ def _turned(
             return UnknownArchitecture(
                 f"{what} of this {name} has {part.matrix_elements} weights in its matrices, its config says {elements}"
             )
-    turned = [_with_top_k(block, top_k) for block, top_k in zip(blocks, chosen, strict=True)]
+    turned = [_with_top_k(block, layer.top_k) for block, layer in zip(blocks, layers, strict=True)]
     return replace(architecture, decoder=DecoderShape.of_blocks(decoder.hidden, turned, decoder.head_rows))
 
 

@@ -19,23 +19,79 @@ class ProjectorShape:
         dropped_tokens: of each picture that do not enter it (the class token).
         merged: tokens that stand side by side in one feature.
         copies: projectors of this shape that run on as many features (one for each depth that is passed on).
+        gated_width: inner width of a gated MLP on what comes out; 0 without one.
     """
 
     widths: tuple[int, ...]
     dropped_tokens: int = 0
     merged: int = 1
     copies: int = 1
+    gated_width: int = 0
 
     def flops(self, tokens: int) -> int:
         """For one picture of `tokens` tokens out of the tower."""
         features = (tokens - self.dropped_tokens) // self.merged
         products = sum(wide * narrow for wide, narrow in itertools.pairwise(self.widths))
+        products += 3 * self.widths[-1] * self.gated_width
         return self.copies * 2 * features * products
 
 
 @dataclass(frozen=True)
+class QueryProjectorShape:
+    """Learned queries that attend to a picture's tokens, and two layers on each of their answers (Aria).
+
+    Attributes:
+        hidden: width of the tokens.
+        text_hidden: the decoder's width.
+        queries: (tokens of a picture, queries for it), for each size of a picture.
+    """
+
+    hidden: int
+    text_hidden: int
+    queries: tuple[tuple[int, int], ...]
+
+    @property
+    def merged(self) -> int:
+        """Tokens that stand side by side in one feature: none do."""
+        return 1
+
+    def flops(self, tokens: int) -> int:
+        """For one picture of `tokens` tokens out of the tower."""
+        known = dict(self.queries)
+        if tokens not in known:
+            raise ConfigurationError(f"a picture of {tokens} patches is not possible; give one of {sorted(known)}")
+        queries = known[tokens]
+        # Queries and keys and values are projected twice, and so are answers.
+        linear = 2 * (4 * queries + 4 * tokens) * self.hidden**2
+        layers = 2 * queries * (self.hidden * self.text_hidden + self.text_hidden**2)
+        return linear + 4 * queries * tokens * self.hidden + layers
+
+
+@dataclass(frozen=True)
+class WindowShape:
+    """Blocks whose patches attend only to those of the same window.
+
+    Attributes:
+        num_blocks: that do so.
+        side: patches on the side of a window; windows at the right and lower edge are what is left.
+    """
+
+    num_blocks: int
+    side: int
+
+    def pairs(self, grid: tuple[int, int]) -> int:
+        """Queries times keys in all windows of a picture of (rows, columns) of patches."""
+        rows, columns = (self._squares(length) for length in grid)
+        return rows * columns
+
+    def _squares(self, length: int) -> int:
+        whole, rest = divmod(length, self.side)
+        return whole * self.side**2 + rest**2
+
+
+@dataclass(frozen=True)
 class VisionShape:
-    """A vision transformer with a plain MLP.
+    """A vision transformer.
 
     Attributes:
         hidden: width of the residual stream.
@@ -44,6 +100,8 @@ class VisionShape:
         patch_values: pixels * channels (* frames) of a patch.
         class_tokens: tokens beside the patches.
         has_pooling_head: whether one query attends to all tokens at the end (SigLIP); its answer is not used, but runs.
+        is_gated: whether the MLP has three products, not two.
+        windows: None where every block attends to the whole picture.
     """
 
     hidden: int
@@ -52,20 +110,43 @@ class VisionShape:
     patch_values: int
     class_tokens: int
     has_pooling_head: bool
-    projector: ProjectorShape
+    projector: ProjectorShape | QueryProjectorShape
+    is_gated: bool = False
+    windows: WindowShape | None = None
 
-    def flops(self, patches: int) -> int:
-        """Tower and projector for one picture, whose tokens attend to each other and to no other picture."""
+    def flops(self, patches: int, grid: tuple[int, int] | None = None) -> int:
+        """Tower and projector for one picture, whose tokens attend to each other and to no other picture.
+
+        Args:
+            patches: of the picture.
+            grid: (rows, columns) of them; needed where there are windows.
+
+        Raises:
+            ConfigurationError: a number of patches that cannot be, or windows and no grid.
+        """
         if patches < 1 or patches % self.projector.merged:
             raise ConfigurationError(
                 f"a picture of {patches} patches is not possible; give a multiple of {self.projector.merged}"
             )
         tokens = patches + self.class_tokens
         embedding = 2 * patches * self.patch_values * self.hidden
-        linear = 2 * tokens * (4 * self.hidden**2 + 2 * self.hidden * self.mlp_width)
-        attention = 4 * tokens**2 * self.hidden
+        mlp = (3 if self.is_gated else 2) * self.hidden * self.mlp_width
+        linear = 2 * tokens * (4 * self.hidden**2 + mlp)
+        attention = 4 * self._pairs(tokens, grid) * self.hidden
         head = self._pooling_flops(tokens) if self.has_pooling_head else 0
-        return embedding + self.num_blocks * (linear + attention) + head + self.projector.flops(tokens)
+        return embedding + self.num_blocks * linear + attention + head + self.projector.flops(tokens)
+
+    def _pairs(self, tokens: int, grid: tuple[int, int] | None) -> int:
+        """Queries times keys, of all blocks."""
+        if self.windows is None:
+            return self.num_blocks * tokens**2
+        if grid is None:
+            raise ConfigurationError(
+                f"a picture of {tokens} patches is not enough to know of a tower whose patches attend in windows; give "
+                "their rows and columns, too"
+            )
+        whole = (self.num_blocks - self.windows.num_blocks) * tokens**2
+        return whole + self.windows.num_blocks * self.windows.pairs(grid)
 
     def _pooling_flops(self, tokens: int) -> int:
         """One query over all tokens: query and output, keys and values, attention, and an MLP on the answer."""

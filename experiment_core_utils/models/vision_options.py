@@ -72,7 +72,8 @@ class PixelBudget:
         """See `VisionOptions.geometry_for`."""
         rows, cols = self._grid(*self._bounds(crops, width, height), width, height)
         size = (rows * self._factor, cols * self._factor)
-        return VisionGeometry(0, None, size, rows * cols, patches=rows * cols * self.merge**2)
+        grid = (rows * self.merge, cols * self.merge)
+        return VisionGeometry(0, None, size, rows * cols, patches=math.prod(grid), patch_grid=grid)
 
     @property
     def _factor(self) -> int:

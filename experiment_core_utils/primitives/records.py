@@ -43,6 +43,7 @@ class VisionGeometry:
         pooled_features: what the vision stage gives: (num_crops + 1) * 144 in MolmoE.
         has_overview: whether the whole picture is a crop too.
         patches: patches of the picture, for models that take it in its own shape; None where it is cut into crops.
+        patch_grid: (rows, columns) of these; None where it is cut, or has several frames.
     """
 
     num_crops: int
@@ -51,11 +52,19 @@ class VisionGeometry:
     pooled_features: int
     has_overview: bool = True
     patches: int | None = None
+    patch_grid: tuple[int, int] | None = None
 
     @property
     def total_crops(self) -> int:
         """Crops that the vision stage takes, the whole picture counted; 0 for a picture in its own shape."""
         return 0 if self.patches is not None else self.num_crops + self.has_overview
+
+    @property
+    def crop_features(self) -> int | None:
+        """Features that each crop gives; None where crops differ in it, and for a picture in its own shape."""
+        if self.total_crops == 0 or self.pooled_features % self.total_crops:
+            return None
+        return self.pooled_features // self.total_crops
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,13 @@ class RequestSize:
         crops: pictures or crops of one size, the crop of a whole picture counted, for models that cut so.
         patches: patches of each picture (or of each frame pair), for models that take pictures as they are.
         requests: how many requests of this size run.
+        grids: (rows, columns) of the patches of each picture, for models whose patches attend in windows; empty where
+            they are not known.
+        crop_features: features that each crop gives, for models whose crops have one of several sizes; None where it
+            is not known.
 
     Raises:
-        ConfigurationError: no token in the prompt, no request, or a negative number.
+        ConfigurationError: no token in the prompt, no request, a negative number, or grids of other patches.
     """
 
     prompt_tokens: int
@@ -78,11 +91,17 @@ class RequestSize:
     crops: int = 0
     patches: tuple[int, ...] = ()
     requests: int = 1
+    grids: tuple[tuple[int, int], ...] = ()
+    crop_features: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.prompt_tokens, self.requests) < 1 or min(self.output_tokens, self.crops, *self.patches, 0) < 0:
             raise ConfigurationError(
                 f"{self} is not possible; give at least one prompt token and one request, and no negative number"
+            )
+        if self.grids and self.patches != tuple(rows * columns for rows, columns in self.grids):
+            raise ConfigurationError(
+                f"{self} is not possible; give grids whose rows times columns are the patches, or none"
             )
 
 
@@ -114,11 +133,15 @@ class RequestShape:
     def size(self, output_tokens: int) -> RequestSize:
         """What the request's operations depend on, with an answer of so many tokens."""
         actual = self.actual
+        patches = None if actual is None else actual.patches
+        grid = None if actual is None else actual.patch_grid
         return RequestSize(
             prompt_tokens=self.prompt_tokens,
             output_tokens=output_tokens,
             crops=0 if actual is None else actual.total_crops,
-            patches=() if actual is None or actual.patches is None else (actual.patches,),
+            patches=() if patches is None else (patches,),
+            grids=() if grid is None else (grid,),
+            crop_features=None if actual is None else actual.crop_features,
         )
 
 

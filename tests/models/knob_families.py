@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
-import transformers
 from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
 
-from tests.models.tiny_families import IMAGE_TOKEN, VISION_END, VISION_START, VOCABULARY, build
+from tests.models.tiny_families import IMAGE_TOKEN, VISION_END, VISION_START, VOCABULARY, build, config_class
 
 NUM_BLOCKS = 4
 ALL_BLOCKS = tuple(range(NUM_BLOCKS))
@@ -67,13 +65,6 @@ def _enlarge_norms(model: nn.Module) -> nn.Module:
             if "norm" in name and name.endswith("weight"):
                 parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model
-
-
-def config_class(name: str) -> Any:
-    """A config class; skips where this version of transformers does not have it."""
-    if not hasattr(transformers, name):
-        pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    return getattr(transformers, name)
 
 
 def _text(name: str, kept: Sequence[int], **chosen: Any) -> Any:

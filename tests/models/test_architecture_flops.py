@@ -29,6 +29,7 @@ from tests.models.tiny_families import (
     VISION_START,
     VOCABULARY,
     build,
+    crop_inputs,
     turn,
 )
 
@@ -53,7 +54,7 @@ def known(config: Any) -> Architecture:
 
 
 def has_experts(name: str) -> bool:
-    return "moe" in name or "mixtral" in name or "experts" in name
+    return any(part in name for part in ("moe", "mixtral", "experts", "gpt_oss", "deepseek", "aria"))
 
 
 def cases() -> list[Any]:
@@ -112,24 +113,25 @@ def test_a_whole_answer_agrees_with_what_generate_computes(name: str, output_tok
     assert flops.total_flops == flops.stages.prefill_flops + flops.decode_flops
 
 
-@pytest.mark.parametrize("pictures", [0, 1, 3])
+@pytest.mark.parametrize("crops", [0, 2, 3])
 @pytest.mark.parametrize("name", CROP_FAMILIES)
-def test_answers_to_crops_agree_with_counted_operations(name: str, pictures: int) -> None:
+def test_answers_to_crops_agree_with_counted_operations(name: str, crops: int) -> None:
     config = CROP_FAMILIES[name]()
     model: Any = build(config)
-    prompt = torch.tensor([[10, *[IMAGE_TOKEN] * 9 * pictures, 11, 12]])  # 9 patches of a crop are 9 tokens
-    pixels = {"pixel_values": torch.rand(pictures, 3, 24, 24)} if pictures else {}
-    flops = known(config).request_flops(RequestSize(prompt.shape[1], 3, crops=pictures))
-    if pictures:
-        features = count_flops(lambda: model.base_model.get_image_features(**pixels))
-        assert features == flops.stages.vision_flops
+    tokens, pixels = crop_inputs(name, crops) if crops else (0, {})
+    prompt = torch.tensor([[10, *[IMAGE_TOKEN] * tokens, 11, 12]])
+    features = tokens // crops if crops else None
+    flops = known(config).request_flops(RequestSize(prompt.shape[1], 3, crops=crops, crop_features=features))
+    if crops:
+        encoded = count_flops(lambda: model.base_model.get_image_features(**pixels))
+        assert encoded == flops.stages.vision_flops
     else:
         assert flops.stages.vision_flops is None
     counted = count_flops(lambda: generate(model, 3, prompt, **pixels))
     assert_agrees(counted, flops.total_flops, prompt.shape[1] + 2)
 
 
-@pytest.mark.parametrize("grids", [[], [(4, 6)], [(4, 6), (2, 4), (2, 2)]])
+@pytest.mark.parametrize("grids", [[], [(4, 6)], [(4, 6), (2, 4), (2, 2)], [(10, 14)]])
 @pytest.mark.parametrize("name", PATCH_FAMILIES)
 def test_answers_to_pictures_of_any_size_agree_with_counted_operations(name: str, grids: list[tuple[int, int]]) -> None:
     config = PATCH_FAMILIES[name]()
@@ -143,7 +145,7 @@ def test_answers_to_pictures_of_any_size_agree_with_counted_operations(name: str
             "pixel_values": torch.rand(sum(patches), 3 * 2 * 4 * 4),  # channels, frames, 4 x 4 pixels
             "image_grid_thw": torch.tensor([(1, *grid) for grid in grids]),
         }
-    flops = known(config).request_flops(RequestSize(prompt.shape[1], 3, patches=patches))
+    flops = known(config).request_flops(RequestSize(prompt.shape[1], 3, patches=patches, grids=tuple(grids)))
     if grids:
         features = count_flops(lambda: model.base_model.get_image_features(**pixels))
         assert features == flops.stages.vision_flops
@@ -154,12 +156,13 @@ def test_answers_to_pictures_of_any_size_agree_with_counted_operations(name: str
     assert_agrees(counted, flops.total_flops, prompt.shape[1] + 2)
 
 
-def test_frame_pairs_of_a_video_are_pictures_of_their_own() -> None:
-    config = PATCH_FAMILIES["qwen3_vl_moe"]()
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen2_5_vl"])
+def test_frame_pairs_of_a_video_are_pictures_of_their_own(name: str) -> None:
+    config = PATCH_FAMILIES[name]()
     model: Any = build(config)
     pixels, grid = torch.rand(3 * 24, 3 * 2 * 4 * 4), torch.tensor([[3, 4, 6]])  # three pairs of 4 x 6 patches
     counted = count_flops(lambda: model.base_model.get_video_features(pixels, grid))
-    assert counted == known(config).vision_flops(patches=(24, 24, 24))
+    assert counted == known(config).vision_flops(RequestSize(1, 1, patches=(24,) * 3, grids=((4, 6),) * 3))
 
 
 def test_pictures_of_a_batch_are_a_multiple_of_one() -> None:
@@ -224,7 +227,8 @@ def test_every_knob_moves_the_operations() -> None:
     assert architecture.request_flops(RequestSize(PROMPT + 1, 5)).total_flops > base.total_flops
     assert architecture.request_flops(RequestSize(PROMPT, 5, requests=2)).total_flops == 2 * base.total_flops
     pictured = known(CROP_FAMILIES["llava"]())
-    assert pictured.vision_flops(crops=5) == 5 * (pictured.vision_flops(crops=1) or 0) > 0
+    one, five = (pictured.vision_flops(RequestSize(PROMPT, 5, crops=crops)) for crops in (1, 5))
+    assert five == 5 * (one or 0) > 0
 
 
 def test_decode_per_token_is_the_mean_over_steps() -> None:
@@ -289,6 +293,8 @@ def test_an_architecture_without_formulas_has_a_reason_and_no_figure() -> None:
         ("llava", RequestSize(5, 5, patches=(9,)), "no patches"),
         ("qwen3_vl", RequestSize(5, 5, crops=1), "no crops"),
         ("qwen3_vl", RequestSize(5, 5, patches=(6,)), "multiple of 4"),
+        ("qwen2_5_vl", RequestSize(5, 5, patches=(24,)), "rows and columns"),
+        ("aria", RequestSize(5, 5, crops=2), r"one of \[4, 6\] features each, not None"),
     ],
 )
 def test_pictures_that_the_model_cannot_take(name: str, size: RequestSize, named: str) -> None:
@@ -303,3 +309,9 @@ def test_pictures_that_the_model_cannot_take(name: str, size: RequestSize, named
 def test_sizes_that_are_not_possible(numbers: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigurationError, match="at least one prompt token"):
         RequestSize(*numbers)
+
+
+@pytest.mark.parametrize("grids", [((4, 5),), ((4, 6), (2, 2)), ((-4, -6),) * 2])
+def test_grids_that_are_not_those_of_the_patches(grids: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ConfigurationError, match="rows times columns"):
+        RequestSize(5, 5, patches=(24,), grids=grids)

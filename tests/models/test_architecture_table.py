@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, LlamaConfig, LlavaConfig, Qwen2Config, SiglipVisionConfig, ViTConfig
 
-from experiment_core_utils.models.architecture_table import CropVision, NotInTable, PatchVision, shapes_of
+from experiment_core_utils.models.architecture_table import shapes_of
+from experiment_core_utils.models.config_fields import NotInTable
+from experiment_core_utils.models.vision_table import CropVision, PatchVision
 from tests.models.tiny_families import CROP_FAMILIES, PATCH_FAMILIES, TEXT_FAMILIES
 
 
@@ -24,7 +26,7 @@ def test_kinds_of_vision() -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (GPT2Config, "'gpt2'.*formulas for llama, llava, mistral"),
+        (GPT2Config, "'gpt2'.*formulas for aria_text, deepseek_v3, .*llama, llava, llava_next"),
         (lambda: llava(text_config=GPT2Config()), "'gpt2'"),
         (lambda: llava(vision_config=ViTConfig()), "'vit'.*clip_vision_model, siglip_vision_model"),
         (lambda: llava(vision_config=SiglipVisionConfig(patch_size=[16, 14])), "patch_size .*16, 14"),

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_core_utils.models.decoder_flops import BlockShape, DecoderShape, ExpertsShape, MlpShape
+from experiment_core_utils.models.decoder_flops import (
+    BlockShape,
+    DecoderShape,
+    ExpertsShape,
+    LatentShape,
+    MlpShape,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 EXPERTS = ExpertsShape(num_experts=8, top_k=2, width=5)
@@ -29,6 +35,22 @@ def test_a_gated_and_a_plain_block_by_hand() -> None:
     assert decoder(MlpShape(6, is_gated=False)).prefill_flops(7) == 11072 - 7 * (gated - plain)
     # One token that sees 9 keys.
     assert decoder(MlpShape(6)).decode_flops(9) == projections + gated + 4 * 9 * 12 + head == 3392
+
+
+def test_latent_attention_by_hand() -> None:
+    """4 heads; queries and keys of 2 + 1, values of 2; queries compressed to 5, keys and values to 6."""
+    latent = LatentShape(query_rank=5, kv_rank=6, rotary_width=1, expanded_width=4 * (2 + 2), value_width=8)
+    block = BlockShape(query_width=12, kv_width=12, window=None, mlp=MlpShape(0), latent=latent)
+    shape = DecoderShape.of_blocks(10, [block], head_rows=100)
+    token = 2 * (10 * 5 + 5 * 12 + 10 * (6 + 1) + 8 * 10)  # queries twice, keys and values down, output -> 520
+    key = 2 * 6 * 16  # every key up again -> 192
+    pair = 2 * (12 + 8)  # score and value -> 40
+    assert shape.decode_flops(9) == token + 9 * (key + pair) + 2000 == 4608
+    assert shape.prefill_flops(7) == 7 * (token + key) + 49 * pair + 2000 == 8944
+    assert block.weights(10) == (token + key) // 2
+    assert block.cache_width == 6 + 1
+    whole = BlockShape(12, 12, None, MlpShape(0), LatentShape(None, 6, 1, 16, 8))
+    assert block.weights(10) - whole.weights(10) == 10 * 5 + 5 * 12 - 10 * 12
 
 
 def test_experts_by_hand() -> None:

@@ -126,6 +126,8 @@ def test_a_tier_changes_the_realised_count(checkpoint_of: Made, family: str, tie
     assert actual.total_crops == crops_there
     if actual.patches:
         assert actual.patches == request.inputs["pixel_values"].shape[0] == 4 * tokens
+        assert [1, *(actual.patch_grid or ())] == request.inputs["image_grid_thw"][0].tolist()
+        assert request.shape.size(2).grids == (actual.patch_grid,)
 
 
 def test_a_fixed_number_of_tokens_is_refused(checkpoint_of: Made) -> None:

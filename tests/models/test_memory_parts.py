@@ -31,7 +31,17 @@ def test_keys_that_steps_read_by_hand() -> None:
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("tokens", [5, 13])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama, wide heads", "mistral, window", "qwen2, window in two blocks", "olmoe", "qwen3_moe"]
+    "name",
+    [
+        "llama",
+        "llama, wide heads",
+        "mistral, window",
+        "qwen2, window in two blocks",
+        "olmoe",
+        "qwen3_moe",
+        "gpt_oss",
+        "deepseek_v3",
+    ],
 )
 def test_a_cache_is_as_large_as_a_real_one(name: str, tokens: int, steps: int) -> None:
     model: Any = build(TEXT_FAMILIES[name]())

@@ -8,15 +8,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config
+from transformers import GPT2Config, LlamaForCausalLM
 
 from experiment_core_utils.h_metrics_compute import count_prompt_flops
 from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture
+from experiment_core_utils.models.decoder_flops import ExpertsShape
+from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.models.shapes_in_force import architecture_in_force
 from tests.conftest import tiny_config
+from tests.models.knob_families import LLAMA4
+from tests.models.knob_families import TEXT_FAMILIES as KNOB_TEXT_FAMILIES
+from tests.models.knob_families import VISION_FAMILIES as KNOB_VISION_FAMILIES
 from tests.models.tiny_families import PATCH_FAMILIES, TEXT_FAMILIES, build, turn
 
+# Families whose configs say by places which blocks have experts, or of what kind their attention is.
+PLACED = ("qwen3_moe, dense first", "qwen3_moe, every second", "deepseek_v3, queries whole", "gpt_oss")
+KNOBBED = {**KNOB_TEXT_FAMILIES, **KNOB_VISION_FAMILIES}
+del KNOBBED["qwen3_next"]  # linear attention
 # 7 tokens twice, 3 once.
 IDS = torch.full((3, 7), 11)
 MASK = torch.tensor([[1] * 7, [0] * 4 + [1] * 3, [1] * 7])
@@ -39,7 +48,7 @@ def test_logits_at_every_position_agree_with_the_counter(name: str) -> None:
 
 
 @pytest.mark.parametrize(("top_k", "active_blocks"), [(1, None), (5, (0, 3)), (None, (1, 2))])
-@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "granitemoe", "deepseek_v3"])
 def test_a_turned_knob_moves_the_formula_as_it_moves_the_counter(
     name: str, top_k: int | None, active_blocks: tuple[int, ...] | None
 ) -> None:
@@ -50,6 +59,58 @@ def test_a_turned_knob_moves_the_formula_as_it_moves_the_counter(
     assert (formula.method, formula.counted_on) == ("formula", "config")
     assert formula.flops == pytest.approx(counted.flops, rel=1e-3)
     assert formula.flops != before
+
+
+@pytest.mark.parametrize("setting", [(None, (1, 2, 3)), (1, (0, 2)), (2, (2, 3)), (5, (0, 1, 3))])
+@pytest.mark.parametrize("name", [*PLACED, *KNOBBED])
+def test_a_model_at_a_setting_has_the_formula_of_the_setting(
+    name: str, setting: tuple[int | None, tuple[int, ...]]
+) -> None:
+    """Also where the config says by their places which blocks have experts, and the places have moved."""
+    model: Any = build(TEXT_FAMILIES[name]()) if name in PLACED else KNOBBED[name].built()
+    whole = in_force(model)
+    knobs = DecoderKnobs(model)
+    top_k, blocks = setting
+    if knobs.num_experts is None:
+        top_k = None
+    with knobs.turned(top_k, blocks):
+        turned = in_force(model)
+        assert turned.decoder.blocks == whole.at_setting(top_k, blocks).decoder.blocks
+        experts = tuple(
+            block.mlp.top_k if isinstance(block.mlp, ExpertsShape) else None for block in turned.decoder.blocks
+        )
+        assert experts == knobs.expected_experts(top_k, blocks)
+    assert in_force(model) == whole
+
+
+def test_blocks_that_lie_one_module_deeper_are_found() -> None:
+    class Deeper(LlamaForCausalLM):
+        def get_decoder(self) -> nn.Module:
+            return self
+
+    assert isinstance(architecture_in_force(Deeper(TEXT_FAMILIES["llama"]())), Architecture)
+
+
+def test_a_decoder_without_a_list_of_blocks_has_no_formula() -> None:
+    class Hidden(LlamaForCausalLM):
+        def get_decoder(self) -> nn.Module:
+            return self.lm_head
+
+    found = architecture_in_force(Hidden(TEXT_FAMILIES["llama"]()))
+    assert isinstance(found, UnknownArchitecture) and "Hidden has no list of blocks called layers" in found.reason
+
+
+def test_a_family_that_computes_all_its_experts_has_no_formula() -> None:
+    found = architecture_in_force(LLAMA4.built())
+    assert isinstance(found, UnknownArchitecture) and "'llama4_text'" in found.reason
+
+
+def test_experts_where_the_config_knows_of_none() -> None:
+    model: Any = build(TEXT_FAMILIES["llama"]())
+    model.get_decoder().layers[2] = build(TEXT_FAMILIES["olmoe"]()).get_decoder().layers[2]  # type: ignore[operator]
+    found = architecture_in_force(model)
+    assert isinstance(found, UnknownArchitecture)
+    assert found.reason == "block 2 of this llama has experts, which its config does not say"
 
 
 def test_molmoes_language_model_by_its_modules() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.models.vision_flops import ProjectorShape, VisionShape
+from experiment_core_utils.models.vision_flops import ProjectorShape, QueryProjectorShape, VisionShape, WindowShape
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
@@ -31,6 +31,35 @@ def test_a_pooling_head_by_hand() -> None:
     # One query over 9 tokens: query and output products, keys and values of 9, scores and values, MLP on one.
     head = 2 * 36 + 2 * 36 + 2 * 9 * 36 * 2 + 4 * 9 * 6 + 2 * 2 * 6 * 10
     assert tower(projector, has_pooling_head=True).flops(9) - tower(projector).flops(9) == head == 1896
+
+
+def test_windows_by_hand() -> None:
+    """A picture of 6 x 9 patches in windows of 4 x 4: rows 4 + 2, columns 4 + 4 + 1."""
+    projector = ProjectorShape((6, 8))
+    windowed = VisionShape(6, 10, 2, 48, 0, False, projector, windows=WindowShape(num_blocks=1, side=4))
+    sizes = [4 * 4, 4 * 4, 4 * 1, 2 * 4, 2 * 4, 2 * 1]
+    pairs = sum(size**2 for size in sizes)  # -> 660
+    assert tower(projector).flops(54) - windowed.flops(54, (6, 9)) == 4 * (54**2 - pairs) * 6 == 54144
+    with pytest.raises(ConfigurationError, match="rows and columns"):
+        windowed.flops(54)
+
+
+def test_gated_mlps_by_hand() -> None:
+    plain = tower(ProjectorShape((24, 8), merged=4)).flops(12)
+    # One more product of 6 x 10 for each of 12 tokens in 2 blocks; 3 of 8 x 5 for each of 3 features.
+    gated = VisionShape(6, 10, 2, 48, 0, False, ProjectorShape((24, 8), merged=4, gated_width=5), is_gated=True)
+    assert gated.flops(12) - plain == 2 * 2 * 12 * 6 * 10 + 2 * 3 * 3 * 8 * 5 == 3600
+
+
+def test_queries_by_hand() -> None:
+    """2 queries for 9 tokens of width 6, into a decoder of width 8."""
+    projector = QueryProjectorShape(hidden=6, text_hidden=8, queries=((9, 2), (16, 3)))
+    ends = 2 * 2 * (6 * 6 * 2 + 6 * 6 * 2)  # queries twice, answers twice -> 576
+    middle = 2 * 9 * (6 * 6 * 2) * 2  # keys and values, each twice -> 2592
+    layers = 2 * 2 * (6 * 8 + 8 * 8)  # -> 448
+    assert projector.flops(9) == ends + middle + 4 * 2 * 9 * 6 + layers == 4048
+    with pytest.raises(ConfigurationError, match=r"10 patches .* \[9, 16\]"):
+        projector.flops(10)
 
 
 @pytest.mark.parametrize("patches", [0, -4, 6])

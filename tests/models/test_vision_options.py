@@ -26,7 +26,8 @@ def tiles(rows: int, cols: int, side: int, features: int, has_overview: bool = T
 
 
 def whole(height: int, width: int, tokens: int) -> VisionGeometry:
-    return VisionGeometry(0, None, (height, width), tokens, patches=4 * tokens)
+    grid = (height // 14, width // 14)
+    return VisionGeometry(0, None, (height, width), tokens, patches=4 * tokens, patch_grid=grid)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -46,6 +48,24 @@ _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
 _QWEN_EXPERTS = {**_EXPERTS, "moe_intermediate_size": 24}
 
 
+def config_class(name: str) -> Any:
+    """A config class; skips where this version of transformers does not have it."""
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return getattr(transformers, name)
+
+
+def _text(name: str, **chosen: Any) -> Any:
+    return config_class(name)(**{**_SIZES, **chosen})
+
+
+def _latent(**chosen: Any) -> Any:
+    ranks = {"kv_lora_rank": 14, "q_lora_rank": 18, "qk_rope_head_dim": HEAD_SIZE, "qk_nope_head_dim": 6}
+    experts = {"n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 24}
+    groups = {"n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+    return _text("DeepseekV3Config", v_head_dim=8, **{**ranks, **experts, **groups, **chosen})
+
+
 def _llava(text: PreTrainedConfig, vision: PreTrainedConfig, **chosen: Any) -> LlavaConfig:
     return LlavaConfig(text_config=text, vision_config=vision, image_token_index=IMAGE_TOKEN, **chosen)
 
@@ -78,6 +98,7 @@ _QWEN_VL: dict[str, Any] = {
     "vision_start_token_id": VISION_START,
     "vision_end_token_id": VISION_END,
 }
+_MROPE_10 = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 2]}}
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}}
 
 TEXT_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -96,20 +117,115 @@ TEXT_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**_SIZES, **_WIDE_HEADS, **_QWEN_EXPERTS),
     "qwen3_moe, dense first": lambda: Qwen3MoeConfig(**_SIZES, **_WIDE_HEADS, **_QWEN_EXPERTS, mlp_only_layers=[0]),
     "qwen3_moe, every second": lambda: Qwen3MoeConfig(**_SIZES, **_WIDE_HEADS, **_QWEN_EXPERTS, decoder_sparse_step=2),
+    "gpt_oss": lambda: _text("GptOssConfig", **_WIDE_HEADS, sliding_window=8, num_local_experts=6),
+    "granitemoe": lambda: _text("GraniteMoeConfig", num_local_experts=6),
+    "deepseek_v3": lambda: _latent(),
+    "deepseek_v3, queries whole": lambda: _latent(q_lora_rank=None, first_k_dense_replace=2),
 }
-# Models that cut pictures into crops of 24 x 24 pixels with 9 patches.
-CROP_FAMILIES: dict[str, Callable[[], LlavaConfig]] = {
+
+
+def _crop_model(name: str, text_type: str, vision: Any, **chosen: Any) -> Any:
+    return config_class(name)(text_config={"model_type": text_type, **_SIZES}, vision_config=vision, **chosen)
+
+
+def _tower(**chosen: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": 20, "intermediate_size": 28, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return {**sizes, "image_size": 24, "patch_size": 8, **chosen}
+
+
+def _aria() -> Any:
+    # Of 24 x 24 and of 32 x 32 pixels.
+    return config_class("AriaConfig")(
+        text_config=_text("AriaTextConfig", moe_num_experts=6, moe_topk=3, moe_num_shared_experts=2),
+        vision_config={"model_type": "idefics3_vision", **_tower(image_size=32)},
+        projector_patch_to_query_dict={9: 4, 16: 6},
+        image_token_index=IMAGE_TOKEN,
+    )
+
+
+_CANVASES = [[24, 24], [24, 48]]
+# Models that cut pictures into crops of 24 x 24 pixels with 9 patches, InternVL 32 x 32 with 16.
+CROP_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "llava": lambda: _llava(LlamaConfig(**_SIZES), _clip()),
     "llava, two feature layers": lambda: _llava(LlamaConfig(**_SIZES), _clip(), vision_feature_layer=[-2, -3]),
     "llava, siglip": lambda: _llava(LlamaConfig(**_SIZES), _siglip(), vision_feature_select_strategy="full"),
     "llava, experts": lambda: _llava(OlmoeConfig(**_SIZES, **_EXPERTS), _clip()),
+    "llava_next": lambda: config_class("LlavaNextConfig")(
+        text_config=LlamaConfig(**_SIZES),
+        vision_config=_clip(),
+        image_token_index=IMAGE_TOKEN,
+        image_grid_pinpoints=_CANVASES,
+    ),
+    "internvl": lambda: _crop_model(
+        "InternVLConfig", "qwen2", _tower(image_size=[32, 32], patch_size=[8, 8]), image_token_id=IMAGE_TOKEN
+    ),
+    "smolvlm": lambda: _crop_model(
+        "SmolVLMConfig", "llama", _tower(), image_token_id=IMAGE_TOKEN, scale_factor=3, pad_token_id=0
+    ),
+    "idefics3": lambda: _crop_model(
+        "Idefics3Config", "llama", _tower(), image_token_id=IMAGE_TOKEN, scale_factor=3, pad_token_id=0
+    ),
+    "aria": _aria,
+    "aria, large crops": _aria,
 }
+
+
+def crop_inputs(name: str, crops: int) -> tuple[int, dict[str, torch.Tensor]]:
+    """Vision tokens of the prompt, and the arguments of the vision stage for so many crops (LLaVA-NeXT: at least 2)."""
+    family = name.partition(",")[0]
+    if family == "llava_next":
+        # The whole picture, and tiles side by side in 3 rows of tokens that each end with one more.
+        tiles = crops - 1
+        sizes = {"image_sizes": torch.tensor([[24, 24 * tiles]])}
+        return 9 + 3 * (3 * tiles + 1), {"pixel_values": torch.rand(1, crops, 3, 24, 24), **sizes}
+    if family == "aria":
+        side, queries = (32, 6) if "large" in name else (24, 4)
+        mask = torch.ones(crops, side, side, dtype=torch.bool)
+        mask[:, side // 2 :] = False  # padded
+        return queries * crops, {"pixel_values": torch.rand(crops, 3, side, side), "pixel_mask": mask}
+    if family == "internvl":
+        return 4 * crops, {"pixel_values": torch.rand(crops, 3, 32, 32)}  # 16 patches, 4 of them a token
+    if family in ("smolvlm", "idefics3"):
+        return crops, {"pixel_values": torch.rand(1, crops, 3, 24, 24)}  # all 9 patches one token
+    return 9 * crops, {"pixel_values": torch.rand(crops, 3, 24, 24)}
+
+
+_PATCH_TOWER = {"depth": 3, "hidden_size": 16, "intermediate_size": 28, "num_heads": 2, "patch_size": 4}
+_GLM_TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 6,
+    "image_start_token_id": VISION_START,
+    "image_end_token_id": VISION_END,
+    "video_start_token_id": 9,
+    "video_end_token_id": 3,
+}
+
+
+def _qwen2_5_vl() -> Any:
+    # Windows of 4 x 4 patches, in all blocks but one.
+    tower = {**_PATCH_TOWER, "out_hidden_size": 40, "window_size": 16, "fullatt_block_indexes": [1]}
+    tokens = {name: value for name, value in _QWEN_VL.items() if name != "vision_config"}
+    return config_class("Qwen2_5_VLConfig")(text_config={**_SIZES, **_MROPE_10}, vision_config=tower, **tokens)
+
+
+def _glm4v_moe() -> Any:
+    rope = {"rope_parameters": {**_MROPE["rope_parameters"], "partial_rotary_factor": 1.0}}
+    experts = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2}
+    return config_class("Glm4vMoeConfig")(
+        text_config={**_SIZES, **_WIDE_HEADS, **experts, **rope, "first_k_dense_replace": 1},
+        vision_config={**_PATCH_TOWER, "out_hidden_size": 40, "image_size": 24},
+        **_GLM_TOKENS,
+    )
+
+
 # Models that take pictures of any size, in patches of 4 x 4 pixels.
 PATCH_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_vl": lambda: Qwen3VLConfig(text_config={**_SIZES, **_WIDE_HEADS, **_MROPE}, **_QWEN_VL),
     "qwen3_vl_moe": lambda: Qwen3VLMoeConfig(
         text_config={**_SIZES, **_WIDE_HEADS, **_QWEN_EXPERTS, **_MROPE}, **_QWEN_VL
     ),
+    "qwen2_5_vl": _qwen2_5_vl,
+    "glm4v_moe": _glm4v_moe,
 }
 
 
