@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from experiment_core_utils.primitives.files import failed_writes_named
 from experiments.core_exp.budget_guardrail import GuardrailCounts
 from experiments.core_exp.estimator_validation import Validation
+from experiments.core_exp.figures import BLUE, GREEN, ORANGE, QUIET, SKY, VERMILION, save_figure, styled
 from experiments.core_exp.latency_features import TimedSamples
 from experiments.core_exp.recalibration import METHODS
 from experiments.core_exp.recalibration_study import STUDIED, RecalibrationStudy
@@ -26,10 +25,8 @@ LABELS = {
     "T_total": "total",
 }
 BARS = ("T_vision_total", "T_LLM_prefill", "T_first_token", "T_decode_per_token", "T_total")
-# Okabe and Ito's palette, which readers with any colour vision can tell apart.
-BLUE, ORANGE, GREEN, GREY, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#777777", "#D55E00", "#56B4E9"
 METHOD_STYLES = {
-    "none": (GREY, "as it is"),
+    "none": (QUIET, "as it is"),
     "global_affine": (ORANGE, "one line for all stages"),
     "stage_affine": (BLUE, "a line for each stage"),
     "refit": (GREEN, "fitted again"),
@@ -49,20 +46,15 @@ def save_figures(
     folder: Path,
 ) -> None:
     """e3_errors, e3_predicted_vs_measured, e3_guardrail, and e3_recalibration_<kind> for each study with errors."""
-    save(errors_figure(validation, device, drift), folder / "e3_errors")
-    save(predicted_figure(samples, validation, device), folder / "e3_predicted_vs_measured")
-    save(guardrail_figure(curve), folder / "e3_guardrail")
-    for study in (each for each in studies if each.errors):
-        save(recalibration_figure(study), folder / f"e3_recalibration_{study.kind}")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """`path` with .png and .svg; the same figure gives the same bytes."""
-    with failed_writes_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context({"svg.hashsalt": path.name}):
-            figure.savefig(path.with_suffix(".png"), dpi=130)
-            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    with styled():
+        figures = {
+            "e3_errors": errors_figure(validation, device, drift),
+            "e3_predicted_vs_measured": predicted_figure(samples, validation, device),
+            "e3_guardrail": guardrail_figure(curve),
+            **{f"e3_recalibration_{each.kind}": recalibration_figure(each) for each in studies if each.errors},
+        }
+    for name, figure in figures.items():
+        save_figure(figure, folder, name)
 
 
 def errors_figure(validation: Validation, device: str, drift: float | None) -> Figure:
@@ -88,15 +80,15 @@ def errors_figure(validation: Validation, device: str, drift: float | None) -> F
             for row, value in zip(rows + shift, values, strict=True):
                 axes.text(value + 0.001, row, f"{value:.1%}", va="center", fontsize=8, bbox=LABEL_BOX, zorder=4)
         noise = [float(getattr(validation.repeatability[name], measure)) for name in names]
-        axes.scatter(noise, rows, marker="|", s=700, linewidths=2.5, color=RED, zorder=3, label=NOISE)
+        axes.scatter(noise, rows, marker="|", s=700, linewidths=2.5, color=VERMILION, zorder=3, label=NOISE)
         axes.set_yticks(rows, [LABELS[name] for name in names])
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("mean relative error at settings left out of the fit")
         axes.margins(x=0.14)
         _plain(axes)
-    left.axvline(AIM, color=GREY, linestyle=":", linewidth=1.2)
-    left.annotate("aim", (AIM, 1.0), xycoords=("data", "axes fraction"), ha="right", va="top", color=GREY, fontsize=8)
+    left.axvline(AIM, color=QUIET, linestyle=":", linewidth=1.2)
+    left.annotate("aim", (AIM, 1.0), xycoords=("data", "axes fraction"), ha="right", va="top", color=QUIET, fontsize=8)
     if drift is not None:
         label = "drift: one setting measured again and again during the run"
         left.axvline(drift, color=GREEN, linestyle="--", linewidth=1.6, label=label)
@@ -129,8 +121,10 @@ def _predicted_panel(axes: Axes, measured: np.ndarray, predicted: np.ndarray, se
     end = 1.05 * max(float(np.percentile(measured, 98)), float(predicted.max()))
     start = 0.95 * min(float(measured.min()), float(predicted.min()))
     line = np.array([start, end])
-    axes.fill_between(line, line * (1 - AIM), line * (1 + AIM), color=GREY, alpha=0.25, linewidth=0, label="within 5 %")
-    axes.plot(line, line, color=GREY, linewidth=1)
+    axes.fill_between(line, 0.95 * line, 1.05 * line, color=QUIET, alpha=0.25, linewidth=0, label="within 5 %")
+        line, line * (1 - AIM), line * (1 + AIM), color=QUIET, alpha=0.25, linewidth=0, label="within 5 %"
+    )
+    axes.plot(line, line, color=QUIET, linewidth=1)
     axes.scatter(measured, predicted, s=8, color=SKY, alpha=0.6, linewidths=0, label="one request")
     groups = [settings == each for each in np.unique(settings)]
     x, y = ([float(np.median(times[group])) for group in groups] for times in (measured, predicted))
@@ -151,12 +145,12 @@ def guardrail_figure(curve: Sequence[GuardrailCounts]) -> Figure:
     figure = Figure(figsize=(7.5, 4.4), layout="constrained")
     axes = figure.subplots()
     for name, colour, label in (
-        ("violation_rate", RED, "broken budgets: of the admitted requests, those that took longer"),
+        ("violation_rate", VERMILION, "broken budgets: of the admitted requests, those that took longer"),
         ("false_rejection_rate", BLUE, "wasted settings: of the requests that would have fitted, those rejected"),
     ):
         points = [(each.margin, getattr(each, name)) for each in curve if getattr(each, name) is not None]
         axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=label)
-    axes.axhline(AIM, color=GREY, linestyle=":", linewidth=1.2, label="5 %")
+    axes.axhline(AIM, color=QUIET, linestyle=":", linewidth=1.2, label="5 %")
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, 1.02)
@@ -186,7 +180,7 @@ def recalibration_figure(study: RecalibrationStudy) -> Figure:
                 alpha=0.15,
                 linewidth=0,
             )
-        axes.axhline(study.repeatability[name].sample_mape, color=RED, linestyle=":", label=NOISE)
+        axes.axhline(study.repeatability[name].sample_mape, color=VERMILION, linestyle=":", label=NOISE)
         axes.set_xscale("log")
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
