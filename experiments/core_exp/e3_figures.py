@@ -121,9 +121,8 @@ def _predicted_panel(axes: Axes, measured: np.ndarray, predicted: np.ndarray, se
     end = 1.05 * max(float(np.percentile(measured, 98)), float(predicted.max()))
     start = 0.95 * min(float(measured.min()), float(predicted.min()))
     line = np.array([start, end])
-    axes.fill_between(line, 0.95 * line, 1.05 * line, color=QUIET, alpha=0.25, linewidth=0, label="within 5 %")
-        line, line * (1 - AIM), line * (1 + AIM), color=QUIET, alpha=0.25, linewidth=0, label="within 5 %"
-    )
+    low, high = line * (1 - AIM), line * (1 + AIM)
+    axes.fill_between(line, low, high, color=QUIET, alpha=0.25, linewidth=0, label="within 5 %")
     axes.plot(line, line, color=QUIET, linewidth=1)
     axes.scatter(measured, predicted, s=8, color=SKY, alpha=0.6, linewidths=0, label="one request")
     groups = [settings == each for each in np.unique(settings)]
