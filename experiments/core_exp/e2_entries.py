@@ -153,6 +153,7 @@ def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
             "cost_ci95_high": point.cost_ci95[1],
             "on_front": point.on_front,
             "front_probability": point.probability,
+            "front_drift_probability": point.drift_probability,
             "status": point.status,
             "dominated_by": point.dominated_by,
         }

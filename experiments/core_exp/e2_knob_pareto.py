@@ -144,7 +144,8 @@ def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) 
 
 def _csv(rows: Sequence[Row]) -> str:
     names = list(rows[0])
-    return csv_text([[raw_cell(row[name], name) for name in names] for row in ({n: n for n in names}, *rows)])
+    header: Row = {name: name for name in names}
+    return csv_text([[raw_cell(row[name], name) for name in names] for row in (header, *rows)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

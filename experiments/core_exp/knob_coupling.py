@@ -99,7 +99,7 @@ class Coupling:
             surely.
         witness: for `established`, the two values of `knob` and the two of `given`.
         regret_share: hypervolume lost by the one value of `knob` that is best over all of `given`, against the best at
-            each, as a share of the latter; None where there is no hypervolume.
+            each, as a share of the latter; None where these settings have no right answer.
     """
 
     knob: str
@@ -150,7 +150,12 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
 
 
 def couplings(found: Objectives) -> list[Coupling]:
-    """For each ordered pair of knobs that move; a pair without two values of `given` to compare is left out."""
+    """For each ordered pair of knobs that move; a pair without two values of `given` to compare is left out.
+
+    None where no setting has a right answer: no value is better than another then.
+    """
+    if not found.accuracy.any():
+        return []
     return [each for knob, given in permutations(moving_knobs(found), 2) for each in _coupling(found, knob, given)]
 
 

@@ -191,7 +191,9 @@ def _knob_means(
     knob: str, known: Sequence[Value], weights: np.ndarray, figures: np.ndarray, draws: np.ndarray
 ) -> list[LevelMean]:
     """In the order of the values: numbers by size, tiers as they are met."""
-    order = sorted(range(len(known)), key=lambda at: known[at] if isinstance(known[at], int) else at)  # type: ignore[arg-type,return-value]
+    order = list(range(len(known)))
+    if knob != "vision":
+        order.sort(key=lambda at: float(known[at]))
     values, over_draws = weights @ figures, draws @ weights.T
     first = order[0]
     return [

@@ -122,6 +122,15 @@ def test_a_setting_that_is_often_on_the_front_is_possible() -> None:
     assert 0.3 < found.points[1].probability < 0.5
 
 
+@pytest.mark.parametrize(("drift", "status"), [(0.15, "dominated"), (0.25, "possible")])
+def test_a_latency_that_drift_can_make_dominates_nothing(drift: float, status: str) -> None:
+    # The same answers, 10 and 12 ms: without drift the second is never on the front.
+    same = [1.0] * 15 + [0.0] * 15
+    found = front(measured(grid(POINTS[:2], [same, same], times(10, 12), drift=drift)))
+    assert (found.points[1].status, found.points[1].probability) == (status, 0.0)
+    assert found.points[1].drift_probability == (1.0 if status == "possible" else 0.0)
+
+
 def test_twins_are_both_on_the_front_and_noise_to_each_other() -> None:
     same = [1.0] * 15 + [0.0] * 15
     found = front(measured(grid(POINTS[:2], [same, same], times(10, 10))))
