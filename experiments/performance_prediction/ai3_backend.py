@@ -6,8 +6,8 @@ does not run, and ends the process where CUDA fails: it is a second engine for t
 
 from collections.abc import Mapping
 
-import ai3  # noqa: F401 - registers torch.ops.ai3
 import torch
+from ai3 import swap_torch  # noqa: F401 - registers torch.ops.ai3.conv2d
 from torch import Tensor
 
 from experiments.performance_prediction.convolution import AlgorithmName, ConvShape

@@ -5,6 +5,7 @@ algorithm on the CPU only: on a GPU an algorithm's name means cuDNN's kernel or 
 """
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional
@@ -12,7 +13,12 @@ from torch.nn import functional
 from experiments.performance_prediction import fourier_algorithms, tap_algorithms, winograd_algorithms
 from experiments.performance_prediction.convolution import AlgorithmName, ConvShape
 
-ConvolutionFunction = Callable[[Tensor, Tensor, ConvShape], Tensor]
+
+class ConvolutionFunction(Protocol):
+    """Input [N,C,H,W] and weight [K,C/groups,R,S] to output [N,K,Ho,Wo]."""
+
+    def __call__(self, given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor: ...
+
 
 # The plane that cuDNN's own whole-plane FFT is documented to take at most, padding counted.
 LARGEST_FFT_PLANE = 256

@@ -28,7 +28,7 @@ MOST_ELEMENTS, MOST_PROGRAMS = 2**31 - 1, 65535
 
 # One build for all shapes: variants for sizes of 1 and multiples of 16 would be built one by one, a second each.
 @triton.jit(do_not_specialize=SIZES)
-def direct_convolution_kernel(
+def direct_convolution_kernel(  # type: ignore[no-untyped-def]
     given,
     weight,
     output,
