@@ -27,6 +27,7 @@ from experiment_core_utils.c_prompt_processing import (
     choose_latency_ids,
     draw_samples,
     open_task,
+    picture_caveats,
     share_of_process,
 )
 from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
@@ -346,6 +347,7 @@ class ProfilingRun:
             "experimental_variables": variables_of(config, max_new_tokens, block_choice_of(config, source.folder)),
             "caveats": [
                 *caveats_of(config, device, processes_here, task.source),
+                *picture_caveats(task, drawn.sample_ids, source.takes_pictures),
                 *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),
                 *caveats,
             ],
