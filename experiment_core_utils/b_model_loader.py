@@ -77,6 +77,11 @@ class ModelSource:
     foreign: ForeignSource | None = None
 
     @property
+    def takes_pictures(self) -> bool:
+        """Whether samples are asked with their pictures."""
+        return self.foreign is None or self.foreign.takes_pictures
+
+    @property
     def weights_stamp(self) -> tuple[tuple[str, int, int], ...]:
         """See `checkpoint_files.weights_stamp`."""
         return weights_stamp(self.folder)

@@ -1,7 +1,8 @@
 """In: a task, or texts, and what was asked of them; out: what to ask, each as tensors with true token counts."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +11,16 @@ import torch
 
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.records import PreparedRequest, TokenisedPrompts
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
+
+# Samples whose pictures are opened to see whether there are any.
+_SAMPLES_LOOKED_AT = 8
 
 
 def open_task(config: ProfilingConfig) -> Task:
@@ -47,6 +51,24 @@ def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
     ascending = tuple(sorted(drawn.sample_ids))
     in_order = ascending if config.until_precision is None else shuffled(ascending, config.seed)
     return replace(drawn, sample_ids=in_order)
+
+
+def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[str]:
+    """What a reader must know where a text model is asked about pictures, by the first few samples that can be read."""
+    if takes_pictures:
+        return []
+    looked_at = list(itertools.islice(_readable(task, sample_ids), _SAMPLES_LOOKED_AT))
+    if all(sample.image is None for sample in looked_at):
+        return []
+    return ["pictures: a text model was asked the questions without them; its accuracy is that of answering unseen"]
+
+
+def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:
+    for sample_id in sample_ids:
+        try:
+            yield task[sample_id]
+        except SampleError:  # not counted: it is recorded among the samples
+            continue
 
 
 def share_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -> tuple[int, ...]:

@@ -73,6 +73,7 @@ def fingerprint_parts(
         environment_stamp(accelerator.device),
         # Not where it is off: results from before the flag was there still count.
         *((("energy", config.energy),) if config.energy != "off" else ()),
+        *((("quantization", config.quantization),) if config.quantization != "none" else ()),
         *(("memory_timeline",) if config.memory_timeline else ()),
         *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
     )

@@ -213,12 +213,14 @@ def failed_sample_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 # Beginnings of the caveats that belong to single settings, not to the whole run.
 UNSTEADY = ("drift: ", "throttled: ", "foreign load: ", "energy: ")
+# How the caveats begin that a run also prints.
+PRINTED = (*UNSTEADY, "pictures: ")
 
 
-def unsteady_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each kind of unsteadiness the first setting that has it, and how many have."""
+def caveat_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each kind of printed caveat the first setting that has it, and how many have."""
     lines = []
-    for kind in UNSTEADY:
+    for kind in PRINTED:
         found = [
             (setting_key(result), caveat)
             for result in results

@@ -218,8 +218,9 @@ def source_sentences(
         lines.append(f"memory: peak of the earlier result for {measured} settings")
     if measured < len(estimates):
         lines.append(
-            "memory: by formula, bytes of all weights, cache and largest activations of the largest picture that the "
-            "setting allows; without the reserve of the allocator and of the device"
+            "memory: by formula, bytes of all weights, cache of the longest prompt and (of MolmoE only) largest "
+            "activations of the largest picture that the setting allows; without the reserve of the allocator and of "
+            "the device"
         )
     lines.append(
         "not in the time: start, loading, the proof that knobs act, unmeasured runs for new tilings, scoring, retries"

@@ -14,6 +14,7 @@ from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
     choose_latency_ids,
+    picture_caveats,
     share_of_process,
 )
 from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
@@ -139,6 +140,7 @@ class ProfilingRun:
             "experimental_variables": variables_of(config, max_new_tokens, block_choice_of(config, source.folder)),
             "caveats": [
                 *caveats_of(config, device, processes_here, task.source),
+                *picture_caveats(task, drawn.sample_ids, source.takes_pictures),
                 *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),
                 *caveats,
             ],

@@ -12,13 +12,15 @@ from experiment_core_utils.c_prompt_processing import (
     draw_samples,
     filter_prompts_by_length,
     fingerprint_of_ids,
+    picture_caveats,
     share_of_process,
     sort_prompts_by_length,
     tokenise_prompts,
 )
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import Sampling
 from tests.scripted_model import ScriptedModel
@@ -51,6 +53,24 @@ def test_samples_that_may_end_early_are_shuffled_by_the_seed() -> None:
 def test_ids_outside_the_split_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="sample ids 2000 are outside the split; it has 0 to 1999"):
         draw_samples(load_task("reference_vqa", "validation"), parse_config(["--ids", "3", "2000"]))
+
+
+class TextTask:
+    """Questions without pictures; the first cannot be read."""
+
+    def __getitem__(self, index: int) -> Sample:
+        if index == 0:
+            raise SampleError("torn")
+        return Sample(index, "none", "Why?", ("so",), None, "why")
+
+
+def test_a_text_model_that_is_asked_about_pictures_is_a_caveat() -> None:
+    pictures = load_task("reference_vqa", "validation")
+    (caveat,) = picture_caveats(pictures, (3, 4), takes_pictures=False)
+    assert caveat.startswith("pictures: a text model was asked the questions without them")
+    assert picture_caveats(pictures, (3, 4), takes_pictures=True) == []
+    assert picture_caveats(TextTask(), (0, 1, 2), takes_pictures=False) == []  # type: ignore[arg-type]
+    assert picture_caveats(TextTask(), (0,), takes_pictures=False) == []  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 999), unique=True), st.integers(1, 8))

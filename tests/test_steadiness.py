@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiment_core_utils.l_results_csv_cleaning import unsteady_lines
+from experiment_core_utils.l_results_csv_cleaning import caveat_lines
 from experiment_core_utils.primitives.records import ConditionsReading, CpuReading, GpuReading, MeasuringOrder, When
 from experiment_core_utils.primitives.stability import warm_up_of
 from experiment_core_utils.steadiness import (
@@ -138,12 +138,12 @@ def test_the_precision_is_that_of_all_processes_together() -> None:
 
 def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:
     def result(top_k: int, *found: str) -> dict:
-        knobs = {"tier": "low", "top_k": top_k, "num_active_blocks": 3}
+        knobs = {"tier": "low", "vision_tokens_target": None, "top_k": top_k, "num_active_blocks": 3}
         return knobs | {"provenance": {"caveats": ["random weights", *found]}}
 
     results = [result(1), result(2, "drift: a", "foreign load: b"), result(4, "drift: c")]
-    assert unsteady_lines(results) == [
+    assert caveat_lines(results) == [
         "drift: a (tier-low_topk2_blocks3; 2 of 3 settings)",
         "foreign load: b (tier-low_topk2_blocks3; 1 of 3 settings)",
     ]
-    assert unsteady_lines([result(1)]) == []
+    assert caveat_lines([result(1)]) == []

@@ -55,13 +55,14 @@ class ForeignSource:
     quant_method: str | None
 
     @property
+    def takes_pictures(self) -> bool:
+        """Whether it has a part for them."""
+        return type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    @property
     def auto_class(self) -> Any:
         """By which transformers builds and loads it: with its pictures where it has a part for them."""
-        return (
-            AutoModelForImageTextToText
-            if type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-            else AutoModelForCausalLM
-        )
+        return AutoModelForImageTextToText if self.takes_pictures else AutoModelForCausalLM
 
 
 @dataclass(frozen=True)

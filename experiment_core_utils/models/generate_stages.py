@@ -98,7 +98,7 @@ class GenerateStages:
             return
         try:
             state.cache.crop(-steps)
-        except (ValueError, NotImplementedError, AttributeError) as error:
+        except (RuntimeError, ValueError, AttributeError) as error:
             raise SettingError(
                 f"the cache of this {self._model.config.model_type} cannot be taken back by {steps} steps, so that its "
                 "stages cannot be repeated; measure it without energy by stages"

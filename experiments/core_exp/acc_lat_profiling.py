@@ -29,12 +29,12 @@ def main() -> int:
                 print(plan.text)
             return 0
         from experiment_core_utils.l_results_csv_cleaning import (
+            caveat_lines,
             closing_table,
             failed_sample_lines,
             few_samples_warning,
             places_of,
             search_sentence,
-            unsteady_lines,
         )
         from experiment_core_utils.pipeline import run_profiling
 
@@ -54,7 +54,7 @@ def main() -> int:
             warning = few_samples_warning(report.results)
             if warning is not None:
                 print(f"warning: {warning} (--num_samples)")
-        for line in (*unsteady_lines(report.results), *failed_sample_lines(report.results)):
+        for line in (*caveat_lines(report.results), *failed_sample_lines(report.results)):
             print(line)
         for key, failure in report.failed.items():
             print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
