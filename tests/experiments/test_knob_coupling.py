@@ -56,6 +56,14 @@ def test_a_loss_that_drift_can_make_is_noise() -> None:
         assert held_at_8.loss.beyond_noise is beyond
 
 
+def test_drift_is_allowed_to_the_others_only() -> None:
+    # Up to 88, high adds 0.25 x 28 to low; with 29 % longer times still 0.25 x 10.6, less than the 0.5 x 14.5 by which
+    # low itself would shrink.
+    accuracy, ms = (0.5, 0.5, 0.75, 0.75), (50, 79, 60, 80)
+    rows = fixed_values(sweep(dict(zip(KEYS, accuracy, strict=True)), dict(zip(KEYS, ms, strict=True)), drift=0.29))
+    assert next(row for row in rows if row.value == "low").loss.beyond_noise
+
+
 def test_luck_with_the_samples_is_no_loss() -> None:
     # Three values of top-k with coin tosses of the same time: the best is ahead by luck.
     points = [point("low", top_k) for top_k in (1, 2, 4)]

@@ -68,6 +68,13 @@ def test_draws_give_all_settings_the_same_pictures_and_keep_those_with_times() -
     assert np.unique(counts[:, 0]).tolist() == [0, 1, 2, 3]
 
 
+def test_every_draw_has_times_where_few_samples_have() -> None:
+    times = np.full((2, 40), NAN)
+    times[:, :2] = 10.0
+    found = measured(grid(POINTS, np.ones((2, 40)), times))
+    assert found.num_cost_samples == 2 and (found.cost_draws == 10.0).all()
+
+
 def test_what_is_common_to_the_settings_does_not_blur_their_difference() -> None:
     # Times from 10 to 300 ms, the second setting always 1 % longer.
     times = np.linspace(10, 300, 30)
