@@ -1,0 +1,78 @@
+"""E3, a latency estimator from a run's folder: load, fit, validate on settings left out, write.
+
+python experiments/core_exp/e3_latency_estimator.py RESULTS_DIR [--output_dir DIR] [--target_dir OTHER_RESULTS]
+
+Writes e3_latency_estimator.json (the model), e3_validation.json, e3_predictions.csv and pictures. See
+docs/core_exp/e3_latency_estimator.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.core_exp.budget_guardrail import guardrail_curve
+from experiments.core_exp.e3_figures import save_figures
+from experiments.core_exp.e3_report import closing_lines, predictions_csv, validation_entries
+from experiments.core_exp.estimator_validation import validate
+from experiments.core_exp.latency_estimator import LEVEL, LatencyEstimator
+from experiments.core_exp.latency_features import timed_samples
+from experiments.core_exp.recalibration_study import study_by_order, study_of_synthetic, study_of_target
+from experiments.core_exp.sweep_results import load_sweep, samples_frame
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = OneLineParser(prog="e3_latency_estimator.py", description="Fit and validate a latency estimator.")
+    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a profiling run")
+    parser.add_argument("--output_dir", type=Path, help="where to write (default: RESULTS_DIR/e3)")
+    parser.add_argument(
+        "--target_dir", type=Path, help="run of the same model on another device, for the error of recalibration"
+    )
+    parser.add_argument("--level", type=float, default=LEVEL, help="of the prediction intervals (%(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
+    try:
+        given = build_parser().parse_args(argv)
+        output_dir = given.output_dir or given.results_dir / "e3"
+        sweep = load_sweep(given.results_dir)
+        samples = timed_samples(samples_frame(sweep))
+        estimator = LatencyEstimator(given.level).fit(samples)
+        validation = validate(samples, given.level)
+        if given.target_dir is None:
+            studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]
+        else:
+            studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
+        curve = guardrail_curve(validation.left_out.times["T_total"], samples.times["T_total"])
+        estimator.save(output_dir / "e3_latency_estimator.json")
+        entries = validation_entries(sweep, samples, estimator, validation, studies, curve)
+        write_json_atomically(entries, output_dir / "e3_validation.json")
+        write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
+        drift = entries["control_drift"]
+        save_figures(
+            samples,
+            validation,
+            studies,
+            curve,
+            device=sweep.provenance.device,
+            drift=drift["mean_deviation"] if drift else None,
+            folder=output_dir,
+        )
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for line in (*closing_lines(estimator, validation, studies, curve), f"written to {output_dir}"):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

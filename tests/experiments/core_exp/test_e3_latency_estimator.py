@@ -1,0 +1,81 @@
+"""The command on a run's folder: its files, its words, its exit codes."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.core_exp.e3_latency_estimator import main
+from experiments.core_exp.e3_report import control_drift
+from experiments.core_exp.latency_estimator import LatencyEstimator
+from tests.experiments.hand_made_sweep import FLOPS, result, setting, write
+from tests.hand_made_records import measured_sample, staged_run
+
+
+def sweep_folder(folder: Path, num_settings: int = 9) -> Path:
+    """Settings with top-k 2, 3, 4 and 2, 3, 4 blocks: 40 ms a block in prefill, 10 ms a block for each token."""
+    results = []
+    for place in range(num_settings):
+        top_k, blocks = 2 + place % 3, 2 + place // 3
+        slower = [1 + 0.01 * sample for sample in range(5)]
+        runs = [
+            staged_run(0.1, 0.04 * blocks * each, (0.01 * blocks * each,) * (2 + number % 2))
+            for number, each in enumerate(slower)
+        ]
+        samples = [measured_sample(number, run, flops=FLOPS) for number, run in enumerate(runs)]
+        order = {"how": "shuffled", "seed": 42, "position": place, "num_settings": num_settings}
+        results.append(result(setting("low", top_k, blocks), samples) | {"setting_order": order})
+    return write(folder, *results)
+
+
+def test_a_folder_becomes_a_model_a_validation_a_table_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sweep_folder(tmp_path)
+    assert main([str(folder)]) == 0
+    written = {path.name for path in (folder / "e3").iterdir()}
+    pictures = {
+        f"e3_{name}.{kind}" for name in ("errors", "predicted_vs_measured", "guardrail") for kind in ("png", "svg")
+    }
+    assert written == pictures | {"e3_latency_estimator.json", "e3_validation.json", "e3_predictions.csv"}
+    fitted = LatencyEstimator.load(folder / "e3" / "e3_latency_estimator.json").fitted
+    assert (fitted.num_settings, fitted.num_samples) == (9, 45)
+    found = json.loads((folder / "e3" / "e3_validation.json").read_text())
+    # The runs of a setting are 40 ms x (1 to 1.04) a block: 1 % in the mean and nothing else is unknown.
+    assert found["estimator"]["T_LLM_prefill"]["sample_mape"] == pytest.approx(0.012, abs=0.006)
+    assert found["control_drift"] == {"min": 1.0, "median": 1.0, "max": 1.0, "mean_deviation": 0.0}
+    assert [each["reason"] is None for each in found["recalibrations"]] == [False, False]
+    table = pd.read_csv(folder / "e3" / "e3_predictions.csv")
+    assert len(table) == 45 and table["T_total_predicted_ms"].notna().all()
+    assert ((table["T_total_measured_ms"] / table["T_total_predicted_ms"] - 1).abs() < 0.1).all()
+    printed = capsys.readouterr().out
+    assert "9 settings, 45 samples" in printed and "crops had one value (2)" in printed
+
+
+def test_a_run_that_is_too_small_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(sweep_folder(tmp_path, 4))]) == 1
+    assert capsys.readouterr().err.startswith("error: 4 settings with 20 samples are too few")
+    assert not (tmp_path / "e3").exists()
+    assert main([str(tmp_path / "nowhere")]) == 1
+    assert main([str(tmp_path), "--levl", "0.5"]) == 2
+
+
+def test_a_target_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = sweep_folder(tmp_path / "one"), sweep_folder(tmp_path / "other")
+    for path in target.glob("*.json"):
+        content = json.loads(path.read_text())
+        content["provenance"]["model"]["name"] = "another"
+        path.write_text(json.dumps(content))
+    assert main([str(source), "--target_dir", str(target)]) == 2
+    assert "the target's results are of another, the source's of folder/tiny" in capsys.readouterr().err
+
+
+def test_drift_of_the_control_by_hand() -> None:
+    # 0.9, 1.0 and 1.3 around 1.0: 10, 0 and 30 % off.
+    results = [{"drift": [{"before": ratio}]} for ratio in (0.9, 1.0, 1.3, None)]
+    found = control_drift(results)
+    assert found is not None and found["mean_deviation"] == pytest.approx(0.4 / 3)
+    assert control_drift([{"drift": []}, {}]) is None
