@@ -108,16 +108,18 @@ class Sweep:
     samples: tuple[Mapping[str, Cell], ...]
 
 
-def load_sweep(results_dir: Path) -> Sweep:
+def load_sweep(*results_dirs: Path) -> Sweep:
     """All settings in a folder and in its direct sub-folders (one for each dataset, as the multi-dataset run makes).
 
-    Sub-folders of rescored results are left out; give such a folder itself to read it.
+    Sub-folders of rescored results are left out; give such a folder itself to read it. Several folders are read as one
+    sweep, each once.
 
     Raises:
         ResultsError: no results, a file that is broken or of another schema (it is named), or files that do not belong
             to one sweep: another model, device or version, or one task measured in two ways.
     """
-    settings = sorted(_stored(results_dir), key=_order)
+    folders = {folder.resolve(): folder for folder in results_dirs}.values()
+    settings = sorted((each for folder in folders for each in _stored(folder)), key=_order)
     _check_no_twins(settings)
     _check_common(settings)
     _check_fingerprints(settings)

@@ -1,0 +1,262 @@
+"""In: what E2 computed; out: its figures."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.core_exp.e2_entries import FrontAnalysis, TaskAnalysis
+from experiments.core_exp.figures import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION, new_figure, styled
+from experiments.core_exp.knob_coupling import FixedValue
+from experiments.core_exp.knob_effects import Effects, LevelMean, Term, is_beyond_noise
+from experiments.core_exp.knob_grid import KNOBS, KnobPoint
+from experiments.core_exp.paired_objectives import Objectives
+from experiments.core_exp.pareto_fronts import FrontPoint, on_front
+
+KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
+KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
+VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
+FAINT = "#C4C4C4"
+
+
+def short_name(point: KnobPoint) -> str:
+    """Such as `high k8 b16`."""
+    return f"{point.vision} k{point.top_k} b{point.num_active_blocks}"
+
+
+def _scale(found: Objectives) -> tuple[float, str]:
+    """What costs are divided by in pictures, and the axis that says so."""
+    if found.of.unit == "FLOPs":
+        return 1e9, f"{found.of.label} (GFLOP)"
+    return 1.0, f"{found.of.label} ({found.of.unit})"
+
+
+def draw_fronts(panels: Sequence[FrontAnalysis], caption: str) -> Figure:
+    """A panel for each task: the front's steps, its settings by name, what is sure and what is noise."""
+    columns = min(len(panels), 2)
+    rows = ceil(len(panels) / columns)
+    with styled():
+        figure = new_figure(1.0 + 5.4 * columns, 0.9 + 4.2 * rows, caption)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axes, each in zip(grid.flat, panels, strict=False):
+            _front_panel(axes, each)
+        for axes in list(grid.flat)[len(panels) :]:
+            axes.set_axis_off()
+        figure.legend(handles=_front_key(), loc="outside upper center", ncols=4, fontsize=8.5)
+        figure.canvas.draw()
+        for axes, each in zip(grid.flat, panels, strict=False):
+            _name_front(axes, each)
+        return figure
+
+
+def _front_key() -> list[Line2D]:
+    def mark(colour: str, filled: bool, name: str) -> Line2D:
+        face = colour if filled else "white"
+        return Line2D([], [], marker="o", linestyle="", color=colour, markerfacecolor=face, markersize=6.5, label=name)
+
+    return [
+        mark(BLUE, True, "on the front, established"),
+        mark(VERMILION, False, "on the front, but only within noise"),
+        mark(QUIET, False, "off, could be on it"),
+        mark(FAINT, True, "dominated"),
+    ]
+
+
+def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
+    found, front = each.found, each.front
+    scale, label = _scale(found)
+    _steps(axes, found, np.arange(len(found.points)), scale, color=BLUE, linewidth=1.6, alpha=0.55, zorder=2)
+    for point in front.points:
+        x, y = point.cost / scale, point.accuracy
+        if point.on_front:
+            ends = [[y - point.accuracy_ci95[0]], [point.accuracy_ci95[1] - y]]
+            sides = [[x - point.cost_ci95[0] / scale], [point.cost_ci95[1] / scale - x]]
+            axes.errorbar(x, y, yerr=np.maximum(ends, 0), xerr=np.maximum(sides, 0), color=_ink(point), alpha=0.35,
+                          linewidth=0.9, zorder=1)  # fmt: skip
+        face = _ink(point) if point.status in ("established", "dominated") else "white"
+        axes.plot(x, y, "o", color=_ink(point), markerfacecolor=face, markersize=6.5 if point.on_front else 4,
+                  markeredgewidth=1.4 if point.on_front else 0.9, zorder=4 if point.on_front else 3)  # fmt: skip
+    axes.set_xlabel(label)
+    axes.set_ylabel("accuracy" if found.best == 1 else f"score (0 to {found.best:g})")
+    on, sure = [
+        sum(test) for test in ([p.on_front for p in front.points], [p.status == "established" for p in front.points])
+    ]
+    axes.set_title(f"{found.task.replace('_', ' ')}: {sure} of {on} front settings are established")
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, -0.02 * found.best), high + 0.12 * (high - low))
+    axes.set_xlim(0, None)
+
+
+def _ink(point: FrontPoint) -> str:
+    return {"established": BLUE, "within_noise": VERMILION, "possible": QUIET, "dominated": FAINT}[point.status]
+
+
+def _steps(axes: Axes, found: Objectives, members: np.ndarray, scale: float, **style: object) -> tuple[float, float]:
+    """The front of some settings from its cheapest one to the panel's right end; returns its first corner."""
+    cost, accuracy = found.cost[members], found.accuracy[members]
+    own = np.flatnonzero(on_front(cost, accuracy))
+    own = own[np.argsort(cost[own], kind="stable")]
+    x, y = cost[own] / scale, accuracy[own]
+    end = float(found.cost.max()) / scale * 1.04
+    axes.step([*x, end], [*y, y[-1]], where="post", **style)  # type: ignore[arg-type]
+    return float(x[0]), float(y[0])
+
+
+def _name_front(axes: Axes, each: FrontAnalysis) -> None:
+    """Names up and left of their points, where no setting can be; moved up where they would touch."""
+    scale, _ = _scale(each.found)
+    names = {point.key: short_name(point) for point in each.found.points}
+    points = sorted((point for point in each.front.points if point.on_front), key=lambda p: (p.accuracy, p.cost))
+    line = 13.0
+    last_y, last_left = -np.inf, np.inf
+    for point in points:
+        x, y = axes.transData.transform((point.cost / scale, point.accuracy))
+        width = 5.3 * len(names[point.key]) * 110 / 100
+        top = y + 9
+        if x - width < last_left + 1e9 and top < last_y + line and x - 12 - width < last_left:
+            top = last_y + line
+        last_y, last_left = top, x
+        pixel = 72 / axes.figure.dpi
+        axes.annotate(names[point.key], (point.cost / scale, point.accuracy), xytext=(-8, (top - y) * pixel + 1),
+                      textcoords="offset points", ha="right", va="bottom", fontsize=7.5, color=_ink(point),
+                      arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.7, "shrinkB": 3})  # fmt: skip
+
+
+def draw_coupling(each: FrontAnalysis, caption: str) -> Figure:
+    """For each knob: fronts with it held at each value, and below what that loses of the joint front."""
+    knobs = list(dict.fromkeys(row.knob for row in each.fixed))
+    with styled():
+        figure = new_figure(0.8 + 3.7 * len(knobs), 6.2, f"{caption}  ·  {each.found.task.replace('_', ' ')}")
+        grid = figure.subplots(2, len(knobs), squeeze=False, sharey="row", height_ratios=(1.55, 1))
+        for column, knob in enumerate(knobs):
+            rows = [row for row in each.fixed if row.knob == knob]
+            _fixed_fronts(grid[0, column], each.found, rows)
+            _losses(grid[1, column], rows)
+        grid[0, 0].set_ylabel("accuracy")
+        _, label = _scale(each.found)
+        for axes in grid[0]:
+            axes.set_xlabel(label)
+            axes.set_xlim(0, None)
+        return figure
+
+
+def _fixed_fronts(axes: Axes, found: Objectives, rows: Sequence[FixedValue]) -> None:
+    scale, _ = _scale(found)
+    _steps(axes, found, np.arange(len(found.points)), scale, color=FAINT, linewidth=6, zorder=1, solid_capstyle="butt")
+    for number, row in enumerate(rows):
+        members = np.array([at for at, point in enumerate(found.points) if point.value(row.knob) == row.value])
+        colour = VALUE_COLOURS[number % len(VALUE_COLOURS)]
+        _steps(axes, found, members, scale, color=colour, linewidth=1.7, zorder=3, label=str(row.value))
+    axes.set_title(f"{KNOB_NAMES[rows[0].knob]} held at one value")
+    handles, labels = axes.get_legend_handles_labels()
+    handles.append(Line2D([], [], color=FAINT, linewidth=6))
+    axes.legend(handles, [*labels, "all knobs free"], loc="lower right", fontsize=8.5, labelcolor=INK)
+
+
+def _losses(axes: Axes, rows: Sequence[FixedValue]) -> None:
+    for place, row in enumerate(rows):
+        loss, colour = row.loss, VALUE_COLOURS[place % len(VALUE_COLOURS)]
+        if loss.share is None or loss.share_ci95 is None:
+            axes.text(place, 0, "no hypervolume", ha="center", color=QUIET, fontsize=8)
+            continue
+        low, high = loss.unseen_ci95 or loss.share_ci95
+        axes.plot([place, place], [100 * low, 100 * high], color=colour, linewidth=2, alpha=0.5)
+        axes.plot(place, 100 * loss.share, "o", color=colour, markersize=7,
+                  markerfacecolor=colour if loss.beyond_noise else "white", markeredgewidth=1.4)  # fmt: skip
+        axes.text(place + 0.09, 100 * loss.share, f" {100 * loss.share:.1f} %", va="center", fontsize=8.5, color=INK)
+    axes.axhline(0, color=QUIET, linewidth=0.9)
+    axes.set_xticks(range(len(rows)), [str(row.value) for row in rows])
+    axes.set_xlim(-0.5, len(rows) - 0.3)
+    axes.set_xlabel(f"{KNOB_NAMES[rows[0].knob]} held at")
+    if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        axes.set_ylabel("lost of the front's area (%)")
+    axes.grid(visible=False, axis="x")
+
+
+def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
+    """A row for accuracy and one for each cost: shares of the spread by term, and the figure at each knob's values."""
+    shown = [name for name in ("accuracy", *analysis.effects) if analysis.effects[name].terms or name == "accuracy"]
+    shown = [name for name in dict.fromkeys(shown) if name != "latency_mean"]
+    knobs = [
+        knob
+        for knob in KNOBS
+        if any(mean.knob == knob for name in shown for mean in analysis.effects[name].level_means)
+    ]
+    labels = {"accuracy": ("Accuracy", 100.0, "points" if analysis.grid.best == 1 else "hundredths")}
+    for each in analysis.fronts:
+        if isinstance(each, FrontAnalysis):
+            scale, label = _scale(each.found)
+            labels[each.found.of.name] = (label.partition(" (")[0], 1 / scale, label.partition(" (")[2].rstrip(")"))
+    with styled():
+        figure = new_figure(
+            4.6 + 2.1 * len(knobs), 0.6 + 2.5 * len(shown), f"{caption}  ·  {analysis.grid.task.replace('_', ' ')}"
+        )
+        grid = figure.subplots(
+            len(shown), 1 + len(knobs), squeeze=False, sharey=False, width_ratios=[1.5, *[1] * len(knobs)]
+        )
+        for row, name in zip(grid, shown, strict=True):
+            effects, (title, scale, unit) = analysis.effects[name], labels[name]
+            _share_bars(row[0], effects, title)
+            for axes, knob in zip(row[1:], knobs, strict=True):
+                _level_line(
+                    axes, [mean for mean in effects.level_means if mean.knob == knob], scale, unit, axes is row[1]
+                )
+            _same_heights(row[1:])
+        for axes, knob in zip(grid[0, 1:], knobs, strict=True):
+            axes.set_title(f"effect of {KNOB_NAMES[knob]}", color=KNOB_COLOURS[knob])
+        return figure
+
+
+def _share_bars(axes: Axes, effects: Effects, title: str) -> None:
+    axes.set_title(f"{title}: what explains its spread")
+    if not effects.terms:
+        axes.text(0.5, 0.5, effects.reason or "", transform=axes.transAxes, ha="center", color=QUIET)
+        axes.set_axis_off()
+        return
+    terms = [term for term in effects.terms if term.share is not None]
+    for place, term in enumerate(terms):
+        share, sure = 100 * (term.share or 0.0), is_beyond_noise(term)
+        colour = KNOB_COLOURS[term.knobs[0]] if len(term.knobs) == 1 else QUIET
+        axes.barh(place, share, 0.68, color=colour if sure else "white", edgecolor=colour, linewidth=1.0)
+        axes.text(
+            share + 1.5, place, f"{share:.1f} %" + ("" if sure else "  noise"), va="center", fontsize=8, color=INK
+        )
+    axes.set_yticks(range(len(terms)), [_term_name(term) for term in terms])
+    axes.set_ylim(len(terms) - 0.4, -0.6)
+    axes.set_xlim(0, 118)
+    axes.set_xticks([0, 50, 100], ["0", "50", "100 %"])
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _term_name(term: Term) -> str:
+    return " × ".join(KNOB_NAMES[knob] for knob in term.knobs)
+
+
+def _level_line(axes: Axes, means: Sequence[LevelMean], scale: float, unit: str, is_first: bool) -> None:
+    if not means:
+        axes.set_axis_off()
+        return
+    places, colour = range(len(means)), KNOB_COLOURS[means[0].knob]
+    changes = np.array([mean.change for mean in means]) * scale
+    low, high = (np.array([mean.change_ci95[side] for mean in means]) * scale for side in (0, 1))
+    axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(places, changes, "o-", color=colour, markersize=4.5)
+    axes.set_xticks(places, [str(mean.value) for mean in means])
+    axes.set_xlim(-0.3, len(means) - 0.4)
+    axes.axhline(0, color=QUIET, linewidth=0.8)
+    axes.annotate(f"{changes[-1]:+.3g}", (len(means) - 1, changes[-1]), xytext=(0, 7), textcoords="offset points",
+                  ha="center", fontsize=8, color=INK)  # fmt: skip
+    if is_first:
+        axes.set_ylabel(f"change ({unit})")
+
+
+def _same_heights(panels: Sequence[Axes]) -> None:
+    ends = [axes.get_ylim() for axes in panels if axes.axison]
+    if ends:
+        low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+        for axes in panels:
+            axes.set_ylim(low, high + 0.12 * (high - low))

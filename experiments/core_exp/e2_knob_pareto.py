@@ -1,0 +1,175 @@
+"""E2, what the knobs buy: fronts of accuracy against latency, energy and operations, and how the knobs depend on one
+another. Reads runs' folders, writes three JSON files, CSV files and figures.
+
+python experiments/core_exp/e2_knob_pareto.py results/core_exp
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from matplotlib.figure import Figure
+
+from experiment_core_utils.primitives.csv_cells import csv_text, raw_cell
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.core_exp.e1_entries import source_entry
+from experiments.core_exp.e2_entries import (
+    FrontAnalysis,
+    Row,
+    Shared,
+    TaskAnalysis,
+    caveats_of,
+    coupling_content,
+    coupling_rows,
+    effect_rows,
+    front_rows,
+    fronts_content,
+    grid_content,
+    present,
+)
+from experiments.core_exp.e2_figures import draw_coupling, draw_effects, draw_fronts
+from experiments.core_exp.figures import caption_of, save_figure
+from experiments.core_exp.knob_coupling import couplings, fixed_values, moving_knobs, single_knobs
+from experiments.core_exp.knob_effects import Effects, effects
+from experiments.core_exp.knob_grid import KNOBS, TaskGrid, grids_of
+from experiments.core_exp.paired_objectives import (
+    ENERGY,
+    FLOPS,
+    LATENCY_MEAN,
+    LATENCY_P95,
+    LATENCY_P99,
+    Cost,
+    NoObjectives,
+    objectives,
+)
+from experiments.core_exp.pareto_fronts import TaskDifference, compare_tasks, front
+from experiments.core_exp.sweep_results import load_sweep
+
+TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
+NUM_DRAWS = 1000
+
+
+def analyse(
+    results_dirs: Sequence[Path], output_dir: Path, percentile: int = 95, num_draws: int = NUM_DRAWS, seed: int = 0
+) -> list[Path]:
+    """Load, compute, write; returns the files.
+
+    Raises:
+        ResultsError: no results, broken ones, or ones of different sweeps.
+        ResultsNotSaved: the disk does not take a file.
+    """
+    sweep = load_sweep(*results_dirs)
+    costs = (TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS)
+    analyses = [analyse_task(grid, costs, num_draws, seed) for grid in grids_of(sweep)]
+    differences = {of.name: compare(analyses, of) for of in costs} if len(analyses) > 1 else {}
+    shared = Shared(source_entry(sweep), num_draws, seed)
+    contents = {
+        "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, sweep.provenance.random_weights)),
+        "e2_pareto_frontiers": fronts_content(shared, analyses, differences),
+        "e2_coupling_analysis": coupling_content(shared, analyses),
+    }
+    tables = {
+        "e2_fronts": front_rows(analyses),
+        "e2_fixed_knobs": coupling_rows(analyses),
+        "e2_effects": effect_rows(analyses),
+    }
+    figures = draw(analyses, costs, caption_of(sweep.provenance, len(sweep.settings), len(sweep.samples)))
+    written = []
+    for name, content in contents.items():
+        written.append(output_dir / f"{name}.json")
+        write_json_atomically(content, written[-1])
+    for name, rows in tables.items():
+        if rows:
+            written.append(output_dir / f"{name}.csv")
+            write_text_atomically(_csv(rows), written[-1])
+    for name, figure in figures.items():
+        written += save_figure(figure, output_dir, name)
+    return written
+
+
+def analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: int) -> TaskAnalysis:
+    """Fronts, couplings and effects of one task."""
+    fronts: list[FrontAnalysis | NoObjectives] = []
+    for of in costs:
+        found = objectives(grid, of, num_draws, seed)
+        if isinstance(found, NoObjectives):
+            fronts.append(found)
+        else:
+            fronts.append(
+                FrontAnalysis(found, front(found), fixed_values(found), single_knobs(found), couplings(found))
+            )
+    split: dict[str, Effects] = {}
+    for each in fronts:
+        if isinstance(each, FrontAnalysis):
+            levels = {knob: [point.value(knob) for point in each.found.points] for knob in KNOBS}
+            if "accuracy" not in split:
+                split["accuracy"] = effects(levels, each.found.accuracy, each.found.accuracy_draws)
+            split[each.found.of.name] = effects(levels, each.found.cost, each.found.cost_draws)
+    return TaskAnalysis(grid, fronts, split)
+
+
+def compare(analyses: Sequence[TaskAnalysis], of: Cost) -> list[TaskDifference]:
+    """What is on the front for one task and off it for another, against one cost."""
+    return compare_tasks(
+        {
+            each.found.task: each.front
+            for analysis in analyses
+            for each in present(analysis)
+            if each.found.of.name == of.name
+        }
+    )
+
+
+def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) -> Mapping[str, Figure]:
+    """A figure of fronts for each cost, of all tasks; for each task one of coupling and one of effects."""
+    figures = {}
+    for of in costs:
+        panels = [each for analysis in analyses for each in present(analysis) if each.found.of.name == of.name]
+        if panels:
+            figures[f"e2_front_{of.name}"] = draw_fronts(panels, caption)
+    for analysis in analyses:
+        found = present(analysis)
+        if found and moving_knobs(found[0].found):
+            figures[f"e2_coupling_{analysis.grid.task}"] = draw_coupling(found[0], caption)
+            figures[f"e2_effects_{analysis.grid.task}"] = draw_effects(analysis, caption)
+    return figures
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    names = list(rows[0])
+    return csv_text([[raw_cell(row[name], name) for name in names] for row in ({n: n for n in names}, *rows)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    parser = OneLineParser(prog="e2_knob_pareto.py", description="What the knobs of a sweep buy, and how they depend.")
+    parser.add_argument("results_dirs", type=Path, nargs="+", metavar="RESULTS_DIR",
+                        help="--output_dir of a profiling run; several, or one of several tasks, are one sweep")  # fmt: skip
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: analysis in the first RESULTS_DIR")
+    parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
+                        help="of the end-to-end latency (95)")  # fmt: skip
+    parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
+                        help=f"paired draws of the samples behind intervals ({NUM_DRAWS})")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
+    try:
+        given: argparse.Namespace = parser.parse_args(argv)
+        if given.num_draws < 100 or given.seed < 0:
+            raise ConfigurationError(
+                f"--num_draws {given.num_draws} --seed {given.seed}: give at least 100 draws and a seed from 0"
+            )
+        folder = given.output_dir or given.results_dirs[0] / "analysis"
+        for path in analyse(given.results_dirs, folder, given.percentile, given.num_draws, given.seed):
+            print(path)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

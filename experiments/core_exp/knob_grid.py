@@ -1,0 +1,130 @@
+"""In: a sweep; out: for each task its settings by knob, and what every sample scored and cost at each. Pure."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiments.core_exp.sweep_results import StoredSetting, Sweep
+
+KNOBS = ("vision", "top_k", "num_active_blocks")
+
+
+@dataclass(frozen=True)
+class KnobPoint:
+    """One setting: its key, and the value of each knob; `vision` is a tier or such as `1008 tokens`."""
+
+    key: str
+    vision: str
+    top_k: int
+    num_active_blocks: int
+
+    def value(self, knob: str) -> str | int:
+        """Of one of KNOBS."""
+        values: dict[str, str | int] = {
+            "vision": self.vision, "top_k": self.top_k, "num_active_blocks": self.num_active_blocks,
+        }  # fmt: skip
+        return values[knob]
+
+
+@dataclass(frozen=True)
+class TaskGrid:
+    """One task: S settings in order of the knobs, N samples in order of their ids; nan where a sample has none.
+
+    Attributes:
+        best: the metric's highest score.
+        pictures: of each sample; samples of one picture are not independent.
+        scores: [S, N], from 0 to `best`.
+        total_ms: [S, N], `T_total`; samples that were answered in batches have none.
+        energy_j: [S, N], of the run whose time it is, idle power included.
+        flops: [S, N], of vision, prefill and all decode steps of the request.
+    """
+
+    task: str
+    metric: str
+    best: float
+    points: tuple[KnobPoint, ...]
+    sample_ids: tuple[int, ...]
+    pictures: tuple[Hashable, ...]
+    scores: np.ndarray
+    total_ms: np.ndarray
+    energy_j: np.ndarray
+    flops: np.ndarray
+
+
+def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
+    """The values of a knob, smallest first: numbers by size, the vision knob in the order of the settings."""
+    values = tuple(dict.fromkeys(point.value(knob) for point in points))
+    return values if knob == "vision" else tuple(sorted(values, key=float))
+
+
+def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
+    """One grid for each task of the sweep.
+
+    Raises:
+        ResultsError: settings of one task scored by two metrics, or a file without a key that this needs.
+    """
+    return tuple(_grid(task, [each for each in sweep.settings if each.task == task]) for task in sweep.provenance.tasks)
+
+
+def request_flops(sample: Mapping[str, Any]) -> float | None:
+    """Operations of a whole request; None for an architecture without formulas.
+
+    A request without a picture has no vision stage, and one of a single output token no decode step.
+    """
+    if sample["prefill_flops"] is None:
+        return None
+    total = float(sample["prefill_flops"]) + float(sample["vision_flops"] or 0)
+    if sample["decode_flops_per_token"] is not None:
+        total += float(sample["decode_flops_per_token"]) * (sample["output_tokens"] - 1)
+    return total
+
+
+def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
+    metrics = {(each.result["metric"], float(each.result["metric_best"])) for each in settings}
+    if len(metrics) > 1:
+        names = " and ".join(sorted(name for name, _ in metrics))
+        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
+    ((metric, best),) = metrics
+    rows: list[dict[int, Mapping[str, Any]]] = [
+        {sample["sample_id"]: sample for sample in each.result["per_sample_results"]} for each in settings
+    ]
+    ids = sorted({sample_id for row in rows for sample_id in row})
+    pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
+    try:
+        return TaskGrid(
+            task=task,
+            metric=metric,
+            best=best,
+            points=tuple(_point(each) for each in settings),
+            sample_ids=tuple(ids),
+            pictures=tuple(pictures[sample_id] for sample_id in ids),
+            scores=_matrix([{i: sample["accuracy"] for i, sample in row.items()} for row in rows], ids),
+            total_ms=_matrix([{i: sample["T_total"] for i, sample in row.items()} for row in rows], ids),
+            # Files from before the key was there have none.
+            energy_j=_matrix([{i: sample.get("energy_j") for i, sample in row.items()} for row in rows], ids),
+            flops=_matrix([{i: request_flops(sample) for i, sample in row.items()} for row in rows], ids),
+        )
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"a result of {task} lacks {error}; measure the task again") from error
+
+
+def _picture(sample: Mapping[str, Any]) -> Hashable:
+    picture = sample["metadata"].get("image_id")
+    return f"sample {sample['sample_id']}" if picture is None else str(picture)
+
+
+def _point(setting: StoredSetting) -> KnobPoint:
+    result = setting.result
+    vision = result["tier"] or f"{result['vision_tokens_target']} tokens"
+    return KnobPoint(setting.key, vision, result["top_k"], result["num_active_blocks"])
+
+
+def _matrix(rows: Sequence[Mapping[int, float | None]], ids: Sequence[int]) -> np.ndarray:
+    values = [[row.get(sample_id) for sample_id in ids] for row in rows]
+    matrix = np.array([[np.nan if each is None else float(each) for each in row] for row in values])
+    matrix = matrix.reshape(len(rows), len(ids))
+    matrix[~np.isfinite(matrix)] = np.nan
+    return matrix

@@ -1,0 +1,222 @@
+"""In: accuracy and cost of settings with paired draws; out: the front, how sure each place on it is, its hypervolume.
+
+All pure. A setting is on the front where none costs no more and is at least as accurate, one of the two strictly; so
+settings that agree in both are on it together.
+
+The hypervolume is the area under the front's steps up to the reference point (accuracy 0, a largest cost): in units of
+accuracy times cost. Divided by the largest cost it is the accuracy that the best setting within a budget has, averaged
+over all budgets from 0 to the largest, 0 where no setting keeps to a budget (E. Zitzler and L. Thiele, "Multiobjective
+optimization using evolutionary algorithms", PPSN V (1998), for the measure).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from experiments.core_exp.paired_objectives import Objectives, interval
+
+# The largest budget, over the cost of the most expensive setting.
+REFERENCE_FACTOR = 1.1
+# A setting that fewer draws put on the front is dominated.
+FEWEST_ON_FRONT = 0.05
+Status = Literal["established", "within_noise", "possible", "dominated"]
+Difference = Literal["established", "within_noise"]
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A setting's place.
+
+    Attributes:
+        accuracy_ci95: percentile interval over draws; as `cost_ci95`.
+        on_front: by the figures of all samples.
+        probability: share of draws that put it on the front.
+        status: `established`: on the front, and confidently better in accuracy or in cost than each other setting;
+            `within_noise`: on the front, but not so against `not_better_than`; `possible`: off it, but on it in at
+            least 5 % of the draws; `dominated`: off it.
+        not_better_than: settings that it is better than, if at all, only within noise; of the front's points only.
+        dominated_by: the cheapest of the most accurate settings that dominate it; None on the front.
+    """
+
+    key: str
+    accuracy: float
+    accuracy_ci95: tuple[float, float]
+    cost: float
+    cost_ci95: tuple[float, float]
+    on_front: bool
+    probability: float
+    status: Status
+    not_better_than: tuple[str, ...]
+    dominated_by: str | None
+
+
+@dataclass(frozen=True)
+class Hypervolume:
+    """Of a set of settings.
+
+    Attributes:
+        value: accuracy times cost, up to the reference point.
+        ci95: percentile interval over draws.
+        mean_accuracy: `value` / reference cost.
+        unseen: mean over draws of the hypervolume where each budget's setting is chosen by the draw and its accuracy
+            is that on the samples that the draw left out; free of the luck of the chosen. None where a draw leaves out
+            no sample.
+        unseen_ci95: percentile interval over draws.
+    """
+
+    value: float
+    ci95: tuple[float, float]
+    mean_accuracy: float
+    unseen: float | None
+    unseen_ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Front:
+    """All settings, cheapest first, and the hypervolume up to (`reference_cost`, accuracy 0)."""
+
+    points: tuple[FrontPoint, ...]
+    reference_cost: float
+    hypervolume: Hypervolume
+
+
+@dataclass(frozen=True)
+class TaskDifference:
+    """A setting that is on the front for one task and off it for another.
+
+    Attributes:
+        statuses: task -> status.
+        probabilities: task -> share of draws that put it on the front.
+        difference: `established`: established on one front and dominated for another task.
+    """
+
+    key: str
+    statuses: Mapping[str, Status]
+    probabilities: Mapping[str, float]
+    difference: Difference
+
+
+def on_front(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
+    """[..., S] bool from [..., S] and [..., S]."""
+    dominated = np.zeros(cost.shape, dtype=bool)
+    for other in range(cost.shape[-1]):
+        its_cost, its_accuracy = cost[..., [other]], accuracy[..., [other]]
+        no_worse = (its_cost <= cost) & (its_accuracy >= accuracy)
+        dominated |= no_worse & ((its_cost < cost) | (its_accuracy > accuracy))
+    return ~dominated
+
+
+def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float, scored: np.ndarray | None = None) -> np.ndarray:
+    """[...], the hypervolume of [..., S] settings up to (`reference_cost`, 0); what costs more adds nothing.
+
+    Args:
+        scored: [..., S], the accuracy that a budget's setting is counted with; `accuracy` still chooses it. Of equally
+            accurate ones the cheapest is chosen.
+    """
+    order = np.argsort(cost, axis=-1, kind="stable")
+    costs = np.minimum(np.take_along_axis(cost, order, axis=-1), reference_cost)
+    gains = np.take_along_axis(accuracy, order, axis=-1)
+    ends = np.full((*costs.shape[:-1], 1), reference_cost)
+    widths = np.diff(np.concatenate([costs, ends], axis=-1), axis=-1)
+    heights = np.maximum.accumulate(gains, axis=-1)
+    if scored is not None:
+        is_new = gains > np.concatenate([np.full_like(heights[..., :1], -np.inf), heights[..., :-1]], axis=-1)
+        chosen = np.maximum.accumulate(np.where(is_new, np.arange(gains.shape[-1]), 0), axis=-1)
+        heights = np.take_along_axis(np.take_along_axis(scored, order, axis=-1), chosen, axis=-1)
+    return np.asarray((widths * heights).sum(axis=-1))
+
+
+def reference_cost_of(found: Objectives) -> float:
+    """The cost of the reference point: REFERENCE_FACTOR times that of the most expensive setting."""
+    return REFERENCE_FACTOR * float(found.cost.max())
+
+
+def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Hypervolume of some settings: on all samples, [B] over draws, and [B] on the samples that a draw left out."""
+    limit = reference_cost_of(found)
+    cost, accuracy, unseen = (
+        each[:, members] for each in (found.cost_draws, found.accuracy_draws, found.unseen_accuracy)
+    )
+    return (
+        float(area(found.cost[members], found.accuracy[members], limit)),
+        area(cost, accuracy, limit),
+        area(cost, accuracy, limit, unseen),
+    )
+
+
+def hypervolume(found: Objectives, members: np.ndarray) -> Hypervolume:
+    """Of the settings at `members`, [M] indices."""
+    value, draws, unseen = areas(found, members)
+    has_unseen = bool(np.isfinite(unseen).any())
+    return Hypervolume(
+        value=value,
+        ci95=interval(draws),
+        mean_accuracy=value / reference_cost_of(found),
+        unseen=float(np.nanmean(unseen)) if has_unseen else None,
+        unseen_ci95=interval(unseen) if has_unseen else None,
+    )
+
+
+def front(found: Objectives) -> Front:
+    """Every setting's place, and the front's hypervolume."""
+    is_on = on_front(found.cost, found.accuracy)
+    probabilities = on_front(found.cost_draws, found.accuracy_draws).mean(axis=0)
+    points = [_point(found, at, bool(is_on[at]), float(probabilities[at])) for at in range(len(found.points))]
+    return Front(
+        points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
+        reference_cost=reference_cost_of(found),
+        hypervolume=hypervolume(found, np.arange(len(found.points))),
+    )
+
+
+def _point(found: Objectives, at: int, is_on: bool, probability: float) -> FrontPoint:
+    keys = [point.key for point in found.points]
+    better = found.more_accurate[at] | found.cheaper[at]
+    noise = tuple(keys[other] for other in range(len(keys)) if other != at and not better[other]) if is_on else ()
+    status: Status = "dominated" if probability < FEWEST_ON_FRONT else "possible"
+    if is_on:
+        status = "within_noise" if noise else "established"
+    return FrontPoint(
+        key=keys[at],
+        accuracy=float(found.accuracy[at]),
+        accuracy_ci95=interval(found.accuracy_draws[:, at]),
+        cost=float(found.cost[at]),
+        cost_ci95=interval(found.cost_draws[:, at]),
+        on_front=is_on,
+        probability=probability,
+        status=status,
+        not_better_than=noise,
+        dominated_by=None if is_on else _dominator(found, at),
+    )
+
+
+def _dominator(found: Objectives, at: int) -> str:
+    cost, accuracy = found.cost, found.accuracy
+    no_worse = np.flatnonzero(
+        (cost <= cost[at]) & (accuracy >= accuracy[at]) & ((cost < cost[at]) | (accuracy > accuracy[at]))
+    )
+    return found.points[min(no_worse, key=lambda other: (-accuracy[other], cost[other]))].key
+
+
+def compare_tasks(fronts: Mapping[str, Front]) -> list[TaskDifference]:
+    """Settings that two or more tasks have and that are on the front for one and off it for another; by key."""
+    places: dict[str, dict[str, FrontPoint]] = {}
+    for task, each in fronts.items():
+        for point in each.points:
+            places.setdefault(point.key, {})[task] = point
+    return [
+        TaskDifference(
+            key,
+            {task: point.status for task, point in own.items()},
+            {task: point.probability for task, point in own.items()},
+            _difference([point.status for point in own.values()]),
+        )
+        for key, own in sorted(places.items())
+        if len({point.on_front for point in own.values()}) == 2
+    ]
+
+
+def _difference(statuses: Sequence[Status]) -> Difference:
+    return "established" if {"established", "dominated"} <= set(statuses) else "within_noise"
