@@ -9,12 +9,13 @@ from experiments.core_exp.e3_figures import AIM, BARS, LABELS
 from experiments.core_exp.estimator_validation import Validation
 from experiments.core_exp.figures import BLUE, QUIET, SKY, VERMILION
 from experiments.core_exp.latency_features import TimedSamples
-from experiments.core_exp.plot_parts import axis, bars, dots, hover, layout, line, note, thinned
+from experiments.core_exp.plot_parts import NAMES, axis, bars, dots, hover, layout, line, note, thinned
 from experiments.core_exp.report_analyses import LatencyModel, Missing
 from experiments.core_exp.report_parts import Plot, Section
 from experiments.core_exp.request_times import measured_times
 
 TITLE = "Predicting latency (E3)"
+ABOVE_A_NOTE = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.06, "yanchor": "bottom", "traceorder": "normal"}
 COMPARED = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token", "T_total")
 
 
@@ -23,13 +24,17 @@ def estimator_section(found: LatencyModel | Missing) -> Section:
     if isinstance(found, Missing):
         return Section("e3", TITLE, "", (), (f"No latency estimator: {found.reason}.",))
     intro = (
-        "A model of the stages, fitted on these results. Every prediction here is of a setting that was left out of the "
-        "fit."
+        "A model of the stages, fitted on these results. Every prediction here is of a setting that was left out of "
+        "the fit."
     )
     plots = [
         errors_plot(found.validation),
         guardrail_plot(found.curve),
-        *(predicted_plot(found.samples, found.validation, name) for name in COMPARED if name in found.validation.estimator),
+        *(
+            predicted_plot(found.samples, found.validation, name)
+            for name in COMPARED
+            if name in found.validation.estimator
+        ),
     ]
     return Section("e3", TITLE, intro, plots)
 
@@ -64,9 +69,10 @@ def errors_plot(validation: Validation) -> Plot:
         traces,
         layout(
             axis("mean relative error (%)", rangemode="tozero"),
-            axis(type="category", autorange="reversed", ticks="", showgrid=False),
+            axis(autorange="reversed", **NAMES),
             barmode="group", bargap=0.3,
-            shapes=[_line_at(100 * AIM)], annotations=[note(100 * AIM, 1, "aim", yref="paper", xanchor="left", yanchor="top")],
+            margin={"l": 10, "r": 14, "t": 76, "b": 10}, legend=ABOVE_A_NOTE,
+            shapes=[_line_at(100 * AIM)], annotations=[note(100 * AIM, 1, "aim", yref="paper", yanchor="bottom")],
         ),
         "half", 400,
         "Medians of a setting's requests. No model can be surely better than the noise.",
@@ -127,7 +133,9 @@ def predicted_plot(samples: TimedSamples, validation: Validation, name: str) -> 
         for at in shown
     ]
     names = list(dict.fromkeys(str(each) for each in settings))
-    medians = [(float(np.median(measured[settings == each])), float(np.median(predicted[settings == each]))) for each in names]
+    medians = [
+        (float(np.median(measured[settings == each])), float(np.median(predicted[settings == each]))) for each in names
+    ]
     of_settings = [
         hover(each, f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %")
         for each, (x, y) in zip(names, medians, strict=True)

@@ -12,7 +12,18 @@ from experiments.core_exp.knob_effects import Effects, Term, is_beyond_noise
 from experiments.core_exp.knob_grid import KNOBS
 from experiments.core_exp.paired_objectives import Cost, NoObjectives
 from experiments.core_exp.pareto_fronts import FrontPoint, Status, TaskDifference
-from experiments.core_exp.plot_parts import axis, bars, dots, hover, layout, line, plain, whiskers
+from experiments.core_exp.plot_parts import (
+    NAMES,
+    NAMES_IN_GROUPS,
+    axis,
+    bars,
+    dots,
+    hover,
+    layout,
+    line,
+    plain,
+    whiskers,
+)
 from experiments.core_exp.report_analyses import COSTS, KnobAnalysis
 from experiments.core_exp.report_parts import Plot, Section
 
@@ -137,9 +148,12 @@ def coupling_plots(analysis: TaskAnalysis) -> list[Plot]:
         shares = [100 * (row.loss.share or 0.0) for row in own]
         trace = bars(names, shares, [_loss_text(row, name) for row, name in zip(own, names, strict=True)],
                      KNOB_NAMES[knob], KNOB_COLOURS[knob], is_horizontal=False)  # fmt: skip
+        trace["x"] = _grouped(knob, [row.value for row in own])
         trace["marker"]["opacity"] = [1.0 if row.loss.beyond_noise else 0.4 for row in own]
         ends = [row.loss.unseen_ci95 or row.loss.share_ci95 for row in own]
-        intervals = [(100 * end[0], 100 * end[1]) if end else (share, share) for end, share in zip(ends, shares, strict=True)]
+        intervals = [
+            (100 * end[0], 100 * end[1]) if end else (share, share) for end, share in zip(ends, shares, strict=True)
+        ]
         trace["error_y"] = whiskers(shares, intervals) | {"color": QUIET}
         traces.append(trace)
     return [
@@ -147,12 +161,17 @@ def coupling_plots(analysis: TaskAnalysis) -> list[Plot]:
             f"e2-coupling-{task}",
             f"{task.replace('_', ' ')}: what holding one knob loses of the front",
             traces,
-            layout(axis(type="category", ticks="", showgrid=False), axis("lost area (%)")),
+            layout(axis(**NAMES_IN_GROUPS), axis("lost area (%)")),
             "half", 430,
-            f"Area under the front of accuracy and {of.label}. Pale: within noise (the bars are intervals on samples that "
-            "the choice did not see).",
+            f"Area under the front of accuracy and {of.label}. Pale: within noise (the bars are intervals on samples "
+            "that the choice did not see).",
         )
     ]  # fmt: skip
+
+
+def _grouped(knob: str, values: Sequence[str | int]) -> list[list[str]]:
+    """Places on an axis of knobs and their values."""
+    return [[KNOB_NAMES[knob]] * len(values), [plain(str(value)) for value in values]]
 
 
 def _loss_text(row: FixedValue, name: str) -> str:
@@ -202,10 +221,10 @@ def _shares_of_spread(task: str, shown: dict[str, Effects]) -> Plot:
         traces,
         layout(
             axis("share of the variance over settings (%)", range=[0, 100.5]),
-            axis(type="category", autorange="reversed", ticks="", showgrid=False),
+            axis(autorange="reversed", **NAMES),
             barmode="stack", bargap=0.35, margin={"l": 10, "r": 14, "t": 56, "b": 10},
         ),
-        "half", 200 + 60 * len(shown),
+        "half", 380,
         "Main effects and interactions (×). Point at a part to see whether it is beyond noise.",
     )  # fmt: skip
 
@@ -234,7 +253,7 @@ def _levels_plot(task: str, name: str, title: str, effects: Effects, scale: floa
             for each, change, (low, high), mean in zip(names, changes, ends, own, strict=True)
         ]  # fmt: skip
         trace = dots([], changes, texts, KNOB_NAMES[knob], KNOB_COLOURS[knob], size=9)
-        trace |= {"mode": "lines+markers", "x": [plain(each) for each in names], "line": {"width": 2}}
+        trace |= {"mode": "lines+markers", "x": _grouped(knob, [mean.value for mean in own]), "line": {"width": 2}}
         trace["error_y"] = whiskers(changes, ends) | {"color": KNOB_COLOURS[knob]}
         traces.append(trace)
     spread = float(np.max([abs(mean.change) for mean in effects.level_means])) / scale
@@ -242,7 +261,7 @@ def _levels_plot(task: str, name: str, title: str, effects: Effects, scale: floa
         f"e2-levels-{name}-{task}",
         f"{task.replace('_', ' ')}: what each value changes in {title}",
         traces,
-        layout(axis(type="category", ticks="", showgrid=False), axis(f"change ({unit})", zeroline=True)),
+        layout(axis(**NAMES_IN_GROUPS), axis(f"change ({unit})", zeroline=True)),
         "half", 380,
         f"Against the knob's smallest value, the other knobs averaged; at most {spread:.3g} {unit}.",
     )  # fmt: skip

@@ -4,9 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from experiments.core_exp.figures import LIGHT_GREY, SKY, YELLOW
+
 Trace = dict[str, Any]
 # Larger sets of dots are thinned evenly: more cannot be told apart, and the page would be large and slow.
 MOST_DOTS = 2500
+# Fills on which white text cannot be read.
+LIGHT, DARK_TEXT = {SKY, YELLOW, LIGHT_GREY}, "#1c2126"
+# Axes of names: no ticks, and the names a little away from the bars.
+NAMES: Trace = {"type": "category", "ticks": "", "showgrid": False, "ticklabelstandoff": 6}
+NAMES_IN_GROUPS: Trace = {"type": "multicategory", "ticks": "", "showgrid": False, "showdividers": False}
 
 
 def plain(text: str) -> str:
@@ -105,7 +112,7 @@ def bars(
             "textposition": "inside",
             "insidetextanchor": "middle",
             "textangle": 0,
-            "insidetextfont": {"color": "#ffffff", "size": 11},
+            "insidetextfont": {"color": DARK_TEXT if colour in LIGHT else "#ffffff", "size": 11},
             "constraintext": "none",
         }
     return trace
@@ -135,9 +142,10 @@ def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str,
         "yaxis": {"automargin": True, **y},
         "margin": {"l": 10, "r": 14, "t": 34, "b": 10},
         "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom"},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom",
+                   "traceorder": "normal"},
         **more,
-    }
+    }  # fmt: skip
 
 
 def note(x: float, y: float, text: str, **more: Any) -> dict[str, Any]:

@@ -23,8 +23,13 @@ from experiments.core_exp.report_page import page_of
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = OneLineParser(prog="report.py", description="Write a report of a profiling run as one HTML page.")
-    parser.add_argument("results_dirs", type=Path, nargs="+", metavar="RESULTS_DIR",
-                        help="--output_dir of a profiling run; several, or one of several tasks, are one sweep")  # fmt: skip
+    parser.add_argument(
+        "results_dirs",
+        type=Path,
+        nargs="+",
+        metavar="RESULTS_DIR",
+        help="--output_dir of a profiling run; several, or one of several tasks, are one sweep",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first RESULTS_DIR")
     return parser
 

@@ -1,4 +1,4 @@
-"""In: a sweep and what was found in it; out: what weakens the numbers, each said once with the settings it is of. Pure."""
+"""In: a sweep and what was found in it; out: what weakens the numbers, each once with the settings it is of. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -50,9 +50,15 @@ def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
             continue
         if kind == "drift: ":
             ratios = drift_ratios(settings)
-            text += f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time" if ratios else ""
+            text += (
+                f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"
+                if ratios
+                else ""
+            )
         names = dict.fromkeys(name for name, _ in found)
-        yield Caveat(f"{text}.", f"{len(names)} of {len(settings)} settings", [f"{name}: {line}" for name, line in found])
+        yield Caveat(
+            f"{text}.", f"{len(names)} of {len(settings)} settings", [f"{name}: {line}" for name, line in found]
+        )
 
 
 def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
@@ -82,7 +88,8 @@ def _of_samples(found: Analyses) -> Iterator[Caveat]:
         if known.empty or not known[column].any():
             continue
         share = float(np.average(known[column], weights=known["num_samples"]))
-        yield Caveat(f"{_percent(share)} {text}.", f"{int((known[column] > 0).sum())} of {total} settings")
+        having = int((known[column] > 0).sum())
+        yield Caveat(f"{_percent(share)} {text}.", None if having == total else f"{having} of {total} settings")
     fewest = int(frame["num_latency_samples"].min())
     if fewest < 20:
         yield Caveat(f"A P95 of fewer than 20 times stands on the longest one of them; the fewest here are {fewest}.")

@@ -112,7 +112,9 @@ def _places(found: Analyses) -> dict[tuple[str, str], Value]:
     """(task, setting) -> its place on the front of the first cost."""
     order = list(STATUS_MARKS)
     return {
-        (analysis.grid.task, point.key): Value(STATUS_MARKS[point.status][0], f"{len(order) - order.index(point.status)}")
+        (analysis.grid.task, point.key): Value(
+            STATUS_MARKS[point.status][0], f"{len(order) - order.index(point.status)}"
+        )
         for analysis in found.knobs.tasks
         for each in present(analysis)[:1]
         if each.found.of.unit == "ms"
@@ -122,7 +124,9 @@ def _places(found: Analyses) -> dict[tuple[str, str], Value]:
 
 def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     shared, settings = sweep.provenance, sweep.settings
-    stamps = sorted(each.result["provenance"]["timestamp"] for each in settings if "timestamp" in each.result["provenance"])
+    stamps = sorted(
+        each.result["provenance"]["timestamp"] for each in settings if "timestamp" in each.result["provenance"]
+    )
     versions = ", ".join(f"{name} {version}" for name, version in shared.versions.items() if version is not None)
     return [
         ("model", shared.model),
@@ -132,7 +136,7 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
         ("tasks", ", ".join(shared.tasks)),
         ("settings", str(len(settings))),
         ("generations", f"{len(sweep.samples)}, {_failed(settings)} failed"),
-        *([("measured", f"{stamps[0]} to {stamps[-1]}")] if stamps else []),
+        *([("measured", " to ".join(dict.fromkeys((stamps[0], stamps[-1]))))] if stamps else []),
         ("versions", versions),
         ("commit", shared.git_commit or "not a checkout"),
         ("fingerprints", ", ".join(f"{task} {digest}" for task, digest in shared.fingerprints.items())),

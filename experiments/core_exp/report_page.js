@@ -5,7 +5,10 @@
   const config = {
     responsive: true,
     displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    displayModeBar: "hover",
+    // Only these: the library's usual ones can send a plot to a server.
+    modeBarButtons: [["toImage", "resetScale2d"]],
+    plotlyServerURL: "",
   };
 
   const template = (isDark) => {

@@ -118,7 +118,9 @@ def _table(table: Table) -> str:
         "<tr>" + "".join(_cell(value, column) for value, column in zip(row, table.columns, strict=True)) + "</tr>"
         for row in table.rows
     )
-    return f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
 
 
 def _heading(column: Column) -> str:

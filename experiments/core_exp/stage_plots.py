@@ -9,10 +9,10 @@ from experiments.core_exp.component_breakdown import PARTS
 from experiments.core_exp.e1_figures import PART_COLOURS, PART_NAMES
 from experiments.core_exp.figures import BLUE, QUIET, STAGE_COLOURS, VERMILION
 from experiments.core_exp.flops_latency import StagePoint
-from experiments.core_exp.plot_parts import Trace, axis, bars, dots, hover, layout, line, note, plain, thinned
+from experiments.core_exp.plot_parts import NAMES, Trace, axis, bars, dots, hover, layout, line, note, plain, thinned
 from experiments.core_exp.profile_traces import ProfiledRequest
 from experiments.core_exp.report_analyses import Missing, StageAnalysis
-from experiments.core_exp.report_parts import Plot, Section
+from experiments.core_exp.report_parts import Plot, Section, Width
 from experiments.core_exp.stage_decomposition import Regime
 from experiments.core_exp.stage_scaling import Point, StageLine, points_of
 
@@ -30,10 +30,14 @@ def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None
     """Shares, settings, growth, operations, and parts of the decoder where requests were profiled."""
     if isinstance(found, Missing):
         return Section("e1", TITLE, "", (), (found.reason,))
-    plots = [shares_plot(found.by_regime), settings_plot(found.by_setting), *scaling_plots(found)]
+    plots = [
+        shares_plot(found.by_regime),
+        settings_plot(found.by_setting, shares_height(len(found.by_regime))),
+        *scaling_plots(found),
+    ]
     reasons = []
     if found.points:
-        plots.append(flops_plot(found.points, peak_flops_per_s))
+        plots.append(flops_plot(found.points, peak_flops_per_s, "half" if found.profiles else "full"))
         if peak_flops_per_s is None:
             reasons.append(f"No utilisation (MFU): {peak_reason}.")
     else:
@@ -43,8 +47,8 @@ def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None
     elif found.profiles_reason is not None:
         reasons.append(f"No attention, FFN, routing and experts: {found.profiles_reason}.")
     intro = (
-        "A request runs through vision encoding, prefill and decode. A generation of n tokens holds the shorter ones, so "
-        "the stages of every length up to its own are measured, not modelled."
+        "A request runs through vision encoding, prefill and decode. A generation of n tokens holds the shorter ones, "
+        "so the stages of every length up to its own are measured, not modelled."
     )
     return Section("e1", TITLE, intro, plots, reasons)
 
@@ -77,17 +81,19 @@ def shares_plot(regimes: Sequence[Regime]) -> Plot:
         traces,
         layout(
             axis("share of the time of a request (%)", range=[0, 100]),
-            axis(type="category", autorange="reversed", ticks="", showgrid=False),
+            axis(autorange="reversed", **NAMES),
             barmode="stack", bargap=0.22, annotations=totals, margin={"l": 10, "r": 64, "t": 34, "b": 10},
         ),
-        "half", max(300, 110 + 24 * len(regimes)),
+        "half", shares_height(len(regimes)),
         "At the right the mean total. All top-k and block counts are pooled.",
     )  # fmt: skip
 
 
 def _regime_text(regime: Regime, name: str, stage: str) -> str:
     share = regime.stages[stage]
-    interval = "" if share.share_ci95 is None else " [{:.1f} to {:.1f}]".format(*(100 * end for end in share.share_ci95))
+    interval = (
+        "" if share.share_ci95 is None else " [{:.1f} to {:.1f}]".format(*(100 * end for end in share.share_ci95))
+    )
     return hover(
         name,
         f"{stage}: {milliseconds(share.mean_ms)}, {100 * share.share:.1f} %{interval}",
@@ -95,7 +101,12 @@ def _regime_text(regime: Regime, name: str, stage: str) -> str:
     )
 
 
-def settings_plot(settings: Sequence[Regime]) -> Plot:
+def shares_height(num_bars: int) -> int:
+    """Pixels for so many bars, axis and legend."""
+    return max(360, 110 + 24 * num_bars)
+
+
+def settings_plot(settings: Sequence[Regime], height_px: int) -> Plot:
     """A bar in ms for each setting, fastest first."""
     ordered = sorted(settings, key=lambda each: each.total_ms)
     has_tasks = len({each.task for each in settings}) > 1
@@ -110,11 +121,11 @@ def settings_plot(settings: Sequence[Regime]) -> Plot:
         "Mean time of a request at each setting, fastest first",
         traces,
         layout(
-            axis(f"{len(ordered)} settings", type="category", showticklabels=False, ticks="", showgrid=False),
+            axis(f"{len(ordered)} settings", showticklabels=False, **NAMES),
             axis("ms", rangemode="tozero"),
             barmode="stack", bargap=0.12,
         ),
-        "half", 420,
+        "half", height_px,
         "Each generation counts with its own length. Point at a bar to see which setting it is.",
     )  # fmt: skip
 
@@ -134,7 +145,12 @@ def scaling_plots(found: StageAnalysis) -> list[Plot]:
             groups = [(fits[0], points, BLUE, "all settings")]
         else:
             groups = [
-                (fit, [each for each in points if each.generation.num_active_blocks == count], colour, f"{count} blocks")
+                (
+                    fit,
+                    [each for each in points if each.generation.num_active_blocks == count],
+                    colour,
+                    f"{count} blocks",
+                )
                 for count, colour in dict(zip((blocks[0], blocks[-1]), (VERMILION, BLUE), strict=True)).items()
                 for fit in fits
                 if fit.num_active_blocks == count
@@ -147,10 +163,7 @@ def scaling_plots(found: StageAnalysis) -> list[Plot]:
                 title if len({each.task for each in found.generations}) == 1 else f"{title} ({task})",
                 traces,
                 layout(
-                    axis(label), axis("ms", range=[0, 1.12 * highest]),
-                    legend={"orientation": "v", "x": 0.01, "y": 0.99, "xanchor": "left", "yanchor": "top",
-                            "bgcolor": "rgba(0,0,0,0)"},
-                    margin={"l": 10, "r": 14, "t": 10, "b": 10},
+                    axis(label), axis("ms", range=[0, 1.05 * highest]),
                 ),
                 "third", 340,
                 "; ".join(_law(stage, fit, name) for fit, _, _, name in groups) + ".",
@@ -188,7 +201,7 @@ def _law(stage: str, fit: StageLine, name: str) -> str:
     return f"{name}: {per * fit.fit.slope:.3g} ms per {unit}{interval}"
 
 
-def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None) -> Plot:
+def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, width: Width) -> Plot:
     """A mark for each stage of each setting; diagonals of equal MFU where the peak is known."""
     x, y = [each.tflop for each in points if each.tflop > 0], [each.ms for each in points if each.tflop > 0]
     ends = [min(x) / 2.5, max(x) * 2.5]
@@ -202,7 +215,9 @@ def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None) -> 
             traces.append(line(ends, times, "", QUIET, width=1, dash="dot") | {"showlegend": False})
             at = min(ends[1], ends[0] * top / times[0]) / 1.6
             height = at * 1e15 / (peak_flops_per_s * share)
-            notes.append(note(float(np.log10(at)), float(np.log10(height)), f"{100 * share:g} % MFU", font={"size": 10}))
+            notes.append(
+                note(float(np.log10(at)), float(np.log10(height)), f"{100 * share:g} % MFU", font={"size": 10})
+            )
     for stage in STAGES:
         own = [each for each in points if each.stage == stage and each.tflop > 0]
         texts = [
@@ -221,11 +236,11 @@ def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None) -> 
         "Operations against time",
         traces,
         layout(
-            axis("operations of the stage in a request (TFLOP)", type="log", range=[*np.log10(ends).tolist()]),
-            axis("time of the stage (ms)", type="log", range=[float(np.log10(bottom)), float(np.log10(top))]),
+            axis("operations of the stage in a request (TFLOP)", type="log", dtick=1, range=[*np.log10(ends).tolist()]),
+            axis("time of the stage (ms)", type="log", dtick=1, range=[float(np.log10(bottom)), float(np.log10(top))]),
             annotations=notes,
         ),
-        "half", 420,
+        width, 420,
         "A mark is a stage of one setting. "
         + ("Along a dotted line the GPU is used equally well." if notes else "The peak of the device is not known."),
     )  # fmt: skip
@@ -263,7 +278,7 @@ def components_plot(profiles: Sequence[ProfiledRequest]) -> Plot:
         traces,
         layout(
             axis("share of the stage under the profiler (%)", range=[0, 100]),
-            axis(type="category", autorange="reversed", ticks="", showgrid=False),
+            axis(autorange="reversed", **NAMES),
             barmode="stack", bargap=0.3, margin={"l": 10, "r": 14, "t": 56, "b": 10},
         ),
         "half", 420,
