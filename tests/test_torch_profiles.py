@@ -113,7 +113,8 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
 def without_times(value: Any) -> Any:
     """A result without what differs between any two runs, and without the record that profiling was asked for."""
     if isinstance(value, dict):
-        own = ("fingerprint", "memory", "provenance", "runs", "warmup", "conditions", "drift", "precision", "compute_utilisation")
+        steadiness = ("warmup", "conditions", "drift", "precision", "compute_utilisation")
+        own = ("fingerprint", "memory", "provenance", "runs", *steadiness)
         return {key: without_times(each) for key, each in value.items() if key not in own and not key.startswith("T_")}
     return [without_times(each) for each in value] if isinstance(value, list) else value
 

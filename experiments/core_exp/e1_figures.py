@@ -13,6 +13,7 @@ from experiments.core_exp.figures import (
     BLUE,
     GREEN,
     INK,
+    LIGHT_GREY,
     ORANGE,
     PURPLE,
     QUIET,
@@ -35,7 +36,7 @@ PART_COLOURS = {
     "ffn_other": ORANGE,
     "norm": SKY,
     "head": GREEN,
-    "other": "#BBBBBB",
+    "other": LIGHT_GREY,
 }
 PART_NAMES = {"ffn_other": "rest of FFN", "norm": "norms"}
 _STAGE_MARKS = {"vision": "o", "prefill": "s", "decode": "^"}

@@ -18,7 +18,7 @@ from experiments.core_exp.sweep_results import SweepProvenance
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
 )  # fmt: skip
-INK, QUIET, GRID = "#222222", "#666666", "#E3E3E3"
+INK, QUIET, GRID, LIGHT_GREY = "#222222", "#666666", "#E3E3E3", "#BBBBBB"
 STAGE_COLOURS = {"vision": BLUE, "prefill": ORANGE, "decode": GREEN}
 STYLE: Any = {
     "font.family": "DejaVu Sans",

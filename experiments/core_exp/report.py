@@ -1,0 +1,52 @@
+"""A report of a run as one HTML page that needs no server and no network: load, analyse, write.
+
+python experiments/core_exp/report.py RESULTS_DIR [--output report.html]
+
+See docs/core_exp/report.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.core_exp.report_analyses import analyse
+from experiments.core_exp.report_content import report_of
+from experiments.core_exp.report_page import page_of
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = OneLineParser(prog="report.py", description="Write a report of a profiling run as one HTML page.")
+    parser.add_argument(
+        "results_dirs",
+        type=Path,
+        nargs="+",
+        metavar="RESULTS_DIR",
+        help="--output_dir of a profiling run; several, or one of several tasks, are one sweep",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first RESULTS_DIR")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
+    try:
+        given = build_parser().parse_args(argv)
+        output = given.output or given.results_dirs[0] / "report.html"
+        report = report_of(analyse(given.results_dirs))
+        write_text_atomically(page_of(report), output)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

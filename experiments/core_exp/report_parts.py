@@ -1,0 +1,107 @@
+"""The parts of a report as records: plain text and numbers, without markup; what makes them, what makes a page of them.
+
+Strings here are as they are in the results: the page escapes them. Plots are the exception, because plotly reads some
+markup in texts; they are made by `plot_parts`, which escapes what it is given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Width = Literal["third", "half", "full"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One interactive picture.
+
+    Attributes:
+        name: of its element in the page, unique.
+        data: traces as plotly's JSON.
+        layout: axes and the like as plotly's JSON; colours of text and lines are the page's.
+        note: how to read it; None where the title is enough.
+    """
+
+    name: str
+    title: str
+    data: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any]
+    width: Width
+    height_px: int
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands under it.
+
+    Attributes:
+        reasons: why plots that a reader expects are not there.
+    """
+
+    name: str
+    title: str
+    intro: str
+    plots: Sequence[Plot]
+    reasons: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """One of a table: its heading, what it means, and whether it holds numbers."""
+
+    label: str
+    meaning: str
+    is_number: bool
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a cell shows and what it is sorted by; both None where there is nothing."""
+
+    text: str | None
+    key: float | str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows have a cell for each column."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value]]
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """What weakens the numbers.
+
+    Attributes:
+        scope: such as `6 of 48 settings`; None where it is of all.
+        details: lines for those who want to know which.
+    """
+
+    text: str
+    scope: str | None = None
+    details: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page.
+
+    Attributes:
+        title: model and device.
+        subtitle: what stands behind it, in a line.
+        facts: (name, value) of how it was measured.
+        commands: that measured.
+        statements: what the data say, most important first.
+    """
+
+    title: str
+    subtitle: str
+    statements: Sequence[str]
+    caveats: Sequence[Caveat]
+    settings: Table
+    sections: Sequence[Section]
+    facts: Sequence[tuple[str, str]]
+    commands: Sequence[str]
