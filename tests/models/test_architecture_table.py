@@ -8,8 +8,8 @@ from transformers import GPT2Config, LlamaConfig, LlavaConfig, Qwen2Config, Sigl
 
 from experiment_core_utils.models.architecture_table import shapes_of
 from experiment_core_utils.models.config_fields import NotInTable
-from experiment_core_utils.models.vision_table import CropVision, PatchVision
-from tests.models.tiny_families import CROP_FAMILIES, PATCH_FAMILIES, TEXT_FAMILIES
+from experiment_core_utils.models.vision_table import CropVision, PatchVision, SizedCropVision
+from tests.models.tiny_families import CROP_FAMILIES, PATCH_FAMILIES, TEXT_FAMILIES, config_class
 
 
 def llava(**parts: Any) -> LlavaConfig:
@@ -17,19 +17,26 @@ def llava(**parts: Any) -> LlavaConfig:
     return LlavaConfig(**whole)
 
 
+def internvl(**chosen: Any) -> Any:
+    return config_class("InternVLConfig")(**chosen)
+
+
 def test_kinds_of_vision() -> None:
     assert shapes_of(TEXT_FAMILIES["llama"]())[1] is None
     assert isinstance(shapes_of(CROP_FAMILIES["llava"]())[1], CropVision)
+    assert isinstance(shapes_of(CROP_FAMILIES["aria"]())[1], SizedCropVision)
     assert isinstance(shapes_of(PATCH_FAMILIES["qwen3_vl"]())[1], PatchVision)
 
 
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (GPT2Config, "'gpt2'.*formulas for aria_text, deepseek_v3, .*llama, llava, llava_next"),
+        (GPT2Config, "'gpt2'.*formulas for aria, aria_text, deepseek_v3, .*llama, llava, llava_next"),
         (lambda: llava(text_config=GPT2Config()), "'gpt2'"),
         (lambda: llava(vision_config=ViTConfig()), "'vit'.*clip_vision_model, siglip_vision_model"),
         (lambda: llava(vision_config=SiglipVisionConfig(patch_size=[16, 14])), "patch_size .*16, 14"),
+        (lambda: internvl(downsample_ratio=0.3), "internvl_vision with 1024 patches, of which 9"),
+        (lambda: internvl(vision_feature_select_strategy="full"), "vision_feature_select_strategy 'full'"),
         (
             lambda: Qwen2Config(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"]),
             "chunked_attention in block 1",

@@ -68,8 +68,10 @@ def test_a_model_at_a_setting_has_the_formula_of_the_setting(
 ) -> None:
     """Also where the config says by their places which blocks have experts, and the places have moved."""
     model: Any = build(TEXT_FAMILIES[name]()) if name in PLACED else KNOBBED[name].built()
-    whole = in_force(model)
     knobs = DecoderKnobs(model)
+    if knobs.routed_blocks and knobs.top_k_refusal is not None:
+        pytest.skip(f"in this version of transformers top-k cannot be turned: {knobs.top_k_refusal}")
+    whole = in_force(model)
     top_k, blocks = setting
     if knobs.num_experts is None:
         top_k = None

@@ -243,6 +243,8 @@ def turn(model: Any, top_k: int | None, active_blocks: Sequence[int] | None) -> 
     decoder = model.get_decoder()
     if top_k is not None:
         routed = [block for block in decoder.layers if any(hasattr(module, "top_k") for module in block.modules())]
+        if not routed:
+            pytest.skip(f"in transformers {transformers.__version__} no router of this family has a top-k of its own")
         for block in routed[1:]:
             for module in block.modules():
                 if hasattr(module, "top_k"):
