@@ -20,6 +20,7 @@ from experiment_core_utils.stage_energy import StageMeasurement
 from experiments.core_exp.acc_lat_profiling import main
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.simulated_energy import device_in_real_time, instruments_of
+from tests.test_docs import first_cells
 
 Results = Mapping[str, Mapping[str, Any]]
 Written = Callable[[str], Path]
@@ -90,6 +91,13 @@ def test_a_mixture_turns_all_three_knobs(mixture: tuple[ProfilingConfig, Results
     assert flops["288 1 2"] < flops["288 1 3"] < flops["288 3 3"] < flops["576 3 3"]
     model = results["288 1 2"]["provenance"]["model"]
     assert (model["model_type"], model["knobs_refused"], model["timed_inside"]) == ("qwen3_vl_moe", {}, "generate")
+
+
+def test_what_is_told_of_the_model_is_documented(mixture: tuple[ProfilingConfig, Results]) -> None:
+    model = next(iter(mixture[1].values()))["provenance"]["model"]
+    of_all = {each.removeprefix("model.") for each in first_cells("Provenance") if each.startswith("model.")}
+    own = first_cells("Models of transformers")
+    assert set(model) == (of_all - {"runs_unused_vision_blocks"}) | own
 
 
 def test_a_second_call_measures_nothing_and_more_values_only_themselves(
