@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,7 +48,7 @@ def by_key(report: RunReport) -> Results:
     }
 
 
-def assert_whole(result: Mapping[str, Any], experts: list[int | None]) -> None:
+def assert_whole(result: Mapping[str, Any], experts: Sequence[int | None]) -> None:
     """What must hold in every result: what ran is what was asked, and the stages are all of the time."""
     blocks = result["active_block_indices"]
     assert result["realised"] == {

@@ -54,6 +54,7 @@ def test_a_mixture_of_transformers_is_planned_from_its_config(tmp_path: Path) ->
     fewer = work.at(KnobSetting(LOW, 1, (0, 1, 2)))
     expert = 2 * 2 * 3 * 32 * 16
     assert full.flops.prefill_flops - fewer.flops.prefill_flops == pytest.approx(expert * full.prompt_tokens)
+    assert full.flops.decode_flops_per_token is not None and fewer.flops.decode_flops_per_token is not None
     assert full.flops.decode_flops_per_token - fewer.flops.decode_flops_per_token == pytest.approx(expert)
     assert full.prompt_tokens == fewer.prompt_tokens
     # Keys and values of 2 heads of 8 in each block, for the longest prompt and its answer.

@@ -48,8 +48,6 @@ class Checkpoint:
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
     @cache
     def made(family: str) -> Checkpoint:
-        if family == "smolvlm":
-            pytest.importorskip("num2words", reason="SmolVLM's processor asks for it")
         try:
             folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
         except ImportError as error:
