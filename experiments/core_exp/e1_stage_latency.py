@@ -96,7 +96,8 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
 
 def _csv(rows: Sequence[Row]) -> str:
     names = list(rows[0])
-    return csv_text([[raw_cell(row[name], name) for name in names] for row in ({n: n for n in names}, *rows)])
+    cells = [[raw_cell(row[name], name) for name in names] for row in rows]
+    return csv_text([[raw_cell(name, name) for name in names], *cells])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

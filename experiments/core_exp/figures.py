@@ -1,7 +1,9 @@
 """In: data that is already computed; out: the one look of all figures, and their files as PNG and SVG."""
 
+from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,7 +20,7 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
 )  # fmt: skip
 INK, QUIET, GRID, LIGHT_GREY = "#222222", "#666666", "#E3E3E3", "#BBBBBB"
 STAGE_COLOURS = {"vision": BLUE, "prefill": ORANGE, "decode": GREEN}
-STYLE = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 10.0,
@@ -61,9 +63,9 @@ def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
         return figure
 
 
-def styled() -> "mpl.RcParams":
+def styled() -> AbstractContextManager[None]:
     """A context in which axes get the house's look."""
-    return mpl.rc_context(STYLE)  # type: ignore[return-value]
+    return mpl.rc_context(STYLE)
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
