@@ -48,6 +48,7 @@ from experiment_core_utils.primitives.distributions import bounded_mean_interval
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.comparison import difference_interval
+from experiments.core_exp.recorded_table import Table, read_table
 
 # 3 tiers x 4 numbers of experts x 5 numbers of blocks.
 GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_list 12 13 14 15 16 "
@@ -67,28 +68,6 @@ PICTURE, TIER_CHANCE, BLOCK_CHANCE, TOP_K_CHANCE = 0.15, 0.03, 0.01, 0.005
 # Times in ms, by the operators' shares in profiles on the CPU: a crop, a token in a block, a token of the answer.
 MS_A_CROP, MS_A_TOKEN, MS_A_TOKEN_AND_EXPERT, MS_A_STEP, MS_A_STEP_AND_EXPERT = 180.0, 0.094, 0.0042, 7.0, 0.1
 TIME_NOISE, OUTLIERS, OUTLIER_FACTOR = 0.05, 0.01, 2.0
-
-
-@dataclass(frozen=True)
-class Table:
-    """A full run.
-
-    Attributes:
-        pictures: of each sample.
-        scores, seconds, costs: [settings, samples]; seconds and costs are nan where a sample failed, scores also where
-            the metric has none. `costs` is the time of all measured runs together.
-        best: the metric's highest score.
-        origin: where it was measured and what its times are not.
-    """
-
-    settings: tuple[str, ...]
-    sample_ids: tuple[int, ...]
-    pictures: tuple[str, ...]
-    scores: np.ndarray
-    seconds: np.ndarray
-    costs: np.ndarray
-    best: float
-    origin: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -195,24 +174,6 @@ def write_table(table: Table, path: Path) -> None:
 
 def _milliseconds(seconds: np.ndarray) -> list[float | None]:
     return [None if np.isnan(each) else round(1000 * float(each), 1) for each in seconds]
-
-
-def read_table(path: Path) -> Table:
-    """What `write_table` wrote; raises ResultsError for a file that it did not write."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = content["settings"]
-        scores = _array([row["scores"] for row in rows.values()])
-        seconds = _array([row["milliseconds"] for row in rows.values()]) / 1000
-        costs = _array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()]) / 1000
-        ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
-        return Table(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResultsError(f"{path} is no table of --collect ({error}); give one that it wrote") from error
-
-
-def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
-    return np.array([[np.nan if each is None else each for each in row] for row in rows], dtype=float)
 
 
 def made_up_table(num_samples: int, seed: int) -> Table:

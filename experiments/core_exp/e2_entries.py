@@ -67,6 +67,13 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
     if random_weights:
         found.append("the weights are random: accuracy, and so every front, means nothing; times and operations do")
     for analysis in analyses:
+        if analysis.grid.drift is None:
+            found.append(f"{analysis.grid.task}: drift was not read, so a latency may be lower for that reason alone")
+        else:
+            found.append(
+                f"{analysis.grid.task}: the control setting's time changed by up to {100 * analysis.grid.drift:.0f} %; "
+                "a latency counts as lower only by more than that"
+            )
         for each in present(analysis):
             task, of, n = each.found.task, each.found.of, each.found.num_cost_samples
             if n < FEWEST_FOR.get(of.statistic, 0):
@@ -146,6 +153,7 @@ def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
             "cost_ci95_high": point.cost_ci95[1],
             "on_front": point.on_front,
             "front_probability": point.probability,
+            "front_drift_probability": point.drift_probability,
             "status": point.status,
             "dominated_by": point.dominated_by,
         }
@@ -191,6 +199,7 @@ def effect_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
             "share_ci95_high": None if term.share_ci95 is None else term.share_ci95[1],
             "noise_share": term.noise_share,
             "p_value": term.p_value,
+            "settings_p_value": term.settings_p_value,
             "beyond_noise": is_beyond_noise(term),
         }
         for analysis in analyses
@@ -225,6 +234,7 @@ def _front_entry(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
         "num_cost_samples": found.num_cost_samples,
         "num_pictures": found.num_pictures,
         "num_dropped_samples": found.num_dropped_samples,
+        "drift_allowance": found.drift_allowance,
         "reference_point": {"accuracy": 0.0, "cost": front.reference_cost},
         "hypervolume": asdict(front.hypervolume),
         "settings": [asdict(point) for point in front.points],

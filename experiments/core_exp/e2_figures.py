@@ -13,7 +13,7 @@ from experiments.core_exp.figures import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET
 from experiments.core_exp.knob_coupling import FixedValue
 from experiments.core_exp.knob_effects import Effects, LevelMean, Term, is_beyond_noise
 from experiments.core_exp.knob_grid import KNOBS, KnobPoint
-from experiments.core_exp.paired_objectives import Objectives
+from experiments.core_exp.paired_objectives import LATENCY_MEAN, Objectives
 from experiments.core_exp.pareto_fronts import FrontPoint, on_front
 
 KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
@@ -30,7 +30,8 @@ def short_name(point: KnobPoint) -> str:
 def _scale(found: Objectives) -> tuple[float, str]:
     """What costs are divided by in pictures, and the axis that says so."""
     if found.of.unit == "FLOPs":
-        return 1e9, f"{found.of.label} (GFLOP)"
+        large = float(found.cost.max()) >= 1e12
+        return (1e12, f"{found.of.label} (TFLOP)") if large else (1e9, f"{found.of.label} (GFLOP)")
     return 1.0, f"{found.of.label} ({found.of.unit})"
 
 
@@ -45,7 +46,7 @@ def draw_fronts(panels: Sequence[FrontAnalysis], caption: str) -> Figure:
             _front_panel(axes, each)
         for axes in list(grid.flat)[len(panels) :]:
             axes.set_axis_off()
-        figure.legend(handles=_front_key(), loc="outside upper center", ncols=4, fontsize=8.5)
+        figure.legend(handles=_front_key(), loc="outside upper left", ncols=2 * columns, fontsize=8.5)
         figure.canvas.draw()
         for axes, each in zip(grid.flat, panels, strict=False):
             _name_front(axes, each)
@@ -110,17 +111,18 @@ def _name_front(axes: Axes, each: FrontAnalysis) -> None:
     scale, _ = _scale(each.found)
     names = {point.key: short_name(point) for point in each.found.points}
     points = sorted((point for point in each.front.points if point.on_front), key=lambda p: (p.accuracy, p.cost))
-    line = 13.0
-    last_y, last_left = -np.inf, np.inf
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    pixel = figure.dpi / 72
+    line, last_top, last_right = 10.5 * pixel, -np.inf, -np.inf
     for point in points:
         x, y = axes.transData.transform((point.cost / scale, point.accuracy))
-        width = 5.3 * len(names[point.key]) * 110 / 100
-        top = y + 9
-        if x - width < last_left + 1e9 and top < last_y + line and x - 12 - width < last_left:
-            top = last_y + line
-        last_y, last_left = top, x
-        pixel = 72 / axes.figure.dpi
-        axes.annotate(names[point.key], (point.cost / scale, point.accuracy), xytext=(-8, (top - y) * pixel + 1),
+        left = x - (8 + 4.8 * len(names[point.key])) * pixel
+        lift = 3 * pixel
+        if left < last_right and y + lift < last_top + line:
+            lift = last_top + line - y
+        last_top, last_right = y + lift, x
+        axes.annotate(names[point.key], (point.cost / scale, point.accuracy), xytext=(-8, lift / pixel),
                       textcoords="offset points", ha="right", va="bottom", fontsize=7.5, color=_ink(point),
                       arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.7, "shrinkB": 3})  # fmt: skip
 
@@ -129,13 +131,14 @@ def draw_coupling(each: FrontAnalysis, caption: str) -> Figure:
     """For each knob: fronts with it held at each value, and below what that loses of the joint front."""
     knobs = list(dict.fromkeys(row.knob for row in each.fixed))
     with styled():
-        figure = new_figure(0.8 + 3.7 * len(knobs), 6.2, f"{caption}  ·  {each.found.task.replace('_', ' ')}")
+        figure = new_figure(0.8 + 3.7 * len(knobs), 6.2, caption)
         grid = figure.subplots(2, len(knobs), squeeze=False, sharey="row", height_ratios=(1.55, 1))
         for column, knob in enumerate(knobs):
             rows = [row for row in each.fixed if row.knob == knob]
             _fixed_fronts(grid[0, column], each.found, rows)
             _losses(grid[1, column], rows)
         grid[0, 0].set_ylabel("accuracy")
+        grid[1, 0].set_ylabel("lost of the front's area (%)\nfilled: more than noise")
         _, label = _scale(each.found)
         for axes in grid[0]:
             axes.set_xlabel(label)
@@ -150,7 +153,9 @@ def _fixed_fronts(axes: Axes, found: Objectives, rows: Sequence[FixedValue]) -> 
         members = np.array([at for at, point in enumerate(found.points) if point.value(row.knob) == row.value])
         colour = VALUE_COLOURS[number % len(VALUE_COLOURS)]
         _steps(axes, found, members, scale, color=colour, linewidth=1.7, zorder=3, label=str(row.value))
-    axes.set_title(f"{KNOB_NAMES[rows[0].knob]} held at one value")
+    losses = [100 * row.loss.share for row in rows if row.loss.share is not None]
+    cost = f" costs {min(losses):.1f} to {max(losses):.1f} %" if losses else ""
+    axes.set_title(f"Holding {KNOB_NAMES[rows[0].knob]}{cost}")
     handles, labels = axes.get_legend_handles_labels()
     handles.append(Line2D([], [], color=FAINT, linewidth=6))
     axes.legend(handles, [*labels, "all knobs free"], loc="lower right", fontsize=8.5, labelcolor=INK)
@@ -166,77 +171,82 @@ def _losses(axes: Axes, rows: Sequence[FixedValue]) -> None:
         axes.plot([place, place], [100 * low, 100 * high], color=colour, linewidth=2, alpha=0.5)
         axes.plot(place, 100 * loss.share, "o", color=colour, markersize=7,
                   markerfacecolor=colour if loss.beyond_noise else "white", markeredgewidth=1.4)  # fmt: skip
-        axes.text(place + 0.09, 100 * loss.share, f" {100 * loss.share:.1f} %", va="center", fontsize=8.5, color=INK)
+        axes.annotate(f"{100 * loss.share:.1f} %", (place, 100 * loss.share), xytext=(7, 3), textcoords="offset points",
+                      fontsize=8.5, color=INK)  # fmt: skip
     axes.axhline(0, color=QUIET, linewidth=0.9)
     axes.set_xticks(range(len(rows)), [str(row.value) for row in rows])
     axes.set_xlim(-0.5, len(rows) - 0.3)
     axes.set_xlabel(f"{KNOB_NAMES[rows[0].knob]} held at")
-    if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-        axes.set_ylabel("lost of the front's area (%)")
     axes.grid(visible=False, axis="x")
 
 
 def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
     """A row for accuracy and one for each cost: shares of the spread by term, and the figure at each knob's values."""
-    shown = [name for name in ("accuracy", *analysis.effects) if analysis.effects[name].terms or name == "accuracy"]
-    shown = [name for name in dict.fromkeys(shown) if name != "latency_mean"]
-    knobs = [
-        knob
-        for knob in KNOBS
-        if any(mean.knob == knob for name in shown for mean in analysis.effects[name].level_means)
-    ]
-    labels = {"accuracy": ("Accuracy", 100.0, "points" if analysis.grid.best == 1 else "hundredths")}
+    scales = {"accuracy": (100.0, "Accuracy", "points") if analysis.grid.best == 1 else (1.0, "Score", "score")}
     for each in analysis.fronts:
-        if isinstance(each, FrontAnalysis):
-            scale, label = _scale(each.found)
-            labels[each.found.of.name] = (label.partition(" (")[0], 1 / scale, label.partition(" (")[2].rstrip(")"))
+        # Of the two latencies the first one is enough in a picture.
+        if isinstance(each, FrontAnalysis) and each.found.of.name != LATENCY_MEAN.name:
+            divisor, label = _scale(each.found)
+            name, _, unit = label.removesuffix(")").partition(" (")
+            scales[each.found.of.name] = (1 / divisor, name[0].upper() + name[1:], unit)
+    knobs = [knob for knob in KNOBS if any(knob in term.knobs for e in analysis.effects.values() for term in e.terms)]
     with styled():
-        figure = new_figure(
-            4.6 + 2.1 * len(knobs), 0.6 + 2.5 * len(shown), f"{caption}  ·  {analysis.grid.task.replace('_', ' ')}"
-        )
-        grid = figure.subplots(
-            len(shown), 1 + len(knobs), squeeze=False, sharey=False, width_ratios=[1.5, *[1] * len(knobs)]
-        )
-        for row, name in zip(grid, shown, strict=True):
-            effects, (title, scale, unit) = analysis.effects[name], labels[name]
-            _share_bars(row[0], effects, title)
+        # A figure that is the same everywhere needs a line, no panels.
+        heights = [2.4 if analysis.effects[name].terms else 0.5 for name in scales]
+        figure = new_figure(4.6 + 2.1 * len(knobs), 0.7 + sum(heights), caption)
+        shape = len(scales), 1 + len(knobs)
+        ratios = [1.5, *[1] * len(knobs)]
+        grid = figure.subplots(*shape, squeeze=False, width_ratios=ratios, height_ratios=heights)
+        for row, (name, (scale, title, unit)) in zip(grid, scales.items(), strict=True):
+            effects = analysis.effects[name]
+            _share_bars(row[0], effects, title, drifts="latency" in name)
             for axes, knob in zip(row[1:], knobs, strict=True):
-                _level_line(
-                    axes, [mean for mean in effects.level_means if mean.knob == knob], scale, unit, axes is row[1]
-                )
+                shown = () if effects.reason else [mean for mean in effects.level_means if mean.knob == knob]
+                _level_line(axes, shown, scale)
             _same_heights(row[1:])
-        for axes, knob in zip(grid[0, 1:], knobs, strict=True):
-            axes.set_title(f"effect of {KNOB_NAMES[knob]}", color=KNOB_COLOURS[knob])
+            if len(knobs):
+                row[1].set_ylabel(f"change ({unit})")
+        for axes, knob in zip(grid[-1, 1:], knobs, strict=True):
+            axes.set_xlabel(KNOB_NAMES[knob], color=KNOB_COLOURS[knob], fontweight="bold")
         return figure
 
 
-def _share_bars(axes: Axes, effects: Effects, title: str) -> None:
-    axes.set_title(f"{title}: what explains its spread")
-    if not effects.terms:
-        axes.text(0.5, 0.5, effects.reason or "", transform=axes.transAxes, ha="center", color=QUIET)
+def _share_bars(axes: Axes, effects: Effects, title: str, drifts: bool) -> None:
+    terms = [term for term in effects.terms if term.share is not None]
+    axes.set_title(_effects_title(title, terms))
+    if not terms:
         axes.set_axis_off()
         return
-    terms = [term for term in effects.terms if term.share is not None]
     for place, term in enumerate(terms):
         share, sure = 100 * (term.share or 0.0), is_beyond_noise(term)
-        colour = KNOB_COLOURS[term.knobs[0]] if len(term.knobs) == 1 else QUIET
+        is_rest = drifts and len(term.knobs) > 1 and place == len(terms) - 1
+        colour = KNOB_COLOURS[term.knobs[0]] if len(term.knobs) == 1 else FAINT if is_rest else QUIET
         axes.barh(place, share, 0.68, color=colour if sure else "white", edgecolor=colour, linewidth=1.0)
-        axes.text(
-            share + 1.5, place, f"{share:.1f} %" + ("" if sure else "  noise"), va="center", fontsize=8, color=INK
-        )
+        note = " and drift" if is_rest and sure else "" if sure else " noise"
+        axes.text(share + 1.5, place, f"{share:.1f} %{note}", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(terms)), [_term_name(term) for term in terms])
     axes.set_ylim(len(terms) - 0.4, -0.6)
-    axes.set_xlim(0, 118)
+    axes.set_xlim(0, 125)
     axes.set_xticks([0, 50, 100], ["0", "50", "100 %"])
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
+
+
+def _effects_title(title: str, terms: Sequence[Term]) -> str:
+    sure = [term for term in terms if len(term.knobs) == 1 and is_beyond_noise(term)]
+    if not terms:
+        return f"{title}: the same at all settings"
+    if not sure:
+        return f"{title}: no main effect beyond noise"
+    first = max(sure, key=lambda term: term.share or 0.0)
+    return f"{title}: {KNOB_NAMES[first.knobs[0]]} is {100 * (first.share or 0.0):.0f} % of its spread"
 
 
 def _term_name(term: Term) -> str:
     return " × ".join(KNOB_NAMES[knob] for knob in term.knobs)
 
 
-def _level_line(axes: Axes, means: Sequence[LevelMean], scale: float, unit: str, is_first: bool) -> None:
+def _level_line(axes: Axes, means: Sequence[LevelMean], scale: float) -> None:
     if not means:
         axes.set_axis_off()
         return
@@ -248,15 +258,15 @@ def _level_line(axes: Axes, means: Sequence[LevelMean], scale: float, unit: str,
     axes.set_xticks(places, [str(mean.value) for mean in means])
     axes.set_xlim(-0.3, len(means) - 0.4)
     axes.axhline(0, color=QUIET, linewidth=0.8)
-    axes.annotate(f"{changes[-1]:+.3g}", (len(means) - 1, changes[-1]), xytext=(0, 7), textcoords="offset points",
-                  ha="center", fontsize=8, color=INK)  # fmt: skip
-    if is_first:
-        axes.set_ylabel(f"change ({unit})")
+    last = changes[-1]
+    axes.annotate(f"{last:+,.0f}" if abs(last) >= 100 else f"{last:+.2g}", (len(means) - 1, last), xytext=(0, 7),
+                  textcoords="offset points", ha="center", fontsize=8, color=INK)  # fmt: skip
 
 
 def _same_heights(panels: Sequence[Axes]) -> None:
-    ends = [axes.get_ylim() for axes in panels if axes.axison]
-    if ends:
+    shown = [axes for axes in panels if axes.axison]
+    if shown:
+        ends = [axes.get_ylim() for axes in shown]
         low, high = min(end[0] for end in ends), max(end[1] for end in ends)
-        for axes in panels:
+        for axes in shown:
             axes.set_ylim(low, high + 0.12 * (high - low))

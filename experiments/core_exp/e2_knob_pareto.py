@@ -17,7 +17,6 @@ from experiment_core_utils.primitives.csv_cells import csv_text, raw_cell
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
-from experiments.core_exp.e1_entries import source_entry
 from experiments.core_exp.e2_entries import (
     FrontAnalysis,
     Row,
@@ -33,10 +32,11 @@ from experiments.core_exp.e2_entries import (
     present,
 )
 from experiments.core_exp.e2_figures import draw_coupling, draw_effects, draw_fronts
-from experiments.core_exp.figures import caption_of, save_figure
+from experiments.core_exp.e2_study import load_study
+from experiments.core_exp.figures import save_figure
 from experiments.core_exp.knob_coupling import couplings, fixed_values, moving_knobs, single_knobs
 from experiments.core_exp.knob_effects import Effects, effects
-from experiments.core_exp.knob_grid import KNOBS, TaskGrid, grids_of
+from experiments.core_exp.knob_grid import KNOBS, TaskGrid
 from experiments.core_exp.paired_objectives import (
     ENERGY,
     FLOPS,
@@ -48,14 +48,13 @@ from experiments.core_exp.paired_objectives import (
     objectives,
 )
 from experiments.core_exp.pareto_fronts import TaskDifference, compare_tasks, front
-from experiments.core_exp.sweep_results import load_sweep
 
 TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 NUM_DRAWS = 1000
 
 
 def analyse(
-    results_dirs: Sequence[Path], output_dir: Path, percentile: int = 95, num_draws: int = NUM_DRAWS, seed: int = 0
+    results: Sequence[Path], output_dir: Path, percentile: int = 95, num_draws: int = NUM_DRAWS, seed: int = 0
 ) -> list[Path]:
     """Load, compute, write; returns the files.
 
@@ -63,13 +62,13 @@ def analyse(
         ResultsError: no results, broken ones, or ones of different sweeps.
         ResultsNotSaved: the disk does not take a file.
     """
-    sweep = load_sweep(*results_dirs)
+    study = load_study(results)
     costs = (TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS)
-    analyses = [analyse_task(grid, costs, num_draws, seed) for grid in grids_of(sweep)]
+    analyses = [analyse_task(grid, costs, num_draws, seed) for grid in study.grids]
     differences = {of.name: compare(analyses, of) for of in costs} if len(analyses) > 1 else {}
-    shared = Shared(source_entry(sweep), num_draws, seed)
+    shared = Shared(study.source, num_draws, seed)
     contents = {
-        "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, sweep.provenance.random_weights)),
+        "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, study.random_weights)),
         "e2_pareto_frontiers": fronts_content(shared, analyses, differences),
         "e2_coupling_analysis": coupling_content(shared, analyses),
     }
@@ -78,7 +77,7 @@ def analyse(
         "e2_fixed_knobs": coupling_rows(analyses),
         "e2_effects": effect_rows(analyses),
     }
-    figures = draw(analyses, costs, caption_of(sweep.provenance, len(sweep.settings), len(sweep.samples)))
+    figures = draw(analyses, costs, study.caption)
     written = []
     for name, content in contents.items():
         written.append(output_dir / f"{name}.json")
@@ -135,22 +134,26 @@ def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) 
     for analysis in analyses:
         found = present(analysis)
         if found and moving_knobs(found[0].found):
-            figures[f"e2_coupling_{analysis.grid.task}"] = draw_coupling(found[0], caption)
-            figures[f"e2_effects_{analysis.grid.task}"] = draw_effects(analysis, caption)
+            task = analysis.grid.task
+            shown = caption if len(analyses) == 1 else f"{task.replace('_', ' ')} of:  {caption}"
+            if found[0].front.hypervolume.value > 0:
+                figures[f"e2_coupling_{task}"] = draw_coupling(found[0], shown)
+            figures[f"e2_effects_{task}"] = draw_effects(analysis, shown)
     return figures
 
 
 def _csv(rows: Sequence[Row]) -> str:
     names = list(rows[0])
-    return csv_text([[raw_cell(row[name], name) for name in names] for row in ({n: n for n in names}, *rows)])
+    header: Row = {name: name for name in names}
+    return csv_text([[raw_cell(row[name], name) for name in names] for row in (header, *rows)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e2_knob_pareto.py", description="What the knobs of a sweep buy, and how they depend.")
-    parser.add_argument("results_dirs", type=Path, nargs="+", metavar="RESULTS_DIR",
-                        help="--output_dir of a profiling run; several, or one of several tasks, are one sweep")  # fmt: skip
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: analysis in the first RESULTS_DIR")
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
+                        help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: analysis in the first")
     parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
                         help="of the end-to-end latency (95)")  # fmt: skip
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
@@ -162,8 +165,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigurationError(
                 f"--num_draws {given.num_draws} --seed {given.seed}: give at least 100 draws and a seed from 0"
             )
-        folder = given.output_dir or given.results_dirs[0] / "analysis"
-        for path in analyse(given.results_dirs, folder, given.percentile, given.num_draws, given.seed):
+        first = given.results[0]
+        folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis"
+        for path in analyse(given.results, folder, given.percentile, given.num_draws, given.seed):
             print(path)
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.core_exp.knob_grid import KNOBS, levels_of
 from experiments.core_exp.paired_objectives import TAIL, Objectives, interval
-from experiments.core_exp.pareto_fronts import areas, on_front
+from experiments.core_exp.pareto_fronts import area, areas, on_front, reference_cost_of
 
 Value = str | int
 Dependence = Literal["established", "within_noise", "none"]
@@ -26,7 +26,8 @@ class Loss:
         unseen_share: mean over draws of the same where budgets' settings are chosen by the draw and counted on the
             samples that it left out: what is lost but for luck; may be negative. None where a draw leaves out none.
         unseen_ci95: percentile interval over draws.
-        beyond_noise: whether `unseen_ci95` lies above 0.
+        beyond_noise: whether that interval lies above 0, also where the other settings' latencies were longer by the
+            drift that the run showed.
     """
 
     hypervolume: float
@@ -94,10 +95,11 @@ class Coupling:
     Attributes:
         best_values: one for each value of `given` at which every value of `knob` was measured.
         dependence: `none`: one value is best throughout; `established`: of two values each is confidently better than
-            the other at some value of `given`; `within_noise`: best values differ, but not confidently.
+            the other at some value of `given`, by more than drift makes; `within_noise`: best values differ, not so
+            surely.
         witness: for `established`, the two values of `knob` and the two of `given`.
         regret_share: hypervolume lost by the one value of `knob` that is best over all of `given`, against the best at
-            each, as a share of the latter; None where there is no hypervolume.
+            each, as a share of the latter; None where these settings have no right answer.
     """
 
     knob: str
@@ -128,7 +130,7 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
                     front=tuple(found.points[at].key for at in ordered),
                     num_on_joint_front=int(joint[members].sum()),
                     probability_on_joint_front=float(joint_draws[:, members].any(axis=1).mean()),
-                    loss=_loss(whole, areas(found, members)),
+                    loss=_loss(found, whole, members),
                 )
             )
     return rows
@@ -142,13 +144,18 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
     for knob in moving:
         others = {other: levels_of(found.points, other)[-1] for other in moving if other != knob}
         members = _members(found, others)
-        loss = _loss(whole, areas(found, members)) if len(members) else None
+        loss = _loss(found, whole, members) if len(members) else None
         rows.append(SingleKnob(knob, others, len(members), loss))
     return rows
 
 
 def couplings(found: Objectives) -> list[Coupling]:
-    """For each ordered pair of knobs that move; a pair without two values of `given` to compare is left out."""
+    """For each ordered pair of knobs that move; a pair without two values of `given` to compare is left out.
+
+    None where no setting has a right answer: no value is better than another then.
+    """
+    if not found.accuracy.any():
+        return []
     return [each for knob, given in permutations(moving_knobs(found), 2) for each in _coupling(found, knob, given)]
 
 
@@ -171,19 +178,24 @@ def _members(found: Objectives, values: dict[str, Value]) -> np.ndarray:
 Areas = tuple[float, np.ndarray, np.ndarray]
 
 
-def _loss(whole: Areas, part: Areas) -> Loss:
+def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
+    part = areas(found, members)
     if whole[0] <= 0:
         return Loss(part[0], None, None, None, None, beyond_noise=False)
     draws = (whole[1] - part[1]) / whole[0]
     unseen = (whole[2] - part[2]) / whole[0]
     held_out = interval(unseen) if np.isfinite(unseen).any() else None
+    # The others slower by what the device may have drifted, these as measured.
+    factors = np.full(len(found.points), 1 + found.drift_allowance)
+    factors[members] = 1.0
+    lasting = area(found.cost_draws * factors, found.accuracy_draws, reference_cost_of(found), found.unseen_accuracy)
     return Loss(
         hypervolume=part[0],
-        share=(whole[0] - part[0]) / whole[0],
+        share=max(whole[0] - part[0], 0.0) / whole[0],
         share_ci95=interval(draws),
         unseen_share=float(np.nanmean(unseen)) if held_out is not None else None,
         unseen_ci95=held_out,
-        beyond_noise=held_out is not None and held_out[0] > 0,
+        beyond_noise=held_out is not None and interval(lasting - part[2])[0] > 0,
     )
 
 
@@ -199,7 +211,14 @@ def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
     volumes = np.array([[each[0] for each in row] for row in all_areas.values()])  # [given, knob]
     draws = np.array([[each[1] for each in row] for row in all_areas.values()])  # [given, knob, B]
     best_values = tuple(_best_value(at, values, volumes[row], draws[row]) for row, at in enumerate(complete))
-    witness = _witness(values, list(complete), draws)
+    limit, factor = reference_cost_of(found), 1 + found.drift_allowance
+    slowed = np.array(
+        [
+            [area(found.cost_draws[:, each] * factor, found.accuracy_draws[:, each], limit) for each in members]
+            for members in complete.values()
+        ]
+    )
+    witness = _witness(values, list(complete), draws, slowed)
     one_for_all = len({each.best for each in best_values}) == 1
     top = float(volumes.max(axis=1).sum())
     return [
@@ -225,12 +244,16 @@ def _best_value(given: Value, values: Sequence[Value], volumes: np.ndarray, draw
 
 
 def _witness(
-    values: Sequence[Value], given: Sequence[Value], draws: np.ndarray
+    values: Sequence[Value], given: Sequence[Value], draws: np.ndarray, slowed: np.ndarray
 ) -> tuple[Value, Value, Value, Value] | None:
-    """Two values of the knob that confidently change places between two values of the other."""
+    """Two values of the knob that confidently change places between two values of the other.
+
+    Args:
+        slowed: as `draws`, with costs longer by the drift; what is ahead must be so with them.
+    """
     for one, other in combinations(range(len(values)), 2):
-        ahead = (draws[:, one] > draws[:, other]).mean(axis=1) >= 1 - TAIL
-        behind = (draws[:, one] < draws[:, other]).mean(axis=1) >= 1 - TAIL
+        ahead = (slowed[:, one] > draws[:, other]).mean(axis=1) >= 1 - TAIL
+        behind = (draws[:, one] < slowed[:, other]).mean(axis=1) >= 1 - TAIL
         if ahead.any() and behind.any():
             return values[one], values[other], given[int(ahead.argmax())], given[int(behind.argmax())]
     return None

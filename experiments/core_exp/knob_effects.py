@@ -3,14 +3,20 @@
 The spread of S figures over the grid is split by least squares into main effects, two-way and three-way interactions.
 A term's sum of squares is what it adds to the model of all terms that do not contain it (type II; R. Langsrud, "ANOVA
 for unbalanced data", Statistics and Computing 13 (2003)); on a full grid these are the classical ones and add up to the
-whole. On an incomplete grid they do not, and what is left is `rest_share`: shared by terms that cannot be told apart.
+whole. On an incomplete grid they do not, since terms overlap there; `rest_share` says by how much.
+
+Two kinds of noise stand against a term. Which samples were drawn is in the draws. What else makes settings differ (a
+device that drifts while they take turns) is not, but the highest interaction holds it: every other term is also tested
+against its mean square, as where settings are not repeated (G. Box, W. Hunter and J. Hunter, "Statistics for
+experimenters", 1978).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
+from scipy import stats
 
 from experiments.core_exp.paired_objectives import TAIL, interval
 
@@ -29,6 +35,8 @@ class Term:
         share_ci95: percentile interval over draws; noise adds to every share, so that it may lie above `share`.
         noise_share: what the draws' noise alone would add on average.
         p_value: probability that noise alone gives so much: of the draws, centred on the figures.
+        settings_p_value: the same by the F test against the highest interaction; None for that one, and where it is 0
+            or the grid does not show it.
     """
 
     knobs: tuple[str, ...]
@@ -37,6 +45,7 @@ class Term:
     share_ci95: tuple[float, float] | None
     noise_share: float | None
     p_value: float | None
+    settings_p_value: float | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Effects:
         is_full_grid: whether every combination of values is there, once.
         std: of the figures over settings.
         terms: main effects first; none where `reason` is given.
-        rest_share: 1 less all shares: 0 on a full grid.
+        rest_share: 1 less all shares: 0 on a full grid; on others also below 0.
         level_means: none where the grid does not connect its values.
         reason: why nothing is split.
     """
@@ -95,7 +104,8 @@ def effects(levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: n
     std = float(figures.std(ddof=1))
     if total <= _TOLERANCE * max(float((figures**2).sum()), 1e-300):
         return Effects(is_full, std, (), None, means, "all settings are equal")
-    terms = tuple(_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes)))
+    split = [_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes))]
+    terms = tuple(replace(each, settings_p_value=_against(each, split[-1])) for each in split)
     return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)
 
 
@@ -130,8 +140,8 @@ def _term(
     added = _projection([*without, knobs], codes) - _projection(without, codes)
     degrees = round(float(np.trace(added)))
     if degrees == 0:
-        return Term(knobs, 0, None, None, None, None)
-    squares = float(figures @ added @ figures)
+        return Term(knobs, 0, None, None, None, None, None)
+    squares = max(float(figures @ added @ figures), 0.0)
     noise = (((draws - figures) @ added) ** 2).sum(axis=1)
     spread = ((draws - draws.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     shares = ((draws @ added) ** 2).sum(axis=1)[spread > 0] / spread[spread > 0]
@@ -142,7 +152,15 @@ def _term(
         share_ci95=interval(shares) if len(shares) else None,
         noise_share=float(noise.mean()) / total,
         p_value=(1 + int((noise >= squares).sum())) / (1 + len(noise)),
+        settings_p_value=None,
     )
+
+
+def _against(term: Term, highest: Term) -> float | None:
+    if term is highest or term.share is None or highest.share is None or highest.share < _TOLERANCE:
+        return None
+    ratio = (term.share / term.degrees) / (highest.share / highest.degrees)
+    return float(stats.f.sf(ratio, term.degrees, highest.degrees))
 
 
 def _level_means(
@@ -173,7 +191,9 @@ def _knob_means(
     knob: str, known: Sequence[Value], weights: np.ndarray, figures: np.ndarray, draws: np.ndarray
 ) -> list[LevelMean]:
     """In the order of the values: numbers by size, tiers as they are met."""
-    order = sorted(range(len(known)), key=lambda at: known[at] if isinstance(known[at], int) else at)  # type: ignore[arg-type,return-value]
+    order = list(range(len(known)))
+    if knob != "vision":
+        order.sort(key=lambda at: float(known[at]))
     values, over_draws = weights @ figures, draws @ weights.T
     first = order[0]
     return [
@@ -190,5 +210,8 @@ def _knob_means(
 
 
 def is_beyond_noise(term: Term) -> bool:
-    """Whether noise alone would give so much in no more than 5 % of the draws."""
-    return term.p_value is not None and term.p_value <= 2 * TAIL
+    """Whether neither kind of noise alone gives so much with more than 5 %."""
+    level = 2 * TAIL
+    if term.p_value is None or term.p_value > level:
+        return False
+    return term.settings_p_value is None or term.settings_p_value <= level

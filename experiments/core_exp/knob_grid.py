@@ -40,6 +40,8 @@ class TaskGrid:
         total_ms: [S, N], `T_total`; samples that were answered in batches have none.
         energy_j: [S, N], of the run whose time it is, idle power included.
         flops: [S, N], of vision, prefill and all decode steps of the request.
+        drift: largest change of the control setting's time around any of the settings, as a share (0.1: a tenth longer,
+            or as much shorter); None where none was read.
     """
 
     task: str
@@ -52,6 +54,7 @@ class TaskGrid:
     total_ms: np.ndarray
     energy_j: np.ndarray
     flops: np.ndarray
+    drift: float | None
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
@@ -106,9 +109,17 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
             # Files from before the key was there have none.
             energy_j=_matrix([{i: sample.get("energy_j") for i, sample in row.items()} for row in rows], ids),
             flops=_matrix([{i: request_flops(sample) for i, sample in row.items()} for row in rows], ids),
+            drift=_largest_drift(settings),
         )
     except (KeyError, TypeError) as error:
         raise ResultsError(f"a result of {task} lacks {error}; measure the task again") from error
+
+
+def _largest_drift(settings: Sequence[StoredSetting]) -> float | None:
+    # Files from before the key was there have none.
+    readings = [entry for each in settings for entry in each.result.get("drift", [])]
+    ratios = [entry[when] for entry in readings for when in ("before", "after") if entry[when] is not None]
+    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
 def _picture(sample: Mapping[str, Any]) -> Hashable:

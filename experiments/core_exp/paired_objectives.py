@@ -3,7 +3,8 @@
 Draws are a bootstrap over pictures: in each draw all settings get the same pictures, so that what is common to them
 (a hard picture, a long answer) does not blur their differences. Pictures with times and those without are drawn apart,
 each as many as there are, so that every draw has times. A draw says how the figures would differ had other samples of
-the task been drawn. It says nothing of a device whose speed drifts while settings take turns.
+the task been drawn. It says nothing of a device whose speed drifts while settings take turns: a latency is therefore
+confidently lower only where it is so by more than the drift that the run's control setting showed.
 """
 
 from collections.abc import Hashable, Sequence
@@ -42,7 +43,7 @@ FLOPS = Cost("flops", "flops", "mean", "FLOPs", "mean operations of a request")
 WHY_NONE = {
     "total_ms": "no setting has a sample with a time: all were answered in batches",
     "energy_j": "no sample has an energy: the run was without --energy, or nothing measured power",
-    "flops": "no sample has a number of operations: there are no formulas for the architecture",
+    "flops": "no sample has a number of operations: a table holds none, and not every architecture has formulas",
 }
 
 
@@ -60,6 +61,8 @@ class Objectives:
         accuracy_draws: [B, S].
         cost_draws: [B, S].
         unseen_accuracy: [B, S], on the samples that the draw left out; nan where it left out none.
+        drift_allowance: share by which a latency must be lower to be confidently so; 0 for other costs, and where no
+            drift was read.
         more_accurate: [S, S], row is confidently more accurate than column.
         cheaper: [S, S], row costs confidently less than column.
     """
@@ -79,6 +82,7 @@ class Objectives:
     accuracy_draws: np.ndarray
     cost_draws: np.ndarray
     unseen_accuracy: np.ndarray
+    drift_allowance: float
     more_accurate: np.ndarray
     cheaper: np.ndarray
 
@@ -114,6 +118,7 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
     counts = draw_counts(grid.pictures, scored + 2 * paid, num_draws, seed)
     accuracy_draws = _over_draws(scores[:, scored], counts[:, scored], "mean")
     cost_draws = _over_draws(costs[:, paid], counts[:, paid], of.statistic)
+    allowance = (grid.drift or 0.0) if of.quantity == "total_ms" else 0.0
     num_cost_pictures = len({picture for picture, has in zip(grid.pictures, paid, strict=True) if has})
     return Objectives(
         task=grid.task,
@@ -131,10 +136,11 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         accuracy_draws=accuracy_draws,
         cost_draws=cost_draws,
         unseen_accuracy=_unseen(scores[:, scored], counts[:, scored]),
+        drift_allowance=allowance,
         more_accurate=_more_accurate(
             scores[:, scored], [p for p, has in zip(grid.pictures, scored, strict=True) if has]
         ),
-        cheaper=_cheaper(cost_draws, num_cost_pictures),
+        cheaper=_cheaper(cost_draws, num_cost_pictures, allowance),
     )
 
 
@@ -196,8 +202,10 @@ def _more_accurate(scores: np.ndarray, pictures: Sequence[Hashable]) -> np.ndarr
     return found
 
 
-def _cheaper(cost_draws: np.ndarray, num_pictures: int) -> np.ndarray:
+def _cheaper(cost_draws: np.ndarray, num_pictures: int, allowance: float) -> np.ndarray:
     size = cost_draws.shape[1]
     if num_pictures < FEWEST_PICTURES:
         return np.zeros((size, size), dtype=bool)
-    return np.stack([(cost_draws[:, [row]] < cost_draws).mean(axis=0) >= 1 - TAIL for row in range(size)])
+    return np.stack(
+        [(cost_draws[:, [row]] * (1 + allowance) < cost_draws).mean(axis=0) >= 1 - TAIL for row in range(size)]
+    )

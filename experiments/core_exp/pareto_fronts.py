@@ -33,9 +33,10 @@ class FrontPoint:
         accuracy_ci95: percentile interval over draws; as `cost_ci95`.
         on_front: by the figures of all samples.
         probability: share of draws that put it on the front.
+        drift_probability: the same, had all other latencies been longer by the drift that the run showed.
         status: `established`: on the front, and confidently better in accuracy or in cost than each other setting;
-            `within_noise`: on the front, but not so against `not_better_than`; `possible`: off it, but on it in at
-            least 5 % of the draws; `dominated`: off it.
+            `within_noise`: on the front, but not so against `not_better_than`; `possible`: off it, but with a
+            `drift_probability` of at least 5 %; `dominated`: off it.
         not_better_than: settings that it is better than, if at all, only within noise; of the front's points only.
         dominated_by: the cheapest of the most accurate settings that dominate it; None on the front.
     """
@@ -47,6 +48,7 @@ class FrontPoint:
     cost_ci95: tuple[float, float]
     on_front: bool
     probability: float
+    drift_probability: float
     status: Status
     not_better_than: tuple[str, ...]
     dominated_by: str | None
@@ -98,11 +100,15 @@ class TaskDifference:
     difference: Difference
 
 
-def on_front(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
-    """[..., S] bool from [..., S] and [..., S]."""
+def on_front(cost: np.ndarray, accuracy: np.ndarray, allowance: float = 0.0) -> np.ndarray:
+    """[..., S] bool from [..., S] and [..., S].
+
+    Args:
+        allowance: share by which every other setting's cost is taken as higher.
+    """
     dominated = np.zeros(cost.shape, dtype=bool)
     for other in range(cost.shape[-1]):
-        its_cost, its_accuracy = cost[..., [other]], accuracy[..., [other]]
+        its_cost, its_accuracy = cost[..., [other]] * (1 + allowance), accuracy[..., [other]]
         no_worse = (its_cost <= cost) & (its_accuracy >= accuracy)
         dominated |= no_worse & ((its_cost < cost) | (its_accuracy > accuracy))
     return ~dominated
@@ -163,7 +169,11 @@ def front(found: Objectives) -> Front:
     """Every setting's place, and the front's hypervolume."""
     is_on = on_front(found.cost, found.accuracy)
     probabilities = on_front(found.cost_draws, found.accuracy_draws).mean(axis=0)
-    points = [_point(found, at, bool(is_on[at]), float(probabilities[at])) for at in range(len(found.points))]
+    with_drift = on_front(found.cost_draws, found.accuracy_draws, found.drift_allowance).mean(axis=0)
+    points = [
+        _point(found, at, bool(is_on[at]), float(probabilities[at]), float(with_drift[at]))
+        for at in range(len(found.points))
+    ]
     return Front(
         points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
         reference_cost=reference_cost_of(found),
@@ -171,11 +181,11 @@ def front(found: Objectives) -> Front:
     )
 
 
-def _point(found: Objectives, at: int, is_on: bool, probability: float) -> FrontPoint:
+def _point(found: Objectives, at: int, is_on: bool, probability: float, drift_probability: float) -> FrontPoint:
     keys = [point.key for point in found.points]
     better = found.more_accurate[at] | found.cheaper[at]
     noise = tuple(keys[other] for other in range(len(keys)) if other != at and not better[other]) if is_on else ()
-    status: Status = "dominated" if probability < FEWEST_ON_FRONT else "possible"
+    status: Status = "dominated" if drift_probability < FEWEST_ON_FRONT else "possible"
     if is_on:
         status = "within_noise" if noise else "established"
     return FrontPoint(
@@ -186,6 +196,7 @@ def _point(found: Objectives, at: int, is_on: bool, probability: float) -> Front
         cost_ci95=interval(found.cost_draws[:, at]),
         on_front=is_on,
         probability=probability,
+        drift_probability=drift_probability,
         status=status,
         not_better_than=noise,
         dominated_by=None if is_on else _dominator(found, at),

@@ -1,0 +1,51 @@
+"""In: the file of a full grid as a small table; out: scores and times, settings by samples."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ResultsError
+
+
+@dataclass(frozen=True)
+class Table:
+    """A full run.
+
+    Attributes:
+        pictures: of each sample.
+        scores, seconds, costs: [settings, samples]; seconds and costs are nan where a sample failed, scores also where
+            the metric has none. `costs` is the time of all measured runs together.
+        best: the metric's highest score.
+        origin: where it was measured and what its times are not.
+    """
+
+    settings: tuple[str, ...]
+    sample_ids: tuple[int, ...]
+    pictures: tuple[str, ...]
+    scores: np.ndarray
+    seconds: np.ndarray
+    costs: np.ndarray
+    best: float
+    origin: Mapping[str, Any]
+
+
+def read_table(path: Path) -> Table:
+    """What `write_table` wrote; raises ResultsError for a file that it did not write."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = content["settings"]
+        scores = _array([row["scores"] for row in rows.values()])
+        seconds = _array([row["milliseconds"] for row in rows.values()]) / 1000
+        costs = _array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()]) / 1000
+        ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
+        return Table(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is no table of --collect ({error}); give one that it wrote") from error
+
+
+def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
+    return np.array([[np.nan if each is None else each for each in row] for row in rows], dtype=float)

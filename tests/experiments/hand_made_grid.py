@@ -1,0 +1,41 @@
+"""Grids of a few settings and samples with round numbers, for tests of what E2 computes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
+from experiments.core_exp.paired_objectives import LATENCY_MEAN, Cost, Objectives, objectives
+
+Numbers = Sequence[Sequence[float]] | np.ndarray
+
+
+def point(vision: str = "low", top_k: int = 1, blocks: int = 12) -> KnobPoint:
+    """Its key as a run gives it."""
+    return KnobPoint(f"tier-{vision}_topk{top_k}_blocks{blocks}", vision, top_k, blocks)
+
+
+def grid(
+    points: Sequence[KnobPoint],
+    scores: Numbers,
+    total_ms: Numbers,
+    *,
+    energy_j: Numbers | None = None,
+    drift: float | None = None,
+    best: float = 1.0,
+    pictures: Sequence[str] | None = None,
+) -> TaskGrid:
+    """Every sample has a picture of its own unless said otherwise; operations are ten times the milliseconds."""
+    rows = np.array(scores, dtype=float)
+    times = np.array(total_ms, dtype=float)
+    energies = np.full(rows.shape, np.nan) if energy_j is None else np.array(energy_j, dtype=float)
+    ids = tuple(range(rows.shape[1]))
+    names = tuple(pictures) if pictures is not None else tuple(f"picture-{each}" for each in ids)
+    return TaskGrid("signs", "read_off", best, tuple(points), ids, names, rows, times, energies, 10 * times, drift)
+
+
+def measured(made: TaskGrid, of: Cost = LATENCY_MEAN, num_draws: int = 400) -> Objectives:
+    """Its objectives, which there must be."""
+    found = objectives(made, of, num_draws, seed=0)
+    assert isinstance(found, Objectives)
+    return found
