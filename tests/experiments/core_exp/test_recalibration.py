@@ -90,3 +90,15 @@ def test_a_run_that_is_too_short_to_be_split_says_so() -> None:
     few = samples.take(np.isin(samples.settings, np.unique(samples.settings)[:8]))
     study = study_of_synthetic(few, 0.9)
     assert not study.errors and study.reason == "the run has too few settings or samples to be split in two"
+
+
+def test_launches_that_vision_hides_are_rescaled_from_the_beginning_of_the_request() -> None:
+    samples = launching_samples()
+    # Vision 1.2 times as long; launches 1.5 times as long, of which the longer vision hides more.
+    vision = 1.2 * samples.times["T_vision_total"]
+    prefill = 1.5 * (10.0 + 1.5 * samples.requests.num_active_blocks) - vision
+    token = samples.times["T_decode_per_token"]
+    target = samples_of(samples.requests, samples.settings, vision, prefill, token)
+    found = recalibrate(LatencyEstimator().fit(samples), target, "stage_affine").predict(target.requests)
+    assert relative_error(found.times["T_LLM_prefill"], prefill) < 0.01
+    assert relative_error(found.times["T_first_token"], vision + prefill) < 0.01
