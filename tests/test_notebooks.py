@@ -31,3 +31,14 @@ def test_the_steps_leave_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert experiment["inference_metrics"]["num_prompts"] == 8
     assert experiment["global_energy_results"]["total_energy_kwh"] > 0
     assert len(list((tmp_path / "results" / "raw_results").rglob("*.json"))) == 7
+
+
+def test_a_sweep_is_analysed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = executed("analyse_a_sweep.ipynb", tmp_path, monkeypatch)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert len(list((tmp_path / "results" / "analyse_a_sweep").glob("*blocks*.json"))) == 8
+    # Shares of the stages and a front.
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    table = outputs[-1]["data"]["text/plain"].splitlines()
+    # Top-k 16 is the last of four settings and the only one outside of what was measured.
+    assert len(table) == 5 and [line.split()[-1] for line in table[1:]] == ["False", "False", "False", "True"]

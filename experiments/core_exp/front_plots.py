@@ -106,7 +106,7 @@ def front_plot(each: FrontAnalysis) -> Plot:
             ends = [(point.cost_ci95[0] / scale, point.cost_ci95[1] / scale) for point in own]
             trace["error_x"] = whiskers(x, ends) | {"color": colour}
             trace |= {"mode": "markers+text", "text": [plain(names[point.key]) for point in own],
-                      "textposition": "top left", "textfont": {"size": 10}}  # fmt: skip
+                      "textposition": _label_sides(x, end), "textfont": {"size": 10}}  # fmt: skip
         traces.append(trace)
     return Plot(
         f"e2-front-{found.of.name}-{found.task}",
@@ -117,6 +117,11 @@ def front_plot(each: FrontAnalysis) -> Plot:
         f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
         f"the cost. Bars are 95 % intervals.",
     )  # fmt: skip
+
+
+def _label_sides(x: Sequence[float], end: float) -> list[str]:
+    """Left of a mark, where no better setting is, but right of one that stands at the edge."""
+    return ["top right" if each < 0.18 * end else "top left" for each in x]
 
 
 def _point_text(point: FrontPoint, scale: float, unit: str) -> str:
@@ -263,5 +268,5 @@ def _levels_plot(task: str, name: str, title: str, effects: Effects, scale: floa
         traces,
         layout(axis(**NAMES_IN_GROUPS), axis(f"change ({unit})", zeroline=True)),
         "half", 380,
-        f"Against the knob's smallest value, the other knobs averaged; at most {spread:.3g} {unit}.",
+        f"Against the knob's smallest value, the other knobs averaged; at most {spread:.4g} {unit}.",
     )  # fmt: skip

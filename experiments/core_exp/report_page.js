@@ -14,7 +14,8 @@
   const template = (isDark) => {
     const ink = isDark ? "#e4e8eb" : "#1c2126";
     const grid = isDark ? "#323b42" : "#e3e7ea";
-    const axis = { gridcolor: grid, zerolinecolor: isDark ? "#58636c" : "#b9c1c8", linecolor: grid, title: { standoff: 8 } };
+    const axis = { gridcolor: grid, zerolinecolor: isDark ? "#58636c" : "#b9c1c8", linecolor: grid,
+      title: { standoff: 8 }, exponentformat: "none" };
     return {
       layout: {
         font: { family: 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif', size: 12, color: ink },

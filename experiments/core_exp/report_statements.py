@@ -103,10 +103,7 @@ def _best_and_cheaper(each: FrontAnalysis) -> str:
     # Nothing is surely lost with a setting that the best one is not confidently more accurate than.
     level = [point for point in each.front.points if point.key == best.key or not beaten[places[point.key]]]
     cheapest = min(level, key=lambda point: point.cost)
-    text = (
-        f"The most accurate setting is {best.key} with {best.accuracy:.3f} [{best.accuracy_ci95[0]:.3f} to "
-        f"{best.accuracy_ci95[1]:.3f}] on {each.found.num_score_samples} samples"
-    )
+    text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
     if cheapest.key == best.key:
         return f"{text}; every cheaper one is confidently less accurate."
     return (

@@ -203,47 +203,55 @@ def _law(stage: str, fit: StageLine, name: str) -> str:
 
 def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, width: Width) -> Plot:
     """A mark for each stage of each setting; diagonals of equal MFU where the peak is known."""
-    x, y = [each.tflop for each in points if each.tflop > 0], [each.ms for each in points if each.tflop > 0]
-    ends = [min(x) / 2.5, max(x) * 2.5]
-    bottom, top = min(y) / 2.5, max(y) * 2.5
-    traces, notes = [], []
-    if peak_flops_per_s is not None:
-        for share in MFU_LINES:
-            times = [end * 1e15 / (peak_flops_per_s * share) for end in ends]
-            if times[1] < bottom or times[0] > top:
-                continue
-            traces.append(line(ends, times, "", QUIET, width=1, dash="dot") | {"showlegend": False})
-            at = min(ends[1], ends[0] * top / times[0]) / 1.6
-            height = at * 1e15 / (peak_flops_per_s * share)
-            notes.append(
-                note(float(np.log10(at)), float(np.log10(height)), f"{100 * share:g} % MFU", font={"size": 10})
-            )
+    known = [each for each in points if each.tflop > 0]
+    factor, unit = (1.0, "TFLOP") if max(each.tflop for each in known) >= 1 else (1e3, "GFLOP")
+    work, times = [factor * each.tflop for each in known], [each.ms for each in known]
+    ends, heights = (min(work) / 2.5, max(work) * 2.5), (min(times) / 2.5, max(times) * 2.5)
+    per_ms = None if peak_flops_per_s is None else peak_flops_per_s * factor / 1e15
+    traces, notes = ([], []) if per_ms is None else _mfu_diagonals(per_ms, ends, heights)
     for stage in STAGES:
-        own = [each for each in points if each.stage == stage and each.tflop > 0]
+        own = [each for each in known if each.stage == stage]
         texts = [
             hover(
                 f"{each.task} {each.setting}",
-                f"{stage}: {each.tflop:.3g} TFLOP in {each.ms:.3g} ms, {each.tflop_per_s:.3g} TFLOP/s",
+                f"{stage}: {factor * each.tflop:.3g} {unit} in {each.ms:.3g} ms, {each.tflop_per_s:.3g} TFLOP/s",
                 *([] if each.mfu is None else [f"MFU {100 * each.mfu:.3g} %"]),
             )
             for each in own
         ]
-        places = [each.tflop for each in own], [each.ms for each in own]
+        x, y = [factor * each.tflop for each in own], [each.ms for each in own]
         symbol = STAGE_SYMBOLS[stage]
-        traces.append(dots(*places, texts, stage, STAGE_COLOURS[stage], size=8, symbol=symbol, opacity=0.75))
+        traces.append(dots(x, y, texts, stage, STAGE_COLOURS[stage], size=8, symbol=symbol, opacity=0.75))
     return Plot(
         "e1-flops",
         "Operations against time",
         traces,
         layout(
-            axis("operations of the stage in a request (TFLOP)", type="log", dtick=1, range=[*np.log10(ends).tolist()]),
-            axis("time of the stage (ms)", type="log", dtick=1, range=[float(np.log10(bottom)), float(np.log10(top))]),
+            axis(f"operations of the stage in a request ({unit})", type="log", dtick=1, range=np.log10(ends).tolist()),
+            axis("time of the stage (ms)", type="log", dtick=1, range=np.log10(heights).tolist()),
             annotations=notes,
         ),
         width, 420,
         "A mark is a stage of one setting. "
         + ("Along a dotted line the GPU is used equally well." if notes else "The peak of the device is not known."),
     )  # fmt: skip
+
+
+def _mfu_diagonals(
+    per_ms: float, ends: tuple[float, float], heights: tuple[float, float]
+) -> tuple[list[Trace], list[Trace]]:
+    """Lines and their names; `per_ms` is the work that the peak does in a millisecond."""
+    lines, names = [], []
+    for share in MFU_LINES:
+        times = [end / (per_ms * share) for end in ends]
+        if times[1] < heights[0] or times[0] > heights[1]:
+            continue
+        lines.append(line(ends, times, "", QUIET, width=1, dash="dot") | {"showlegend": False})
+        # Where the line leaves the picture, a little inside.
+        at = min(ends[1], ends[0] * heights[1] / times[0]) / 1.6
+        place = float(np.log10(at)), float(np.log10(at / (per_ms * share)))
+        names.append(note(*place, f"{100 * share:g} % MFU", font={"size": 10}))
+    return lines, names
 
 
 def components_plot(profiles: Sequence[ProfiledRequest]) -> Plot:

@@ -1,7 +1,6 @@
 """A report in a real browser: it loads without a complaint or a request, its table sorts, a hover names the setting."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
