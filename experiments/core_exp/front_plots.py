@@ -112,7 +112,10 @@ def front_plot(each: FrontAnalysis) -> Plot:
         f"e2-front-{found.of.name}-{found.task}",
         f"{found.task.replace('_', ' ')}: accuracy against {found.of.label}",
         traces,
-        layout(axis(f"{found.of.label} ({unit})", rangemode="tozero"), axis("accuracy", range=_accuracy_range(front.points, found.best))),
+        layout(
+            axis(f"{found.of.label} ({unit})", rangemode="tozero"),
+            axis("accuracy", range=_accuracy_range(front.points, found.best)),
+        ),
         "half", 430,
         f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
         f"the cost. Bars are 95 % intervals.",
