@@ -112,11 +112,22 @@ def front_plot(each: FrontAnalysis) -> Plot:
         f"e2-front-{found.of.name}-{found.task}",
         f"{found.task.replace('_', ' ')}: accuracy against {found.of.label}",
         traces,
-        layout(axis(f"{found.of.label} ({unit})", rangemode="tozero"), axis("accuracy")),
+        layout(
+            axis(f"{found.of.label} ({unit})", rangemode="tozero"),
+            axis("accuracy", range=_accuracy_range(front.points, found.best)),
+        ),
         "half", 430,
         f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
         f"the cost. Bars are 95 % intervals.",
     )  # fmt: skip
+
+
+def _accuracy_range(points: Sequence[FrontPoint], best: float) -> list[float]:
+    """All points with the intervals of the front's, and room for names."""
+    low = min(point.accuracy_ci95[0] if point.on_front else point.accuracy for point in points)
+    high = max(point.accuracy_ci95[1] if point.on_front else point.accuracy for point in points)
+    room = max(0.12 * (high - low), 0.05 * best)
+    return [max(low - room, -0.02 * best), high + room]
 
 
 def _label_sides(x: Sequence[float], end: float) -> list[str]:

@@ -163,13 +163,19 @@ def scaling_plots(found: StageAnalysis) -> list[Plot]:
                 title if len({each.task for each in found.generations}) == 1 else f"{title} ({task})",
                 traces,
                 layout(
-                    axis(label), axis("ms", range=[0, 1.05 * highest]),
+                    axis(label, **_whole_steps(points)), axis("ms", range=[0, 1.05 * highest]),
                 ),
                 "third", 340,
                 "; ".join(_law(stage, fit, name) for fit, _, _, name in groups) + ".",
             )
         )  # fmt: skip
     return plots
+
+
+def _whole_steps(points: Sequence[Point]) -> dict[str, int]:
+    """Few tokens are counted one by one."""
+    x = [each.x for each in points]
+    return {"dtick": 1} if max(x) - min(x) <= 8 else {}
 
 
 def _with_line(stage: str, fit: StageLine, points: Sequence[Point], colour: str, name: str) -> list[Trace]:
