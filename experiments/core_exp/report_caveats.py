@@ -71,8 +71,7 @@ def _of_samples(found: Analyses) -> Iterator[Caveat]:
     frame, total = found.settings, len(found.settings)
     failed = [
         f"{row.task} {row.setting}: {row.num_failed_samples} failed, {row.num_samples} ran"
-        for row in frame.itertuples()
-        if row.num_failed_samples
+        for row in frame[frame["num_failed_samples"] > 0].itertuples()
     ]
     if failed:
         yield Caveat(

@@ -34,7 +34,8 @@ def _extremes(frame: pd.DataFrame) -> Iterator[str]:
     known = frame[frame["T_total_mean_ms"].notna()]
     if len(known) < 2:
         return
-    fast, slow = (known.loc[at] for at in (known["T_total_mean_ms"].idxmin(), known["T_total_mean_ms"].idxmax()))
+    by_time = known.sort_values("T_total_mean_ms", kind="stable")
+    fast, slow = by_time.iloc[0], by_time.iloc[-1]
     low, high = fast["T_total_mean_ms"], slow["T_total_mean_ms"]
     yield (
         f"The fastest of {len(known)} settings is {fast['setting']} with {milliseconds(low)} a request on average, the "
@@ -117,7 +118,8 @@ def _energy(frame: pd.DataFrame) -> Iterator[str]:
     if known.empty:
         return
     joules = known["energy_j_per_output_token"]
-    low, high = known.loc[joules.idxmin()], known.loc[joules.idxmax()]
+    by_energy = known.sort_values("energy_j_per_output_token", kind="stable")
+    low, high = by_energy.iloc[0], by_energy.iloc[-1]
     kinds = ", ".join(sorted({str(kind) for kind in known["energy_kind"].dropna()}))
     yield (
         f"Energy ({kinds}): from {joules.min():.3g} J an output token ({low['task']} {low['setting']}) to "
