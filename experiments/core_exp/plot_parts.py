@@ -149,5 +149,5 @@ def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str,
 
 
 def note(x: float, y: float | str, text: str, **more: Any) -> dict[str, Any]:
-    """A text in the picture, without an arrow, at a number or a category; in units of the axes unless `more` says otherwise."""
+    """A text in the picture, without an arrow, at a number or a category; on the axes unless `more` says otherwise."""
     return {"x": x, "y": y, "text": plain(text), "showarrow": False, "font": {"size": 11}, **more}
