@@ -8,16 +8,12 @@ did in that window, and its idle power.
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.power_integral import energy_of_trace
 from experiment_core_utils.primitives.energy_records import PowerTrace
 from experiment_core_utils.primitives.records import ApportionedEnergy
 
 NOT_ASKED = "energy was not asked for"
-# Times the usual interval: a reading may come late, or fail once.
-MOST_GAP = 4
 
 
 def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:
@@ -30,9 +26,6 @@ def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, r
     """
     parts = [energy_of_trace(trace, begin_s, end_s, has_steps_at_ends=True) for trace in traces]
     missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
-    if not missing:
-        untold = [(trace.origin.device, _why_untold(trace.times_s, begin_s, end_s)) for trace in traces]
-        missing = [f"{device}: {why}" for device, why in untold if why is not None]
     if missing or not parts:
         return no_energy("; ".join(missing) or reason)
     return ApportionedEnergy(
@@ -47,19 +40,6 @@ def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, r
 
 def _labels(names: Sequence[str]) -> str:
     return "+".join(dict.fromkeys(names))
-
-
-def _why_untold(times_s: Sequence[float], begin_s: float, end_s: float) -> str | None:
-    """Why the readings say nothing of a window: none lies in it, or some are missing around it; None where they do."""
-    times = np.asarray(times_s, dtype=np.float64)
-    places = np.flatnonzero((times > begin_s) & (times < end_s))
-    if not places.size:
-        return f"no power reading lies in it: {end_s - begin_s:.3g} s are less than the time between two"
-    gaps = np.diff(times[max(places[0] - 1, 0) : places[-1] + 2])
-    usual = float(np.median(np.diff(times)))
-    if gaps.size and gaps.max() > MOST_GAP * usual:
-        return f"power readings are missing: {gaps.max():.3g} s lie between two, {usual:.3g} s as a rule"
-    return None
 
 
 def no_energy(reason: str | None) -> ApportionedEnergy:

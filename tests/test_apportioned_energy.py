@@ -21,7 +21,7 @@ def test_a_window_with_readings_has_their_integral() -> None:
 def test_a_window_between_two_readings_has_no_figure() -> None:
     part = energy_of_part([trace([0.0, 0.05, 0.1, 0.15])], 0.06, 0.07, None)
     assert part["energy_j"] is None and part["energy_bound_j"] is None
-    assert part["energy_reason"] == "GPU-a: no power reading lies in it: 0.01 s are less than the time between two"
+    assert part["energy_reason"] == "GPU-a: no power reading lies in a window of 0.01 s"
 
 
 def test_missing_readings_are_not_bridged() -> None:

@@ -18,6 +18,8 @@ JITTER = 0.5
 JITTER_SEED = 42
 # A trace with more failed readings than this share of all says too little of what lies between them.
 FAILED_LIMIT = 0.1
+# Times the usual interval: a reading may come late, or fail once.
+MOST_GAP = 4
 
 
 def trapezoid_j(
@@ -118,7 +120,8 @@ class PowerSampler:
 
 
 def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_at_ends: bool = False) -> DeviceEnergy:
-    """Energy of a device between two moments; None where it was gone at the end, or failed too often.
+    """Energy of a device between two moments; None where it was gone at the end, failed too often, or where the
+    readings say nothing of the window: none lies in it, or some are missing around it.
 
     `has_steps_at_ends` is that of `trapezoid_j`.
     """
@@ -129,11 +132,31 @@ def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_a
     if share > FAILED_LIMIT:
         reason = f"{failed} of {failed + taken} power readings failed: {trace.failure}"
         return DeviceEnergy(trace.origin, None, None, reason)
+    untold = _why_untold(trace.times_s, begin_s, end_s)
+    if untold is not None:
+        failures = f" ({trace.failure})" if failed else ""
+        return DeviceEnergy(trace.origin, None, None, f"{untold}{failures}")
     # A long run has many windows: the readings inside this one, and the one to either side.
     near = slice(max(bisect_right(trace.times_s, begin_s) - 1, 0), bisect_left(trace.times_s, end_s) + 1)
     joules, bound_j = trapezoid_j(trace.times_s[near], trace.watts[near], begin_s, end_s, has_steps_at_ends)
     remark = f"{failed} of {failed + taken} power readings failed ({trace.failure})" if failed else None
     return DeviceEnergy(trace.origin, joules, bound_j, None, remark)
+
+
+def _why_untold(times_s: Sequence[float], begin_s: float, end_s: float) -> str | None:
+    """Why the readings say nothing of a window; None where they do."""
+    first, last = bisect_right(times_s, begin_s), bisect_left(times_s, end_s)
+    if first >= last:
+        return f"no power reading lies in a window of {end_s - begin_s:.3g} s"
+    times = np.asarray(times_s, dtype=np.float64)
+    # Where the trace does not reach beyond an end, nothing is read from there on.
+    before = [begin_s] if first == 0 else []
+    after = [end_s] if last == len(times) else []
+    gap_s = float(np.diff([*before, *times[max(first - 1, 0) : last + 1], *after]).max())
+    usual_s = float(np.median(np.diff(times))) if len(times) > 1 else gap_s
+    if gap_s > MOST_GAP * usual_s:
+        return f"power readings are missing: {gap_s:.3g} s lie between two, {usual_s:.3g} s as a rule"
+    return None
 
 
 class PowerIntegralMeter:

@@ -159,6 +159,70 @@ def test_a_power_that_cannot_be_read_at_all_is_said_at_once() -> None:
         PowerIntegralMeter([SimulatedPower(SimulatedDevice(clock, constant(1.0), missing=frozenset({"power"})))], clock)
 
 
+def test_a_window_between_two_readings_has_no_figure() -> None:
+    clock = ScriptedClock()
+    device = SimulatedDevice(clock, constant(70.0), power_read_cost_s=0.0003)
+    meter = PowerIntegralMeter([SimulatedPower(device)], clock, itertools.repeat(0.05))
+    meter.open()
+    # 14 J, all of it between the reading before and the one behind, which both say 70 W.
+    device.run(0.02, 700.0)
+    (energy,) = meter.close().devices
+    assert (energy.joules, energy.bound_j) == (None, None)
+    assert energy.reason == "no power reading lies in a window of 0.02 s"
+
+
+def test_short_windows_of_a_load_have_their_energy_within_the_bound_or_none() -> None:
+    random, contained, absent = Random(3), 0, 0
+    for _ in range(300):
+        clock = ScriptedClock(1.0)
+        device = SimulatedDevice(clock, constant(random.uniform(60, 120)), power_read_cost_s=0.001)
+        meter = PowerIntegralMeter([SimulatedPower(device)], clock, jittered(0.05, random))
+        meter.open()
+        begin_s = clock.now_s()
+        device.run(random.uniform(0.005, 0.1), random.uniform(200, 700))
+        true_j = device.true_j(begin_s, clock.now_s())
+        (energy,) = meter.close().devices
+        absent += energy.joules is None
+        if energy.joules is not None and energy.bound_j is not None:
+            contained += abs(energy.joules - true_j) <= energy.bound_j + 1e-9
+    assert 0 < absent < 300 and contained >= 0.95 * (300 - absent)
+
+
+class Gap(SimulatedPower):
+    """Cannot be read between two moments."""
+
+    from_s, until_s = 0.0, 0.0
+
+    def read_w(self) -> float:
+        if self.from_s <= self._device.clock.now_s() < self.until_s:
+            raise MeterUnavailable("gone for a while")
+        return super().read_w()
+
+
+@pytest.mark.parametrize(("gap_s", "is_told"), [(5.0, False), (0.12, True)])
+def test_a_gap_in_the_readings_is_not_bridged(gap_s: float, is_told: bool) -> None:
+    """What is drawn in 5 s without a reading is not known; two readings that fail are within what a gap may be."""
+    clock = ScriptedClock()
+    probe = Gap(SimulatedDevice(clock, constant(100.0)))
+    meter = PowerIntegralMeter([probe], clock, itertools.repeat(0.05))
+    meter.open()
+    probe.from_s, probe.until_s = 5.0, 5.0 + gap_s
+    clock.sleep(60.0)
+    (energy,) = meter.close().devices
+    assert (energy.joules is not None) is is_told
+    if not is_told:
+        assert energy.bound_j is None and energy.reason is not None
+        assert energy.reason == ("power readings are missing: 5 s lie between two, 0.05 s as a rule (gone for a while)")
+
+
+def test_what_no_reading_reaches_is_a_gap_too() -> None:
+    trace = PowerTrace(ORIGIN, tuple(0.05 * n for n in range(21)), (100.0,) * 21, 0, False, None)
+    assert energy_of_trace(trace, 0.0, 1.1).joules == pytest.approx(110.0)
+    for ends in ((-3.0, 0.5), (0.5, 4.0)):
+        late = energy_of_trace(trace, *ends)
+        assert late.joules is None and str(late.reason).startswith("power readings are missing: 3 s")
+
+
 class Slip(SimulatedPower):
     """From its third reading on it has a fault that is no failing of the device."""
 
@@ -213,5 +277,8 @@ def test_readings_far_from_a_window_do_not_count(times: list[float], ends: list[
     watts = [100.0 + 37 * place % 11 for place in range(len(times))]
     trace = PowerTrace(ORIGIN, tuple(times), tuple(watts), 0, False, None)
     energy = energy_of_trace(trace, *ends, has_steps_at_ends=steps)
+    if energy.joules is None:
+        assert energy.reason is not None and energy.bound_j is None
+        return
     joules, bound_j = trapezoid_j(times, watts, *ends, has_steps_at_ends=steps)
     assert (energy.joules, energy.bound_j) == (pytest.approx(joules), pytest.approx(bound_j))
