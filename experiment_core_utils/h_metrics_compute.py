@@ -5,7 +5,7 @@ other model is counted by running it once.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -15,11 +15,18 @@ from torch import nn
 
 from experiment_core_utils.hardware_utilisation import setting_utilisation
 from experiment_core_utils.memory_breakdown import setting_memory
-from experiment_core_utils.meters.flop_counter import count_flops, count_with_ptflops, is_quantised, meta_twin
+from experiment_core_utils.meters.flop_counter import (
+    count_flops,
+    count_with_ptflops,
+    has_packed_weights,
+    meta_twin,
+    told_of_no_padding,
+)
 from experiment_core_utils.meters.gpu_peaks import peaks_on
 from experiment_core_utils.meters.load_sampler import utilisation_of
 from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.models.architecture_flops import UnknownArchitecture
+from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
+from experiment_core_utils.models.counted_flops import FOREIGN_ERRORS
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.shapes_in_force import architecture_in_force
 from experiment_core_utils.primitives.compute_records import LoadTrace
@@ -71,12 +78,14 @@ def count_prompt_flops(
     By formula they take no time and hold what is in force in the model: its active blocks, its experts per token.
     Otherwise one prompt of each length is run, and counts as often as the length occurs. Not counted: tokens that are
     generated afterwards, elementwise work, norms, look-ups. Attention counts as the full rectangle. Packed weights have
-    the FLOPs of full precision; the counters count such a model on a twin of its architecture without weights.
+    the FLOPs of full precision; the counters count such a model on a twin of its architecture without weights. A model
+    that cannot be run has None with the reason.
 
     Args:
         model: anything with `forward(input_ids=[1, T])`.
         tokenised: ids [N, T] without padding, or ids and mask, both [N, T]; masked positions are left out.
-        timeout_per_sample: seconds for one length, where prompts are run, more than 0; None sets no limit.
+        timeout_per_sample: seconds for one length, where prompts are run, more than 0; None sets no limit. It ends a
+            run between two operators: one that hangs runs on.
         method: `formula` for architectures that formulas are known for (`docs/compute.md`), and `counter` for others;
             `counter` is torch's with the formulas that it lacks; `ptflops` leaves out fused attention and experts.
 
@@ -105,7 +114,7 @@ def count_prompt_flops(
             flops = _count_lengths(model, samples, Counter(lengths), timeout_per_sample, method)
         except (MeterUnavailable, OutOfMemory, SampleTimedOut) as error:
             reason = str(error)
-    return _flop_count(flops, method, "meta_twin" if is_quantised(model) else "model", lengths, reason)
+    return _flop_count(flops, method, "meta_twin" if has_packed_weights(model) else "model", lengths, reason)
 
 
 def _flop_count(
@@ -139,25 +148,40 @@ def _count_lengths(
     method: FlopMethod,
 ) -> float:
     """Raises MeterUnavailable, OutOfMemory or SampleTimedOut."""
-    counted = meta_twin(model) if is_quantised(model) else model
+    device, run = _to_run(model)
     total = 0
     for length, sample in samples.items():
-        where = next((parameter.device for parameter in counted.parameters()), sample.device)
         try:
-            with out_of_memory_named(), time_limit(timeout_s):
-                total += times[length] * _count(counted, sample.to(where), method)
+            with out_of_memory_named(), time_limit(timeout_s, "timeout_per_sample=None"):
+                total += times[length] * _count(run, sample.to(device or sample.device), method)
         except SampleTimedOut as error:
             raise SampleTimedOut(f"a prompt of {length} tokens was {error}") from error
-        except (NotImplementedError, RuntimeError) as error:
-            if counted is model:
-                raise
+        except FOREIGN_ERRORS as error:
             raise MeterUnavailable(
-                f"{type(model).__name__} cannot be counted without its weights: {first_line(error)}"
+                f"{type(model).__name__} cannot be run to be counted: {type(error).__name__}: {first_line(error)}"
             ) from error
     return float(total)
 
 
-def _count(model: nn.Module, sample: torch.Tensor, method: FlopMethod) -> int:
+def _to_run(model: nn.Module) -> tuple[torch.device | None, Callable[..., object]]:
+    """What is run, and where its ids must be, None anywhere; of packed weights the twin without weights.
+
+    Raises:
+        MeterUnavailable: there is no such twin, or it would not be what runs.
+    """
+    if not has_packed_weights(model):
+        return next((parameter.device for parameter in model.parameters()), None), model
+    twin = meta_twin(model)
+    by_config, in_force = architecture_of(twin.config), architecture_in_force(model)
+    if isinstance(by_config, Architecture):
+        if isinstance(in_force, UnknownArchitecture):
+            raise MeterUnavailable(f"weights are packed, and the config does not tell what runs: {in_force.reason}")
+        if by_config.forward_flops(1) != in_force.forward_flops(1):
+            raise MeterUnavailable("weights are packed, and other experts or blocks run than the config says")
+    return torch.device("meta"), told_of_no_padding(twin)
+
+
+def _count(model: Callable[..., object], sample: torch.Tensor, method: FlopMethod) -> int:
     if method == "ptflops":
         return count_with_ptflops(model, sample)
     return count_flops(lambda: model(input_ids=sample))

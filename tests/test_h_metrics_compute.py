@@ -2,13 +2,14 @@
 
 import threading
 import time
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import BatchEncoding
+from transformers import BatchEncoding, GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from experiment_core_utils.h_metrics_compute import (
     combine_comp_metrics,
@@ -166,6 +167,69 @@ def test_bitsandbytes_models_have_the_flops_of_full_precision(tmp_path: Any) -> 
             assert get_flops(packed, torch.full((2, 11), 5), method=method) == 2 * llama_flops(11)  # type: ignore[arg-type]
 
 
+def quantised_by_torch(model: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def opt() -> nn.Module:
+    """No formula is known for it."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "vocab_size": 97}
+    return OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)).eval()
+
+
+@pytest.mark.parametrize("method", ["formula", "counter"])
+def test_what_torch_quantised_after_loading_has_the_flops_of_full_precision(method: Any) -> None:
+    # Per token and block 4 x 32 x 32 + 2 x 32 x 64 products, the head 32 x 97; attention 4 x 7 x 7 x 32 in each block.
+    expected = 2 * 7 * (2 * (4 * 32 * 32 + 2 * 32 * 64) + 32 * 97) + 2 * 4 * 7 * 7 * 32
+    found = count_prompt_flops(quantised_by_torch(opt()), torch.full((3, 7), 5), method=method)
+    assert (found.flops, found.counted_on, found.reason) == (3 * expected, "meta_twin", None)
+    assert get_flops(quantised_by_torch(causal_model(llama_config())), torch.full((1, 7), 5), method=method) == (
+        llama_flops(7)
+    )
+
+
+def test_what_torch_quantised_without_a_config_is_none_with_the_reason() -> None:
+    found = count_prompt_flops(quantised_by_torch(nn.Sequential(nn.Linear(3, 4))), torch.full((1, 7), 5))
+    assert found.flops is None and "Sequential are packed, and no config tells" in str(found.reason)
+
+
+def test_packed_weights_whose_knobs_were_turned_are_not_counted_by_their_config() -> None:
+    ids, packed = torch.full((1, 6), 5), quantised_by_torch(causal_model(olmoe_config()))
+    routers = [module for module in packed.modules() if "top_k" in vars(module)]
+    for router in routers:
+        router.top_k = 1
+    assert get_flops(packed, ids) == olmoe_flops(6, 1)
+    found = count_prompt_flops(packed, ids, method="counter")
+    assert found.flops is None and "other experts or blocks run than the config says" in str(found.reason)
+    packed.get_decoder().layers = packed.get_decoder().layers[:1]
+    found = count_prompt_flops(packed, ids)
+    assert found.flops is None and "the config does not tell what runs: the 1 blocks" in str(found.reason)
+
+
+def test_packed_weights_of_a_model_that_looks_for_padding_are_counted() -> None:
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 97}
+    plain = GPT2LMHeadModel(GPT2Config(**sizes, pad_token_id=3)).eval()
+    expected = get_flops(plain, torch.full((2, 7), 5))
+    plain.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    found = count_prompt_flops(plain, torch.full((2, 7), 5))
+    assert (found.flops, found.counted_on) == (expected, "meta_twin") and expected
+
+
+class Failing(nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise ValueError("it takes\npictures")
+
+
+@pytest.mark.parametrize("method", ["formula", "counter", "ptflops"])
+def test_a_model_that_cannot_be_run_is_none_with_the_reason(method: Any) -> None:
+    config = {"flops_method": method}
+    metrics = combine_comp_metrics(Failing(), CPU, torch.full((1, 3), 5), MAIN, config)
+    assert metrics["flops"] is None
+    assert metrics["flops_reason"] == "Failing cannot be run to be counted: ValueError: it takes"
+
+
 def test_no_prompt_has_no_figure(llama: nn.Module) -> None:
     found = count_prompt_flops(llama, torch.zeros((0, 5), dtype=torch.long))
     assert (found.flops, found.num_prompts, found.reason) == (None, 0, "there is no prompt")
@@ -202,7 +266,8 @@ def test_a_time_limit_needs_the_main_thread(llama: nn.Module) -> None:
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert found[0] == llama_flops(7) and "main thread" in found[1]
+    assert found[0] == llama_flops(7)
+    assert found[1] == "a time limit works in the main thread only; drop it (timeout_per_sample=None) or run from there"
 
 
 def test_the_cpu_has_no_allocator_figures_and_no_gpu_load() -> None:

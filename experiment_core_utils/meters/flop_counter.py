@@ -6,10 +6,11 @@ attention and no grouped expert products, so that its figure leaves attention ou
 
 import contextlib
 import copy
+import functools
 import io
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,8 @@ _FUSED_ATTENTION = tuple(
         "fused_attention_overrideable",
     )
 )
+# Modules of torch's own quantisation: their weights are no parameters.
+_TORCH_QUANTISED = tuple(f"torch.ao.nn.{kind}quantized" for kind in ("", "intrinsic.", "sparse."))
 
 
 def _grouped_mm_flops(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
@@ -74,7 +77,7 @@ def count_flops(run: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def count_with_ptflops(model: nn.Module, input_ids: torch.Tensor) -> int:
+def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) -> int:
     """ptflops' multiply-adds of `model(input_ids)`, twice; `input_ids` [1, T] on the model's device.
 
     Raises:
@@ -106,7 +109,7 @@ class _Shell(nn.Module):
     The model is no submodule, because ptflops leaves hooks on those and sets them to evaluation.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Callable[..., object]) -> None:
         super().__init__()
         self._run = (model,)
         self.failure: BaseException | None = None
@@ -119,12 +122,17 @@ class _Shell(nn.Module):
             raise
 
 
-def is_quantised(model: nn.Module) -> TypeGuard[PreTrainedModel]:
-    """Whether weights are packed: their products are operators that no counter has a formula for."""
-    return isinstance(model, PreTrainedModel) and getattr(model.config, "quantization_config", None) is not None
+def has_packed_weights(model: nn.Module) -> bool:
+    """Whether the products of its weights are operators that no counter has a formula for.
+
+    So it is where its config says that it is quantised, and where torch quantised its modules after loading.
+    """
+    if isinstance(model, PreTrainedModel) and getattr(model.config, "quantization_config", None) is not None:
+        return True
+    return any(type(module).__module__.startswith(_TORCH_QUANTISED) for module in model.modules())
 
 
-def meta_twin(model: PreTrainedModel) -> PreTrainedModel:
+def meta_twin(model: nn.Module) -> PreTrainedModel:
     """The model's architecture with full-precision weights that hold no memory, in forms that count alike.
 
     Attention is unfused and experts are batched products, because routed work must not depend on what was routed.
@@ -132,6 +140,10 @@ def meta_twin(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         MeterUnavailable: the architecture cannot be built like that.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise MeterUnavailable(
+            f"the weights of this {type(model).__name__} are packed, and no config tells its operations without them"
+        )
     config = copy.deepcopy(model.config)
     vars(config).pop("quantization_config", None)
     try:
@@ -143,6 +155,27 @@ def meta_twin(model: PreTrainedModel) -> PreTrainedModel:
     with contextlib.suppress(ValueError):
         twin.set_experts_implementation("batched_mm")
     return twin.eval()
+
+
+def told_of_no_padding(model: nn.Module) -> Callable[..., Any]:
+    """A model without weights as it can be run on ids [B, T] that have no values.
+
+    Some look for padding among the ids unless a mask says that there is none; others look into the mask.
+    """
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"))
+    except RuntimeError:
+        return functools.partial(_run_with_mask, model)
+    return model
+
+
+def _run_with_mask(model: nn.Module, input_ids: torch.Tensor, **others: Any) -> Any:
+    """Also the keys that a cache holds are no padding."""
+    cache = others.get("past_key_values")
+    attended = input_ids.shape[1] + (0 if cache is None else cache.get_seq_length())
+    mask = input_ids.new_ones(input_ids.shape[0], attended)
+    return model(input_ids=input_ids, attention_mask=mask, **others)
 
 
 def _ptflops() -> ModuleType:

@@ -5,8 +5,9 @@ A block of seventy modules takes longer to walk than a figure of operations may 
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -16,8 +17,6 @@ from experiment_core_utils.models.architecture import SCALE_SUFFIXES
 
 # The biases of a block's experts lie in one tensor.
 _NOT_MATRICES = (*SCALE_SUFFIXES, "_bias")
-# A module, the name of a dict of its parts, and their ids: what lives has an id of its own.
-_Place = tuple["weakref.ref[nn.Module]", str, tuple[int, ...]]
 
 
 def block_stack(model: PreTrainedModel) -> Any:
@@ -37,34 +36,25 @@ class BlockModules:
         router: the module whose `top_k` says how many experts run for a token; None in a dense block.
         matrix_elements: of all its products, packed weights as many as before packing; None where packed weights do
             not tell.
+        patched: the module, by its name in the block, whose `forward` was put in place of its class's, so that what it
+            computes is not told by its weights; the hooks of accelerate, which go on to the class's, are none.
     """
 
     block: "weakref.ref[nn.Module]"
     router: "weakref.ref[nn.Module] | None"
     matrix_elements: int | None
-    places: tuple[_Place, ...]
+    patched: str | None
 
     @classmethod
     def of(cls, block: nn.Module) -> "BlockModules":
         """Read it."""
-        modules = list(block.modules())
-        router = next((module for module in modules if "top_k" in vars(module)), None)
+        router = next((module for module in block.modules() if "top_k" in vars(module)), None)
         return cls(
             weakref.ref(block),
             None if router is None else weakref.ref(router),
             matrix_elements(block),
-            tuple(place for module in modules for place in _places(module)),
+            next((name or "itself" for name, module in block.named_modules() if _is_patched(module)), None),
         )
-
-    def is_of(self, block: nn.Module) -> bool:
-        """Whether this is the block that was read, and nothing in it was replaced, added or removed since."""
-        if self.block() is not block:
-            return False
-        for reference, names, ids in self.places:
-            module = reference()
-            if module is None or tuple(map(id, module.__dict__[names].values())) != ids:
-                return False
-        return True
 
     @property
     def top_k(self) -> int | None:
@@ -73,13 +63,56 @@ class BlockModules:
         return None if router is None else int(vars(router)["top_k"])
 
 
-def _places(module: nn.Module) -> Iterator[_Place]:
-    """Where matrices hang, and where the modules do that have them."""
+def _is_patched(module: nn.Module) -> bool:
     own = vars(module)
-    if own["_modules"]:
-        yield weakref.ref(module), "_modules", tuple(map(id, own["_modules"].values()))
-    if any(parameter is not None and parameter.dim() > 1 for parameter in own["_parameters"].values()):
-        yield weakref.ref(module), "_parameters", tuple(map(id, own["_parameters"].values()))
+    return "forward" in own and not ("_hf_hook" in own and "_old_forward" in own)
+
+
+_Modules = tuple["weakref.ref[nn.Module]", ...]
+
+
+@dataclass(frozen=True)
+class ModulePlaces:
+    """Where the modules and the matrices of blocks hung when they were read; it does not keep them alive.
+
+    All blocks are compared in one pass: by block, a deep mixture takes longer than a figure may.
+
+    Attributes:
+        parents, holders: modules that have parts, and those that have matrices.
+        found: ids of the parts and of the matrices, and which of these modules have a `forward` of their own; what
+            lives has an id of its own.
+    """
+
+    parents: _Modules
+    holders: _Modules
+    found: tuple[list[int], list[bool]]
+
+    @classmethod
+    def of(cls, blocks: Iterable[nn.Module]) -> "ModulePlaces":
+        """Read them."""
+        modules = [module for block in blocks for module in block.modules()]
+        parents = [module for module in modules if vars(module)["_modules"]]
+        holders = [module for module in modules if _has_matrix(module)]
+        return cls(tuple(map(weakref.ref, parents)), tuple(map(weakref.ref, holders)), _found(parents, holders))
+
+    def are_as_read(self) -> bool:
+        """Whether nothing in them was replaced, added, removed or patched since."""
+        parents = [module for reference in self.parents if (module := reference()) is not None]
+        holders = [module for reference in self.holders if (module := reference()) is not None]
+        return (len(parents), len(holders)) == (len(self.parents), len(self.holders)) and (
+            _found(parents, holders) == self.found
+        )
+
+
+def _found(parents: Sequence[nn.Module], holders: Sequence[nn.Module]) -> tuple[list[int], list[bool]]:
+    above, below = [module.__dict__ for module in parents], [module.__dict__ for module in holders]
+    parts = [own["_modules"].values() for own in above]
+    parts += [own["_parameters"].values() for own in below]
+    return list(map(id, chain.from_iterable(parts))), ["forward" in own for own in above + below]
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    return any(each is not None and each.dim() > 1 for each in vars(module)["_parameters"].values())
 
 
 def matrix_elements(part: nn.Module) -> int | None:

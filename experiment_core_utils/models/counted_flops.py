@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiment_core_utils.meters.flop_counter import count_flops
+from experiment_core_utils.meters.flop_counter import count_flops, told_of_no_padding
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 from experiment_core_utils.primitives.records import FlopsFigure, RequestFlops, RequestSize, StageFlops
 
-# What code of an unknown architecture raises where it cannot be built or run without weights.
-_FOREIGN_ERRORS = (
+# What code of an unknown architecture raises where it cannot be built or run.
+FOREIGN_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -96,12 +96,13 @@ def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlo
     """
     try:
         model = _without_weights(config)
+        run = _LastOnly(model)
         prefill = _counted_at(
-            (size.prompt_tokens for size in sizes), lambda tokens: count_flops(lambda: _run(model, tokens, None)), 2
+            (size.prompt_tokens for size in sizes), lambda tokens: count_flops(lambda: run(tokens, None)), 2
         )
         contexts = {context for size in sizes for context in _contexts(size)}
-        step = _counted_at(contexts, lambda context: _count_step(model, context), 1)
-    except _FOREIGN_ERRORS as error:
+        step = _counted_at(contexts, lambda context: _count_step(run, context), 1)
+    except FOREIGN_ERRORS as error:
         raise MeterUnavailable(
             f"{config.model_type!r} cannot be counted without weights: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -131,20 +132,26 @@ def _without_weights(config: Any) -> Any:
     return model.eval()
 
 
-def _run(model: Any, tokens: int, cache: Any) -> Any:
-    """One forward pass; the head on the last position where the model can do so, as in `generate()`."""
-    ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
-    last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    return model(input_ids=ids, past_key_values=cache, use_cache=True, **last_only)
+class _LastOnly:
+    """Forward passes; the head on the last position where the model can do so, as in `generate()`."""
+
+    def __init__(self, model: Any) -> None:
+        taken = inspect.signature(model.forward).parameters
+        self._options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+        self._model = told_of_no_padding(model)
+
+    def __call__(self, tokens: int, cache: Any) -> Any:
+        ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+        return self._model(input_ids=ids, past_key_values=cache, use_cache=True, **self._options)
 
 
-def _count_step(model: Any, context: int) -> int:
+def _count_step(run: _LastOnly, context: int) -> int:
     """A token that attends to `context` keys, its own among them."""
     with torch.inference_mode():
-        cache = _run(model, context - 1, None).past_key_values
+        cache = run(context - 1, None).past_key_values
     if cache is None:
         raise TypeError("it keeps no cache of keys")
-    return count_flops(lambda: _run(model, 1, cache))
+    return count_flops(lambda: run(1, cache))
 
 
 def _counted_at(places: Iterable[int], count: Callable[[int], int], degree: int) -> Mapping[int, int]:

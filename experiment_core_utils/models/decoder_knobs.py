@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.meters.flop_counter import is_quantised
+from experiment_core_utils.meters.flop_counter import has_packed_weights
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
 from experiment_core_utils.models.kept_blocks import KeptBlocks
 from experiment_core_utils.models.moved_flops import flops_move
@@ -216,7 +216,7 @@ class DecoderKnobs:
         except _FOREIGN_ERRORS as error:
             return f"with top-k {top_k} its prefill fails ({type(error).__name__}: {first_line(error)})"
         chosen = {counted.experts.get(index) for index in self._routers.turnable_blocks}
-        if not move.moved and not is_quantised(self._model) and chosen in ({top_k}, {None}):
+        if not move.moved and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
             return (
                 f"it computes all its experts: a prefill of {_TRIAL_TOKENS} tokens has {move.before} operations with "
                 f"top-k {self.default_top_k} and with {top_k}"

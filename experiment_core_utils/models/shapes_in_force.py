@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.block_modules import BlockModules, block_stack
+from experiment_core_utils.models.block_modules import BlockModules, ModulePlaces, block_stack
 from experiment_core_utils.models.decoder_flops import BlockShape, DecoderShape, MlpShape
 
 
@@ -26,12 +26,14 @@ class _Seen:
     Attributes:
         config: the entries of the model's config.
         layers, head: as they were read.
+        places: of the modules in them.
         top_ks: experts that the router of each layer chose.
     """
 
     config: dict[str, Any]
     layers: tuple[BlockModules, ...]
     head: BlockModules
+    places: ModulePlaces
     top_ks: tuple[int | None, ...]
     found: Architecture | UnknownArchitecture
 
@@ -43,8 +45,9 @@ class _Seen:
         layers = vars(stack.layers)["_modules"].values()
         return (
             len(layers) == len(self.layers)
-            and all(seen.is_of(layer) for seen, layer in zip(self.layers, layers, strict=True))
-            and self.head.is_of(model.get_output_embeddings())
+            and all(seen.block() is layer for seen, layer in zip(self.layers, layers, strict=True))
+            and self.head.block() is model.get_output_embeddings()
+            and self.places.are_as_read()
             and all(seen.top_k == top_k for seen, top_k in zip(self.layers, self.top_ks, strict=True))
             and _entries(model.config) == self.config
         )
@@ -57,7 +60,8 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
     """The architecture as it runs now; unknown where modules and config do not describe the same blocks.
 
     The modules are read once for each model. What was replaced, added or removed since is noticed, and so is a router
-    that chooses another number of experts, or a config that was changed.
+    that chooses another number of experts, a config that was changed, or a `forward` put in place of a class's. Not
+    seen is what changes a computation and no module: a hook, or a method of another name.
     """
     if not isinstance(model, PreTrainedModel):
         return UnknownArchitecture(f"no formula is known for a {type(model).__name__}; it is no model of transformers")
@@ -78,7 +82,8 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
     top_ks = tuple(layer.top_k for layer in layers)
     architecture = architecture_of(model.config, [top_k is not None for top_k in top_ks])
     found = architecture if isinstance(architecture, UnknownArchitecture) else _turned(architecture, layers, head)
-    _SEEN[model] = _Seen(copy.deepcopy(_entries(model.config)), layers, head, top_ks, found)
+    places = ModulePlaces.of([*stack.layers, lm_head])
+    _SEEN[model] = _Seen(copy.deepcopy(_entries(model.config)), layers, head, places, top_ks, found)
     return found
 
 
@@ -95,8 +100,10 @@ def _turned(
     blocks = decoder.blocks
     expected = [block.weights(decoder.hidden) for block in blocks] + [decoder.hidden * decoder.head_rows]
     for place, (part, elements) in enumerate(zip([*layers, head], expected, strict=True)):
+        what = f"block {place}" if place < len(layers) else "the head"
+        if part.patched is not None:
+            return UnknownArchitecture(f"{what} of this {name} has another forward than its class ({part.patched})")
         if part.matrix_elements not in (None, elements):
-            what = f"block {place}" if place < len(layers) else "the head"
             return UnknownArchitecture(
                 f"{what} of this {name} has {part.matrix_elements} weights in its matrices, its config says {elements}"
             )

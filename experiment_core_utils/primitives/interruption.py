@@ -21,8 +21,11 @@ _SAME_PRESS_S = 1.0
 
 
 @contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
+def time_limit(seconds: float | None, name: str = "--sample_timeout") -> Iterator[None]:
     """Raises SampleTimedOut inside its block after that time; None sets no limit.
+
+    Args:
+        name: what the caller calls the limit, for messages.
 
     Raises:
         ConfigurationError: outside the main thread, where Python delivers no signals.
@@ -31,9 +34,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         yield
         return
     if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError(
-            "a time limit works in the main thread only; drop it (--sample_timeout) or run from there"
-        )
+        raise ConfigurationError(f"a time limit works in the main thread only; drop it ({name}) or run from there")
 
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise SampleTimedOut(f"not done after {seconds:g} s")

@@ -165,6 +165,14 @@ class TextConfig(_Part):
     flops_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     further: Mapping[str, Any] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name_of_off(cls, given: Any) -> Any:
+        """`track_energy: false` by itself is `energy: off`."""
+        if isinstance(given, Mapping) and given.get("track_energy") is False and given.get("energy") is None:
+            return {**given, "energy": "off"}
+        return given
+
     @field_validator("custom_metrics", mode="before")
     @classmethod
     def _one_metric(cls, given: Any) -> Any:
@@ -311,7 +319,7 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _check_together(config: TextConfig) -> None:
-    for check in (_check_quantisation, _check_decoding, _check_simulation, _check_source):
+    for check in (_check_quantisation, _check_decoding, _check_simulation, _check_source, _check_energy):
         problem = check(config)
         if problem is not None:
             raise ImpossibleCombination(problem)
@@ -356,4 +364,10 @@ def _check_source(config: TextConfig) -> str | None:
         return "prompts.path and prompts.dataset_name are both given; choose one"
     if source.dataset_name is None and (source.config_name is not None or source.revision is not None):
         return "prompts.config_name and prompts.revision belong to prompts.dataset_name, which is not given"
+    return None
+
+
+def _check_energy(config: TextConfig) -> str | None:
+    if config.energy == "required" and not config.track_energy:
+        return "energy: required and track_energy: false contradict each other; to measure none, write energy: off"
     return None

@@ -34,11 +34,12 @@ from experiment_core_utils.primitives.text_config import judged
 METHODS: tuple[FlopMethod, ...] = ("formula", "counter", "ptflops")
 
 
-DEEP = {"num_hidden_layers": 80}
+# As many blocks as Llama 3 70B and Qwen3 235B have.
+DEEP, DEEP_MIXTURE = {"num_hidden_layers": 80}, {"num_hidden_layers": 94}
 
 
 def small_configs() -> list[PreTrainedConfig]:
-    """One of each kind of decoder: 4 blocks of width 128; and one of 80 blocks."""
+    """One of each kind of decoder: 4 blocks of width 128; a dense one of 80 blocks, a mixture of 94."""
     sizes = {
         "vocab_size": 512,
         "hidden_size": 128,
@@ -55,6 +56,7 @@ def small_configs() -> list[PreTrainedConfig]:
         Qwen2MoeConfig(**sizes, **experts, moe_intermediate_size=64, shared_expert_intermediate_size=64),
         Qwen3MoeConfig(**sizes, **experts, head_dim=32, moe_intermediate_size=64),
         LlamaConfig(**{**sizes, **DEEP}),
+        Qwen3MoeConfig(**{**sizes, **DEEP_MIXTURE}, **experts, head_dim=32, moe_intermediate_size=64),
     ]
 
 
@@ -64,7 +66,7 @@ def models() -> Iterator[tuple[str, nn.Module]]:
     yield "embedded model", model
     for config in small_configs():
         torch.manual_seed(0)
-        size = "80 blocks" if config.num_hidden_layers == 80 else "small"
+        size = "small" if config.num_hidden_layers == 4 else f"{config.num_hidden_layers} blocks"
         yield f"{config.model_type}, {size}", AutoModelForCausalLM.from_config(config).eval()
 
 

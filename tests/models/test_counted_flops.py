@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 import pytest
-from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig
+from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, Qwen3NextConfig
 
 from experiment_core_utils.models.architecture_flops import formula_flops
 from experiment_core_utils.models.counted_flops import count_requests, counted_flops
@@ -57,6 +57,19 @@ def test_packed_weights_count_as_full_precision() -> None:
     packed = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     size = RequestSize(5, 3)
     assert count_requests(gpt2(quantization_config=packed), [size]) == count_requests(gpt2(), [size])
+
+
+def test_a_model_that_looks_for_padding_among_its_ids_is_counted() -> None:
+    size = RequestSize(11, 3)
+    assert count_requests(gpt2(pad_token_id=3), [size]) == count_requests(gpt2(), [size])
+
+
+def test_a_model_that_looks_into_its_mask_is_counted() -> None:
+    """Linear attention without a mask: ids and mask have no values."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4, "pad_token_id": 0}
+    config = Qwen3NextConfig(**sizes, linear_num_value_heads=4, linear_num_key_heads=2)
+    (found,) = count_requests(config, [RequestSize(5, 3)])
+    assert found.total_flops > 0
 
 
 def test_the_config_stays_as_it_was() -> None:

@@ -192,6 +192,35 @@ def test_a_model_that_was_made_narrower_has_no_formula(
     assert count.flops == count_prompt_flops(model, PROMPTS, method="counter").flops
 
 
+@pytest.mark.parametrize("is_seen_before", [False, True])
+@pytest.mark.parametrize("part", ["itself", "mlp"])
+def test_a_patched_forward_has_no_formula(part: str, is_seen_before: bool) -> None:
+    """A block, or its MLP, skipped without another module: the counter sees fewer operations than the config says."""
+    model: Any = build(TEXT_FAMILIES["llama"]())
+    whole = in_force(model).forward_flops(7) if is_seen_before else 0
+    block = model.get_decoder().layers[2]
+    patched = block if part == "itself" else block.mlp
+    patched.forward = lambda hidden, *_, **__: hidden
+    found = architecture_in_force(model)
+    assert isinstance(found, UnknownArchitecture)
+    assert found.reason == f"block 2 of this llama has another forward than its class ({part})"
+    counted = count_prompt_flops(model, IDS[:1])
+    assert counted.method == "counter" and counted.flops is not None
+    assert not is_seen_before or counted.flops < whole
+    del patched.forward
+    assert in_force(model).forward_flops(7) == count_prompt_flops(model, IDS[:1], method="counter").flops
+
+
+def test_hooks_of_accelerate_are_no_patched_forward() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    model: Any = build(TEXT_FAMILIES["llama"]())
+    expected = in_force(model)
+    for layer in model.get_decoder().layers:
+        hooks.add_hook_to_module(layer, hooks.ModelHook())
+    assert "forward" in vars(model.get_decoder().layers[2])
+    assert in_force(model) == expected
+
+
 class PackedLinear(nn.Module):
     """As quantisers make them: the weights in another form, their logical sizes beside."""
 

@@ -71,7 +71,7 @@ def test_adaptive_batches_have_no_fixed_size() -> None:
             "^decoder_config.mode: there is no such key; known are decoding_mode, decoder",
         ),
         ({"fp_precision": "fp16"}, r"^fp_precision: Input should be 'auto', .*\(given: 'fp16'\)$"),
-        ({"max_output_tokens": "5"}, r"^max_output_tokens: .*valid integer \(given: '5'\)"),
+        ({"max_output_tokens": "5"}, r"^max_output_tokens: .*valid integer; write 5 without quotes \(given: '5'\)"),
         ({"random_seed": True}, "^random_seed: .*valid integer"),
         ({"random_seed": 2**32}, "^random_seed: .*less than 4294967296"),
         ({"latency_simulation": {"delay_min": float("inf")}}, "^latency_simulation.delay_min: .*finite"),
@@ -119,6 +119,7 @@ def test_what_is_not_allowed_is_named_in_one_line(given: object, message: str) -
         ({"latency_simulation": {"simulate_burst": True}}, "simulate_burst needs simulate"),
         ({"prompts": {"path": "a.txt", "dataset_name": "b"}}, "choose one"),
         ({"prompts": {"path": "a.txt", "revision": "main"}}, "belong to prompts.dataset_name"),
+        ({"energy": "required", "track_energy": False}, "track_energy: false contradict each other"),
     ],
 )
 def test_values_that_do_not_go_together_are_told_apart_from_wrong_ones(given: object, message: str) -> None:
@@ -159,11 +160,17 @@ def test_values_without_effect_do_not_make_another_experiment() -> None:
         ({"energy": "optional"}, "optional"),
         ({"energy": False}, "off"),  # a bare `off` in YAML
         ({"track_energy": False}, "off"),
-        ({"track_energy": False, "energy": "required"}, "off"),
+        ({"track_energy": False, "energy": "optional"}, "off"),
     ],
 )
 def test_energy_is_wanted_unless_either_key_says_no(given: dict[str, Any], wanted: str) -> None:
     assert judged(given).energy_wanted == wanted
+
+
+def test_energy_that_is_off_by_its_older_name_stays_so_in_the_published_form() -> None:
+    config = published_form(track_energy=False)
+    assert (config.energy, judged(config).energy_wanted) == ("off", "off")
+    assert judged({"track_energy": False}).effective() == judged({"energy": "off", "track_energy": False}).effective()
 
 
 def test_energy_has_three_values() -> None:
