@@ -1,7 +1,8 @@
 """In: an algorithm, a convolution and where it shall run; out: the prepared convolution, or the reason against it.
 
 On the CPU an algorithm is plain torch operations, or ai3's on request. On a GPU it is cuDNN's, and where cuDNN does not
-grant `direct`, the project's own kernel. No algorithm ever stands for another, except that `guess` stands for a choice.
+grant `direct` or `winograd`, the project's own kernel. No algorithm ever stands for another, except that `guess` stands
+for a choice.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from experiments.performance_prediction.prepared_convolution import PreparedConv
 
 Backend = Literal["own", "ai3"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+# Algorithms with a kernel of the project's own, for GPUs on which cuDNN does not grant them.
+OWN_KERNELS: tuple[AlgorithmName, ...] = ("direct", "winograd")
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,7 @@ def prepare(algorithm: AlgorithmName, shape: ConvShape, placement: Placement) ->
     try:
         return prepare_cudnn(library, algorithm, shape, placement.dtype, placement.precision, placement.device)
     except AlgorithmRefused as refused:
-        if algorithm != "direct":
-            raise
-        return _prepare_triton(shape, placement, refused)
+        return _prepare_triton(algorithm, shape, placement, refused)
 
 
 def _prepare_operations(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
@@ -102,18 +104,26 @@ def _prepare_ai3(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolut
     return PreparedConvolution(shape, algorithm, algorithm, "ai3", None, run)
 
 
-def _prepare_triton(shape: ConvShape, placement: Placement, refused: AlgorithmRefused) -> PreparedConvolution:
-    """The project's direct kernel, in place of the one that cuDNN has refused."""
+def _prepare_triton(
+    algorithm: AlgorithmName, shape: ConvShape, placement: Placement, refused: AlgorithmRefused
+) -> PreparedConvolution:
+    """The project's own kernel of an algorithm that cuDNN has refused; the refusal again for one without a kernel."""
+    if algorithm not in OWN_KERNELS:
+        raise refused
     try:
-        from experiments.performance_prediction import triton_direct
+        from experiments.performance_prediction import triton_direct, triton_winograd
     except ImportError as error:
         raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
-    reason = triton_direct.refusal(shape)
+    direct = algorithm == "direct"
+    reason = triton_direct.refusal(shape) if direct else triton_winograd.refusal(shape)
     if reason is not None:
-        raise AlgorithmRefused(f"{refused}, and the project's own direct kernel {reason}") from refused
+        raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
+    run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)
     with out_of_memory_named():
         given = torch.zeros(shape.input_shape, dtype=placement.dtype, device=placement.device)
         weight = torch.zeros(shape.weight_shape, dtype=placement.dtype, device=placement.device)
-        triton_direct.direct(given, weight, shape)
+        run(given, weight)
         synchronize(placement.device)
-    return PreparedConvolution(shape, "direct", "direct", "triton", 0, partial(triton_direct.direct, shape=shape))
+    # Winograd's transformed weight: 16 float32 for each kernel of 3x3.
+    workspace = 0 if direct else 16 * 4 * shape.out_channels * shape.weight_shape[1]
+    return PreparedConvolution(shape, algorithm, algorithm, "triton", workspace, run)

@@ -5,16 +5,13 @@ channels and taps, read where they lie, in float32, without tensor cores, im2col
 needs Triton.
 """
 
-import subprocess
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.errors import TritonError
 
-from experiment_core_utils.primitives.errors import first_line
-from experiments.performance_prediction.convolution import AlgorithmRefused, ConvShape
+from experiments.performance_prediction.convolution import ConvShape
+from experiments.performance_prediction.triton_launch import built, too_large
 
 # Output pixels and output channels of one program.
 PIXELS, CHANNELS = 128, 16
@@ -22,8 +19,6 @@ SIZES = (
     *("height", "width", "rows", "columns", "in_channels", "out_channels", "groups"),
     *("stride_h", "stride_w", "padding_h", "padding_w", "dilation_h", "dilation_w", "taps_h", "taps_w"),
 )
-# Elements of a tensor that 32-bit offsets reach, and programs along the second and third axis of a launch.
-MOST_ELEMENTS, MOST_PROGRAMS = 2**31 - 1, 65535
 
 
 # One build for all shapes: variants for sizes of 1 and multiples of 16 would be built one by one, a second each.
@@ -80,13 +75,7 @@ def direct_convolution_kernel(  # type: ignore[no-untyped-def]
 
 def refusal(shape: ConvShape) -> str | None:
     """None where the kernel covers this convolution; else the reason, to stand after "direct"."""
-    elements = max(_product(size) for size in (shape.input_shape, shape.weight_shape, shape.output_shape))
-    if elements > MOST_ELEMENTS:
-        return f"takes tensors of up to {MOST_ELEMENTS} elements, this has one of {elements}"
-    programs = max(shape.batch * shape.groups, triton.cdiv(shape.out_channels // shape.groups, CHANNELS))
-    if programs > MOST_PROGRAMS:
-        return f"takes up to {MOST_PROGRAMS} images times groups, this has {programs}"
-    return None
+    return too_large(shape, CHANNELS)
 
 
 def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
@@ -101,18 +90,6 @@ def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     grid = (triton.cdiv(rows * columns, PIXELS), triton.cdiv(out_channels, CHANNELS), shape.batch * shape.groups)
     sizes = (shape.height, shape.width, rows, columns, in_channels, out_channels, shape.groups)
     steps = (*shape.stride, *shape.padding, *shape.dilation, *shape.kernel)
-    try:
-        with torch.cuda.device_of(given):
-            direct_convolution_kernel[grid](given, weight, output, *sizes, *steps, PIXELS=PIXELS, CHANNELS=CHANNELS)
-    except (TritonError, subprocess.CalledProcessError) as error:
-        raise AlgorithmRefused(f"Triton does not build the direct kernel: {first_line(error)}") from error
-    except RuntimeError as error:
-        # Triton says so by a bare RuntimeError where there is no C compiler for its launcher.
-        if "C compiler" not in str(error):
-            raise
-        raise AlgorithmRefused(f"Triton does not build the direct kernel: {first_line(error)}") from error
+    with built("direct"), torch.cuda.device_of(given):
+        direct_convolution_kernel[grid](given, weight, output, *sizes, *steps, PIXELS=PIXELS, CHANNELS=CHANNELS)
     return output
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    return torch.Size(sizes).numel()

@@ -17,7 +17,7 @@ NONFUSED_OUTPUTS = {3: 4, 5: 2}
 def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     """F(2x2, 3x3), all stages for one row of tiles before the next: no transformed plane is ever held whole."""
     tiles = _tiles(given, shape, FUSED_OUTPUTS)
-    kernels = _transformed_kernels(weight, shape, FUSED_OUTPUTS)
+    kernels = transformed_kernels(weight, shape, FUSED_OUTPUTS)
     rows = [_outputs(tiles[:, :, row : row + 1], kernels, shape, FUSED_OUTPUTS) for row in range(tiles.shape[2])]
     return _cropped(torch.cat(rows, dim=2), shape)
 
@@ -26,7 +26,7 @@ def winograd_nonfused(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor
     """F(4x4, 3x3) or F(2x2, 5x5), each stage for all tiles before the next."""
     outputs = NONFUSED_OUTPUTS[shape.kernel[0]]
     tiles = _tiles(given, shape, outputs)
-    return _cropped(_outputs(tiles, _transformed_kernels(weight, shape, outputs), shape, outputs), shape)
+    return _cropped(_outputs(tiles, transformed_kernels(weight, shape, outputs), shape, outputs), shape)
 
 
 def _tiles(given: Tensor, shape: ConvShape, outputs: int) -> Tensor:
@@ -39,8 +39,8 @@ def _tiles(given: Tensor, shape: ConvShape, outputs: int) -> Tensor:
     return padded.unfold(2, side, outputs).unfold(3, side, outputs)
 
 
-def _transformed_kernels(weight: Tensor, shape: ConvShape, outputs: int) -> Tensor:
-    """[n·n, groups, K/groups, C/groups]."""
+def transformed_kernels(weight: Tensor, shape: ConvShape, outputs: int) -> Tensor:
+    """G g G^T of each 2-D kernel g: [n·n, groups, K/groups, C/groups]."""
     matrix = _tensor(winograd_transform(outputs, shape.kernel[0]).kernel, weight)
     transformed = (matrix @ weight @ matrix.T).flatten(2).permute(2, 0, 1)
     return transformed.unflatten(1, (shape.groups, -1)).contiguous()

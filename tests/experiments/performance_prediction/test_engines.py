@@ -16,10 +16,10 @@ from experiments.performance_prediction.numerical_error import float64_reference
 CPU = Placement(torch.device("cpu"))
 SHAPE = ConvShape(2, 4, 13, 11, 6, (3, 2), (2, 1), (1, 0), (1, 2))
 
-# The kernel in Triton's own interpreter, which has to be chosen before Triton is imported.
+# The kernels in Triton's own interpreter, which has to be chosen before Triton is imported.
 INTERPRETED = """
 import torch
-from experiments.performance_prediction import triton_direct
+from experiments.performance_prediction import triton_direct, triton_winograd
 from experiments.performance_prediction.convolution import ConvShape
 from experiments.performance_prediction.numerical_error import float64_reference, relative_l2
 strided = ConvShape(2, 4, 13, 11, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2)
@@ -27,6 +27,11 @@ for shape in (strided, ConvShape(1, 3, 17, 12, 18, (5, 5), padding=(2, 2))):
     given, weight = torch.randn(shape.input_shape), torch.randn(shape.weight_shape)
     assert triton_direct.refusal(shape) is None
     print(relative_l2(triton_direct.direct(given, weight, shape), float64_reference(given, weight, shape)))
+assert "takes kernels of 3x3" in triton_winograd.refusal(shape)
+grouped = ConvShape(2, 40, 7, 10, 6, (3, 3), padding=(1, 0), groups=2)
+for shape in (grouped, ConvShape(1, 3, 11, 9, 40, (3, 3), padding=(1, 1))):
+    given, weight = torch.randn(shape.input_shape), torch.randn(shape.weight_shape)
+    print(relative_l2(triton_winograd.winograd(given, weight, shape), float64_reference(given, weight, shape)))
 """
 
 
@@ -65,10 +70,10 @@ def test_without_ai3_its_backend_says_what_to_install() -> None:
         prepare("gemm", SHAPE, Placement(torch.device("cpu"), backend="ai3"))
 
 
-def test_the_direct_kernel_in_tritons_interpreter() -> None:
+def test_the_kernels_in_tritons_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", INTERPRETED]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     errors = [float(line) for line in done.stdout.split()]
-    assert len(errors) == 2 and max(errors) < 1e-6
+    assert len(errors) == 4 and max(errors) < 1e-6
