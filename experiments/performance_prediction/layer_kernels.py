@@ -15,11 +15,13 @@ from experiments.performance_prediction.running_network import RunningLayer
 
 def layer_kernels(layers: Mapping[str, RunningLayer], device: torch.device) -> dict[str, tuple[str, ...]] | None:
     """By layer, without those of the bias; None where they are not known. Layers of one shape are looked at once."""
-    first = {layer.shape: layer for layer in reversed(layers.values())}
+    first: dict[ConvShape, RunningLayer] = {}
+    for layer in layers.values():
+        first.setdefault(layer.shape, layer)
     found = kernel_names_of_each([partial(_convolve, layer) for layer in first.values()], device)
     if found is None:
         return None
-    by_shape: dict[ConvShape, tuple[str, ...]] = dict(zip(first, found, strict=True))
+    by_shape = dict(zip(first, found, strict=True))
     return {name: by_shape[layer.shape] for name, layer in layers.items()}
 
 

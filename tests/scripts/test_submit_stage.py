@@ -69,11 +69,12 @@ def test_with_slurm_a_stage_is_submitted(script: str, here: dict[str, str], tmp_
     *asked, wrapped = Path(here["STUB_LOG"] + ".sbatch").read_text().splitlines()
     assert asked == [
         "--job-name=vgg16_fft_tiling_l40s", f"--output=results/{stage}/vgg16_fft_tiling_l40s/%j.out",
-        f"--time={limit}", "--ntasks=1", "--gres=gpu:1", "--constraint=gpul40s", "--wrap",
+        f"--time={limit}", "--ntasks=1", "--gres=gpu:1", "--constraint=gpul40s",
     ]  # fmt: skip
     assert (tmp_path / "results" / stage / "vgg16_fft_tiling_l40s").is_dir()
     # What the job runs: the words arrive as they were given.
-    subprocess.run(["bash", "-c", wrapped], env=here, cwd=tmp_path, check=True, capture_output=True)
+    job = ["bash", "-c", wrapped.removeprefix("--wrap=")]
+    subprocess.run(job, env=here, cwd=tmp_path, check=True, capture_output=True)
     words = Path(here["STUB_LOG"]).read_text().splitlines()
     assert words[words.index("--algorithm") + 1] == "fft tiling" and words[-2:] == ["--gpu", "l40s"]
     assert all(flag in words for flag in flags)
