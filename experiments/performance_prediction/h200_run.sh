@@ -17,6 +17,8 @@ if [ "$#" -gt 0 ]; then sizes=("$@"); fi
 profile=("$python" "$root/experiments/performance_prediction/run_profile.py" --device cuda --on-unsupported fallback
     --warmup 3 --measure 5)
 
-"${profile[@]}" --model all --algorithm all --energy off --output-dir "$out/times" "${sizes[@]}"
+code=0
+"${profile[@]}" --model all --algorithm all --energy off --output-dir "$out/times" "${sizes[@]}" || code=$?
 "${profile[@]}" --model vgg16 --algorithm "implicit precomp gemm" "winograd nonfused" guess torch \
-    --energy optional --output-dir "$out/energy" "${sizes[@]}"
+    --energy optional --output-dir "$out/energy" "${sizes[@]}" || code=$?
+exit "$code"

@@ -52,10 +52,10 @@ class PowerMonitor:
     def stop(self) -> PowerWindow:
         """End it. The caller has synchronised the device."""
         if self._using is None:
-            return PowerWindow(0.0, (), None, None, None, NOT_ASKED)
+            return PowerWindow(None, (), None, None, None, NOT_ASKED)
         if self._sampler is None:
             why = why_no_power(self._using) or "the power monitor was not started"
-            return PowerWindow(0.0, (), None, None, None, why)
+            return PowerWindow(None, (), None, None, None, why)
         ended_s = self._using.clock.now_s()
         sampler, self._sampler = self._sampler, None
         traces = sampler.stop()

@@ -34,10 +34,12 @@ class Combination:
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Attributes:
-    stage: folder of the results below `output_dir`.
-    gpu: label that the device must have; None for whatever is there.
-    energy_window_s: least length of an energy window.
+    """What a command asks for.
+
+    Attributes:
+        stage: folder of the results below `output_dir`.
+        gpu: label that the device must have; None for whatever is there.
+        energy_window_s: least length of an energy window.
     """
 
     combinations: tuple[Combination, ...]

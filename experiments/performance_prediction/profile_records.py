@@ -67,13 +67,14 @@ class PowerWindow:
     """What a power monitor saw between start and stop.
 
     Attributes:
+        seconds: from start to stop; None where nothing was read.
         traces: the readings, one trace for each device.
         joules: integral of the readings by the trapezoid rule, over the devices; None with a `reason`.
         bound_j: of its error; see `power_integral.trapezoid_j`.
         power_mean_w: joules / seconds.
     """
 
-    seconds: float
+    seconds: float | None
     traces: tuple[PowerTrace, ...]
     joules: float | None
     bound_j: float | None

@@ -36,8 +36,9 @@ def check_support(profiler: UnifiedProfiler, sizes: Sequence[int]) -> list[str]:
         Lines for the user where layers are not covered; such sizes become rows, or layers of them fall back.
 
     Raises:
-        AlgorithmRefused: without fallback, where neither size is covered; all layers and reasons in the lines.
-        ConfigurationError, CudnnFailed: as `UnifiedProfiler.support`.
+        AlgorithmRefused: without fallback, where neither size is covered; all layers and reasons in the lines. With it,
+            where the fallback is refused as well.
+        ConfigurationError: as `UnifiedProfiler.support`.
     """
     ends = sorted({min(sizes), max(sizes)})
     reports = {size: report for size in ends if (report := _report(profiler, size)) is not None}
@@ -54,10 +55,12 @@ def check_support(profiler: UnifiedProfiler, sizes: Sequence[int]) -> list[str]:
 
 
 def _report(profiler: UnifiedProfiler, size: int) -> CombinationReport | None:
-    """None where memory does not suffice to ask."""
+    """None where it cannot be asked for, for lack of memory or because cuDNN broke off: the size's row will say so."""
     try:
         return profiler.support(size)
-    except OutOfMemory:
+    except AlgorithmRefused:
+        raise
+    except SettingError:
         return None
     finally:
         release_cached_memory(profiler.settings.placement.device)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flat_table import read_table
@@ -25,6 +26,13 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "alexnet (inputs of 63 pixels and more)" in capsys.readouterr().out
     assert main(["--list-algorithms"]) == 0
     assert capsys.readouterr().out.splitlines()[2:4] == ["implicit gemm", "implicit precomp gemm"]
+
+
+def test_the_check_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--check-cuda"])
+    told = capsys.readouterr().out
+    assert f"torch {torch.__version__}" in told
+    assert torch.cuda.is_available() or (code == 1 and "no GPU that torch sees" in told)
 
 
 def test_stages_have_their_folders_and_numbers_of_sizes() -> None:
