@@ -1,7 +1,7 @@
 """In: the layers of a network and an inference; out: the time of each layer, from a pass that times nothing else."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
@@ -57,11 +57,7 @@ class CUDALayerTimer:
         inference()
         self._marks.mark()
         spans = self._marks.seconds()
-        # What lies between the marks: before the first layer, the layer, up to the next, the layer, …, behind the last.
-        calls: dict[str, float] = defaultdict(float)
-        for name, seconds in zip(self._called, spans[1::2], strict=True):
-            calls[name] += seconds
-        return sum(spans), calls
+        return sum(spans), seconds_of_layers(self._called, spans)
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
@@ -111,6 +107,19 @@ class CUDALayerTimer:
                 torch.mm(factor, factor, out=product)
 
         return keep_busy
+
+
+def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str, float]:
+    """Seconds of each layer, of all its calls together.
+
+    Args:
+        called: layers in the order of their calls.
+        spans: between the marks: before the first call, the call, up to the next, the call, …, behind the last.
+    """
+    layers: dict[str, float] = defaultdict(float)
+    for name, seconds in zip(called, spans[1::2], strict=True):
+        layers[name] += seconds
+    return dict(layers)
 
 
 def _nothing() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.performance_prediction.layer_timer import CUDALayerTimer
+from experiments.performance_prediction.layer_timer import CUDALayerTimer, seconds_of_layers
 
 CPU = torch.device("cpu")
 
@@ -34,6 +34,11 @@ def test_each_layer_has_a_time_for_each_inference_within_that_of_the_inference()
     assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in found.layers_s.values())
     for place, total_s in enumerate(found.inferences_s):
         assert sum(seconds[place] for seconds in found.layers_s.values()) < total_s
+
+
+def test_what_lies_between_the_layers_is_in_none_of_them() -> None:
+    # before 100, a 1, up to b 200, b 2, up to a 300, a 4, behind 400
+    assert seconds_of_layers(["a", "b", "a"], [100, 1, 200, 2, 300, 4, 400]) == {"a": 5, "b": 2}
 
 
 def test_the_hooks_are_gone_after_an_inference_that_breaks_off() -> None:
