@@ -98,9 +98,10 @@ def conv_shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[str, ConvS
     convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
     hooks = [module.register_forward_pre_hook(partial(_note, found, name)) for name, module in convolutions.items()]
     state = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    dtype = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
     try:
         with torch.no_grad():
-            functional_call(model, state, (torch.empty(*input_shape, device="meta"),))
+            functional_call(model, state, (torch.empty(*input_shape, dtype=dtype, device="meta"),))
     except RuntimeError as error:
         raise ConfigurationError(
             f"the network does not take an input of {list(input_shape)}; take a larger one: {error}"

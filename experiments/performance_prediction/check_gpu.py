@@ -30,7 +30,7 @@ from experiments.performance_prediction.algorithm_support import conv_shapes
 from experiments.performance_prediction.cnn_models.registry import MODELS, build_model
 from experiments.performance_prediction.convolution import ALGORITHMS, AlgorithmName, ConvShape, Precision
 from experiments.performance_prediction.engines import Placement, prepare
-from experiments.performance_prediction.kernel_names import kernel_names
+from experiments.performance_prediction.kernel_names import counted, kernel_names, without_arguments
 from experiments.performance_prediction.layer_swap import SwappedConvolutions
 from experiments.performance_prediction.numerical_error import error_bound, float64_reference, relative_l2
 from experiments.performance_prediction.prepared_convolution import PreparedConvolution
@@ -219,7 +219,7 @@ def layer_line(row: LayerRow) -> str:
     error = f"{row.relative_error:.1e} (bound {row.error_bound:.0e}{beyond})"
     workspace = "-" if row.workspace_bytes is None else f"{row.workspace_bytes / 2**20:.1f}"
     runs = "" if row.runs == row.asked else f" runs {row.runs};"
-    kernels = " + ".join(name[:70] for name in row.kernels)
+    kernels = counted([without_arguments(name)[:70] for name in row.kernels])
     return f"{head} {row.engine:10} {row.ms:8.4f} ms  error {error}  {workspace:>7} MiB {runs} {kernels}"
 
 

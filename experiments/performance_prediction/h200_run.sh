@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Six models with every algorithm at two input sizes on one GPU, in minutes; what is refused falls back and is recorded.
+# Usage: h200_run.sh OUT [--sizes SIZE ...]   (default 224 448)
+# Times and layers of all first, without energy; then energy of one model, which takes seconds a size.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=scripts/find_python.sh
+. "$root/scripts/find_python.sh"
+if [ "$#" -lt 1 ]; then
+    echo "error: a folder for the results is needed: h200_run.sh OUT [--sizes SIZE ...]" >&2
+    exit 2
+fi
+out=$1
+shift
+sizes=(--sizes 224 448)
+if [ "$#" -gt 0 ]; then sizes=("$@"); fi
+profile=("$python" "$root/experiments/performance_prediction/run_profile.py" --device cuda --on-unsupported fallback
+    --warmup 3 --measure 5)
+
+code=0
+"${profile[@]}" --model all --algorithm all --energy off --output-dir "$out/times" "${sizes[@]}" || code=$?
+"${profile[@]}" --model vgg16 --algorithm "implicit precomp gemm" "winograd nonfused" guess torch \
+    --energy optional --output-dir "$out/energy" "${sizes[@]}" || code=$?
+exit "$code"

@@ -1,0 +1,157 @@
+"""In: command line; out: what to profile, judged once."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from experiment_core_utils.primitives.device import choose_device
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.performance_prediction.algorithm_support import ON_UNSUPPORTED, OnUnsupported
+from experiments.performance_prediction.cnn_models.registry import MODELS, model_named
+from experiments.performance_prediction.convolution import ALGORITHMS, PRECISIONS, AlgorithmName, algorithm_named
+from experiments.performance_prediction.engines import BACKENDS, Placement
+from experiments.performance_prediction.input_sizes import checked_sizes, evenly_spread
+from experiments.performance_prediction.profile_records import ProfileSettings
+
+Energy = Literal["off", "optional", "required"]
+ENERGY: tuple[Energy, ...] = ("off", "optional", "required")
+SANITY, QUICK, FULL = "1_sanity", "2_quick", "3_full"
+_SIZES_OF_STAGE = {SANITY: 1, QUICK: 10, FULL: 100}
+SMALLEST, LARGEST = 224, 512
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One model with one algorithm, and the input sizes in ascending order."""
+
+    settings: ProfileSettings
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """What a command asks for.
+
+    Attributes:
+        stage: folder of the results below `output_dir`.
+        gpu: label that the device must have; None for whatever is there.
+        energy_window_s: least length of an energy window.
+    """
+
+    combinations: tuple[Combination, ...]
+    stage: str
+    output_dir: Path
+    gpu: str | None
+    energy: Energy
+    energy_window_s: float
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of run_profile.py."""
+    parser = argparse.ArgumentParser(
+        prog="run_profile.py", description="Profile convolutional networks by algorithm and input size."
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", nargs="+", metavar="MODEL", help=f"all, or of: {', '.join(MODELS)}")
+    what.add_argument("--algorithm", nargs="+", metavar="ALGORITHM", help=f"all, or of: {', '.join(ALGORITHMS)}")
+    what.add_argument(
+        "--on-unsupported",
+        choices=ON_UNSUPPORTED,
+        default="fail",
+        help="a layer that refuses the algorithm ends the combination, or runs guess, which is recorded (%(default)s)",
+    )
+    stage = parser.add_argument_group("input sizes").add_mutually_exclusive_group()
+    stage.add_argument("--test", action="store_true", help=f"one size, into {SANITY}")
+    stage.add_argument("--quick", action="store_true", help=f"10 sizes, into {QUICK}")
+    sizes = parser.add_argument_group("input sizes: which")
+    sizes.add_argument("--num-sizes", type=int, help="evenly spread (100, or as --test and --quick say)")
+    sizes.add_argument("--min-size", type=int, default=SMALLEST, help="side of the smallest input (%(default)s)")
+    sizes.add_argument("--max-size", type=int, default=LARGEST, help="side of the largest (%(default)s)")
+    sizes.add_argument("--sizes", type=int, nargs="+", help="these, in place of a range")
+    how = parser.add_argument_group("how")
+    how.add_argument("--batch-size", type=int, default=1, help="images of an inference (%(default)s)")
+    how.add_argument("--precision", choices=PRECISIONS, default="fma", help="of products (%(default)s)")
+    how.add_argument("--backend", choices=BACKENDS, default="own", help="ai3: its algorithms on the CPU (%(default)s)")
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
+    how.add_argument("--gpu", help="label of the GPU that this is meant for, such as h100; another is refused")
+    how.add_argument("--warmup", type=int, default=5, help="least inferences before measuring; 0: none (%(default)s)")
+    how.add_argument("--measure", type=int, default=15, help="measured inferences of each pass (%(default)s)")
+    how.add_argument("--energy", choices=ENERGY, default="optional", help="(%(default)s)")
+    how.add_argument("--energy-window", type=float, default=2.0, help="least seconds of its window (%(default)s)")
+    how.add_argument("--seed", type=int, default=0, help="of weights and images (%(default)s)")
+    how.add_argument("--output-dir", type=Path, default=Path("results"), help="folder of the stages (%(default)s)")
+    lists = parser.add_argument_group("lists, and nothing else")
+    lists.add_argument("--list-models", action="store_true", help="names and smallest inputs")
+    lists.add_argument("--list-algorithms", action="store_true", help="names")
+    lists.add_argument("--check-cuda", action="store_true", help="what torch and cuDNN find here; 1 where no GPU works")
+    return parser
+
+
+def profile_config(arguments: argparse.Namespace) -> ProfileConfig:
+    """Everything that can be judged before a model is built.
+
+    Raises:
+        ConfigurationError: what is unknown, missing, or does not go together.
+    """
+    if not arguments.model or not arguments.algorithm:
+        raise ConfigurationError("--model and --algorithm are needed; --list-models and --list-algorithms name them")
+    _require_positive(arguments)
+    device = choose_device(arguments.device)
+    dtype = torch.float16 if arguments.precision == "half" else torch.float32
+    placement = Placement(device, dtype, arguments.precision, arguments.backend)
+    stage = SANITY if arguments.test else QUICK if arguments.quick else FULL
+    combinations = tuple(
+        Combination(_settings(model, algorithm, placement, arguments), _sizes(arguments, stage, model))
+        for model in _models(arguments.model)
+        for algorithm in _algorithms(arguments.algorithm)
+    )
+    return ProfileConfig(
+        combinations, stage, arguments.output_dir, arguments.gpu, arguments.energy, arguments.energy_window
+    )
+
+
+def _models(names: Sequence[str]) -> tuple[str, ...]:
+    if list(names) == ["all"]:
+        return tuple(MODELS)
+    for name in names:
+        model_named(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _algorithms(names: Sequence[str]) -> tuple[AlgorithmName, ...]:
+    return ALGORITHMS if list(names) == ["all"] else tuple(dict.fromkeys(map(algorithm_named, names)))
+
+
+def _settings(
+    model: str, algorithm: AlgorithmName, placement: Placement, arguments: argparse.Namespace
+) -> ProfileSettings:
+    on_unsupported: OnUnsupported = arguments.on_unsupported
+    return ProfileSettings(
+        model=model,
+        algorithm=algorithm,
+        placement=placement,
+        on_unsupported=on_unsupported,
+        batch_size=arguments.batch_size,
+        warmup=arguments.warmup,
+        measure=arguments.measure,
+        seed=arguments.seed,
+    )
+
+
+def _sizes(arguments: argparse.Namespace, stage: str, model: str) -> tuple[int, ...]:
+    least = model_named(model).smallest_input
+    if arguments.sizes is not None:
+        return checked_sizes(tuple(arguments.sizes), model, least)
+    count = arguments.num_sizes if arguments.num_sizes is not None else _SIZES_OF_STAGE[stage]
+    return evenly_spread(max(arguments.min_size, least), arguments.max_size, count)
+
+
+def _require_positive(arguments: argparse.Namespace) -> None:
+    if arguments.batch_size < 1 or arguments.measure < 1 or arguments.warmup < 0 or arguments.energy_window <= 0:
+        raise ConfigurationError(
+            "--batch-size and --measure take 1 and more, --warmup 0 and more, --energy-window more than 0 s"
+        )

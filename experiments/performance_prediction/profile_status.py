@@ -1,0 +1,53 @@
+"""How far profiles have come: a line for each combination below a results folder.
+
+python -m experiments.performance_prediction.profile_status [RESULTS]
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.flat_table import read_table
+
+
+def status_lines(results: Path) -> Iterator[str]:
+    """One line for each folder of a stage, in the order of their names; a folder without a table has begun."""
+    for folder in sorted(path for path in results.glob("[123]_*/*") if path.is_dir()):
+        where = folder.relative_to(results)
+        tables = sorted(folder.glob("*_overall.csv"))
+        if not tables:
+            yield f"{where}: no size done yet"
+        for table in tables:
+            yield f"{where}: {_told(table)}"
+
+
+def _told(table: Path) -> str:
+    rows = read_table(table.read_text(encoding="utf-8"), str(table))
+    if not rows:
+        return "no size done yet"
+    asked = rows[-1]["sizes_asked"]
+    statuses = Counter(str(row["status"]) for row in rows)
+    counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    state = "done" if isinstance(asked, int) and len(rows) >= asked else "not done"
+    return f"{len(rows)} of {asked} sizes ({counts}), {state}; last at {rows[-1]['timestamp']}"
+
+
+def main() -> int:
+    """Exit code: 0, or 1 where a table cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
+    results = parser.parse_args().results
+    try:
+        lines = list(status_lines(results))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print("\n".join(lines) or f"nothing in {results} yet")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Profile convolution algorithms in whole networks: parse, ask what is covered, measure size after size.
+
+python experiments/performance_prediction/run_profile.py --model vgg16 --algorithm gemm --quick
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.errors import ProfilerError, Stopped
+from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
+from experiments.performance_prediction.cnn_models.registry import MODELS
+from experiments.performance_prediction.convolution import ALGORITHMS
+from experiments.performance_prediction.cuda_check import cuda_check
+from experiments.performance_prediction.profile_config import build_parser, profile_config
+from experiments.performance_prediction.profile_run import run_profiles
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 every size has its row, 1 broke off, 2 it cannot be done or is not covered, 130 stopped."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.list_models:
+        print("\n".join(f"{name} (inputs of {model.smallest_input} pixels and more)" for name, model in MODELS.items()))
+        return 0
+    if arguments.list_algorithms:
+        print("\n".join(ALGORITHMS))
+        return 0
+    try:
+        if arguments.check_cuda:
+            works, lines = cuda_check()
+            print("\n".join(lines))
+            return 0 if works else 1
+        stop = StopRequest()
+        with signals_stop(stop):
+            return run_profiles(profile_config(arguments), stop)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.exit_code
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; what is finished is saved, the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
