@@ -57,11 +57,10 @@ def window_figures(windows: Sequence[EnergyWindow]) -> tuple[WindowFigure, ...]:
     over GPUs where one of them is not read.
     """
     by_origin: dict[EnergyOrigin, list[WindowFigure]] = {}
-    measured = [window for window in windows if window.reading is not None]
-    for window in measured:
-        for figure in _figures_of(window):
+    for window in windows:
+        for figure in _figures_of(window) if window.reading is not None else ():
             by_origin.setdefault(figure.origin, []).append(figure)
-    return tuple(_added(figures, len(measured)) for figures in by_origin.values())
+    return tuple(_added(figures, len(windows)) for figures in by_origin.values())
 
 
 def _figures_of(window: EnergyWindow) -> list[WindowFigure]:
@@ -118,16 +117,18 @@ def _added(figures: Sequence[WindowFigure], num_windows: int) -> WindowFigure:
     lacking = "" if len(figures) == num_windows else f"{num_windows - len(figures)} of {num_windows} windows lack it"
     reasons = [lacking, *(each.reason or "" for each in figures)]
     remarks = [each.remark for each in figures if each.remark is not None]
-    gross_j = sum_of_known([each.gross_j for each in figures])
-    net_j = sum_of_known([each.net_j for each in figures])
+
+    def total(values: Sequence[float | None]) -> float | None:
+        return None if lacking else sum_of_known(values)
+
     return WindowFigure(
         origin=first.origin,
         seconds=math.fsum(each.seconds for each in figures),
-        gross_j=None if lacking else gross_j,
-        uncertainty_j=sum_of_known([each.uncertainty_j for each in figures]),
-        idle_j=sum_of_known([each.idle_j for each in figures]),
-        net_j=None if lacking else net_j,
-        net_uncertainty_j=sum_of_known([each.net_uncertainty_j for each in figures]),
+        gross_j=total([each.gross_j for each in figures]),
+        uncertainty_j=total([each.uncertainty_j for each in figures]),
+        idle_j=total([each.idle_j for each in figures]),
+        net_j=total([each.net_j for each in figures]),
+        net_uncertainty_j=total([each.net_uncertainty_j for each in figures]),
         reason="; ".join(each for each in reasons if each) or None,
         remark="; ".join(dict.fromkeys(remarks)) or None,
     )

@@ -88,6 +88,19 @@ def test_a_source_that_one_window_lacks_has_no_figure() -> None:
     assert found["instruments_reason"] == "1 of 2 windows lack it"
 
 
+def test_a_window_without_its_instruments_leaves_no_sum() -> None:
+    there = window(measured(1000.0, origin("GPU-1")), measured(50.0, origin("GPU-2")), idle_w=(70, 70))
+    gone = EnergyWindow(None, (), (), {}, "GPU-1: GPU is lost")
+    found = instrument_energy([there, gone])
+    for figure in found["instruments"]:
+        assert [figure[key] for key in ("gross_j", "uncertainty_j", "idle_j", "net_j", "net_uncertainty_j")] == [
+            None
+        ] * 5
+        assert figure["reason"] == "1 of 2 windows lack it"
+    assert (found["gpu_counter_j"], found["gpu_idle_j"], found["gpu_uncertainty_j"]) == (None, None, None)
+    assert found["instruments_reason"] == "GPU-1: GPU is lost; 1 of 2 windows lack it"
+
+
 def test_different_gpus_have_no_ratio() -> None:
     energies = (measured(100.0, origin("GPU-1")), measured(101.0, origin("GPU-2", "instant_power")))
     assert instrument_energy([window(*energies)])["gpu_source_ratio"] is None

@@ -9,6 +9,7 @@ what is missing and end with exit code 0, but for what `--require` names.
 """
 
 import argparse
+import math
 import platform
 import statistics
 import sys
@@ -103,8 +104,9 @@ def _always_missing(using: Instruments) -> dict[str, str]:
 
 def watch(given: argparse.Namespace, using: Instruments) -> None:
     """Until the time is over or the user stops it."""
-    if given.interval <= 0 or (given.seconds is not None and given.seconds <= 0):
-        raise ConfigurationError("--interval and --seconds must be greater than 0")
+    for name, value in (("--interval", given.interval), ("--seconds", given.seconds)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigurationError(f"{name} {value:g} is not possible; give seconds greater than 0, such as 1")
     for line in missing_lines(using.missing):
         print(line, flush=True)
     if not using.devices:

@@ -134,6 +134,8 @@ class CounterMeter:
             if rise.reason is not None or tick_s is None:
                 continue
             _add(rise, counter, edge.before_j, edge.earliest_s)
+            if rise.reason is not None:
+                continue
             before_j = rise.joules
             _add(rise, counter, edge.joules, edge.at_s)
             last_tick_j = rise.joules - before_j
@@ -165,11 +167,11 @@ class CounterMeter:
 
 
 def _add(rise: _Rise, counter: EnergyCounter, now_j: float, now_s: float) -> None:
-    """What the counter rose by since it was last read."""
+    """What the counter rose by since it was last read; the first reason stands."""
     if rise.last_j is not None:
         delta = counter_delta(rise.last_j, now_j, now_s - rise.last_s, counter.wraps_at_j, counter.limit_w)
         rise.joules += delta.joules or 0.0
-        rise.reason, rise.remark = delta.reason, delta.remark or rise.remark
+        rise.reason, rise.remark = rise.reason or delta.reason, delta.remark or rise.remark
     rise.last_j, rise.last_s = now_j, now_s
 
 

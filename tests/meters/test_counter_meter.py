@@ -229,6 +229,29 @@ def test_an_aligned_window_reports_what_goes_wrong_too() -> None:
     assert energy.joules is None and energy.reason is not None and "did not advance" in energy.reason
 
 
+def test_a_reset_shortly_before_the_close_is_a_reason() -> None:
+    """It may show first between the last look and the first poll for the tick behind the window."""
+    random = np.random.default_rng(2)
+    for _ in range(200):
+        clock = ScriptedClock(3.0)
+        device = SimulatedDevice(
+            clock,
+            constant(700.0),
+            tick_s=0.05,
+            phase_s=float(random.uniform(0, 0.05)),
+            read_cost_s=0.004,
+            power_read_cost_s=0.002,
+            starts_at_j=1e6,
+        )
+        meter = meter_of(device, is_aligned=True)
+        meter.open()
+        seconds = float(random.uniform(2, 3))
+        device.resets_at_s = (clock.now_s() + seconds - float(random.uniform(0, 0.05)),)
+        clock.sleep(seconds)
+        (energy,) = meter.close().devices
+        assert energy.joules is None and str(energy.reason).endswith("it was reset")
+
+
 def test_devices_are_counted_each_and_summed() -> None:
     clock = ScriptedClock(1.0)
     devices = [SimulatedDevice(clock, constant(100.0 * n), f"GPU-{n}") for n in (1, 2, 3)]

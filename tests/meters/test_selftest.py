@@ -114,7 +114,15 @@ def test_what_is_required_and_missing_fails(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "flags", [["selftest", "--error", "0"], ["watch", "--interval", "0"], ["selftest", "--require", "tpu"]]
+    "flags",
+    [
+        ["selftest", "--error", "0"],
+        ["watch", "--interval", "0"],
+        ["watch", "--interval", "nan"],
+        ["watch", "--interval", "inf"],
+        ["watch", "--seconds", "nan"],
+        ["selftest", "--require", "tpu"],
+    ],
 )
 def test_what_cannot_be_is_refused_in_one_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == 2
