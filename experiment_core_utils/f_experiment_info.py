@@ -223,7 +223,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
         "profiler": config.profiler,
         "use_profiler_on_all_samples": config.use_profiler_on_all_samples,
         "pareto_search": config.pareto_search,
-        "first_block_top_k_rule": "block 0 keeps the model's own top-k",
+        "first_block_top_k_rule": "the first block with experts keeps the model's own top-k",
     }
 
 

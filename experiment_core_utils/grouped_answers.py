@@ -4,15 +4,14 @@ A setting is the whole model's, so that requests can only be computed together w
 here is timed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
 
@@ -61,7 +60,7 @@ def answer_prepared(
 ) -> list[tuple[int, ...]]:
     """See `answer_grouped`."""
     answers: dict[int, tuple[int, ...]] = {}
-    with setting_kept(model):
+    with model.kept():
         for places in batches_of(questions, max_batch_size):
             model.apply(questions[places[0]].setting)
             with out_of_memory_named():
@@ -90,14 +89,3 @@ def batches_of(questions: Sequence[PreparedQuestion], max_batch_size: int) -> li
         places.sort(key=lambda place: questions[place].request.shape.prompt_tokens)
         batches += [tuple(places[at : at + max_batch_size]) for at in range(0, len(places), max_batch_size)]
     return batches
-
-
-@contextmanager
-def setting_kept(model: StagedModel) -> Iterator[None]:
-    """Whatever is put in force inside, the top-k and blocks from before come back."""
-    top_k, blocks = model.active_setting
-    try:
-        yield
-    finally:
-        # The vision target acts where a request is prepared; what a model keeps of it, its next setting puts in force.
-        model.apply(KnobSetting(VisionTarget("as before", None, None, CropRange(1, 1)), top_k, blocks))

@@ -59,7 +59,7 @@ def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[Me
     """
     crops = ""
     if setting.vision.tier is not None:
-        mean = _mean([geometry.num_crops for geometry in _geometries(samples)])
+        mean = _mean(_tiles(samples))
         crops = f"_crops{round(mean)}" if mean is not None else "_crops0"
     return f"{task_name.replace('_', '-')}_imgsize{setting.vision.label}{crops}_{setting.decoder_label}.json"
 
@@ -81,7 +81,7 @@ def setting_result(
     """
     samples = merged.samples
     geometries = _geometries(samples)
-    crops = Counter(geometry.num_crops for geometry in geometries)
+    crops = Counter(_tiles(samples))
     typical = _most_frequent(geometries)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -89,7 +89,7 @@ def setting_result(
         "tier": setting.vision.tier,
         "tier_range": asdict(setting.vision.crops),
         "vision_tokens_target": setting.vision.tokens,
-        "selected_crops_mean": _mean([geometry.num_crops for geometry in geometries]),
+        "selected_crops_mean": _mean(_tiles(samples)),
         "selected_crops_distribution": {str(number): count for number, count in sorted(crops.items())},
         "target_vision_tokens_mean": setting.vision.tokens or _mean([each.pooled_features for each in geometries]),
         "actual_vision_tokens_mean": _mean([sample.shape.vision_tokens for sample in samples]),
@@ -166,6 +166,11 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
             stats[f"{name}_{suffix}"] = convert(value)
         stats[f"{name}_n"] = spread.n
     return stats
+
+
+def _tiles(samples: Sequence[MeasuredSample]) -> list[int]:
+    """Of the pictures that are cut."""
+    return [geometry.tiles for geometry in _geometries(samples) if geometry.tiles is not None]
 
 
 def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:

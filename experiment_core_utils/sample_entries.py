@@ -33,7 +33,7 @@ def sample_result(
     return {
         "sample_id": sample.sample_id,
         "target_vision_tokens": setting.vision.tokens or (theoretical.pooled_features if theoretical else None),
-        "target_crops": theoretical.num_crops if theoretical else None,
+        "target_crops": theoretical.tiles if theoretical else None,
         "actual_vision_tokens": shape.vision_tokens,
         "vision_tokens_diff": vision_tokens_difference(sample),
         "pooled_image_features": actual.pooled_features if actual else None,
@@ -45,7 +45,7 @@ def sample_result(
         "output_tokens": sample.output_tokens,
         "output_ended": sample.ended,
         **theoretical_entries(theoretical),
-        "actual_num_crops": actual.num_crops if actual else None,
+        "actual_num_crops": actual.tiles if actual else None,
         "actual_tiling": _listed(actual.tiling) if actual else None,
         "actual_image_size": _listed(actual.image_size) if actual else None,
         **score_entries(score),
@@ -100,7 +100,7 @@ def theoretical_entries(geometry: VisionGeometry | None) -> dict[str, Any]:
             ("theoretical_num_crops", "theoretical_tiling", "theoretical_image_size", "theoretical_vision_tokens")
         )
     return {
-        "theoretical_num_crops": geometry.num_crops,
+        "theoretical_num_crops": geometry.tiles,
         "theoretical_tiling": _listed(geometry.tiling),
         "theoretical_image_size": _listed(geometry.image_size),
         "theoretical_vision_tokens": geometry.pooled_features,

@@ -1,7 +1,8 @@
 """A staged model that says what its script says, sleeps as long as it is told, and remembers what was asked of it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,14 @@ class ScriptedModel:
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return inputs
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        before = self.active_setting
+        try:
+            yield
+        finally:
+            self.active_setting = before
 
     def apply(self, setting: KnobSetting) -> None:
         self.calls.append(f"apply {setting.key}")

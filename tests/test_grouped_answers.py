@@ -19,6 +19,7 @@ from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.primitives.records import PreparedRequest, RequestShape
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
+from tests.models.tiny_checkpoints import write_checkpoint
 
 ONE, TWO = (VisionTarget(f"tiles{n}", None, None, CropRange(n, n)) for n in (1, 2))
 TASK = load_task("reference_vqa", "validation")
@@ -126,3 +127,17 @@ def test_the_embedded_model_answers_the_same_in_groups() -> None:
     asked = [Asked(*question, setting) for question, setting in wanted]
     expected = [alone(model, each, 16) for each in asked]
     assert answer_grouped(model, asked, 16, 8) == expected
+
+
+def test_what_the_crops_ask_of_the_model_comes_back_too(tmp_path: Path) -> None:
+    # LLaVA-NeXT reads from its config into which grids a picture may be cut.
+    model = staged(write_checkpoint("llava_next", tmp_path))
+    blocks = tuple(range(model.num_total_blocks))
+    before = KnobSetting(tier_target("medium"), None, blocks)
+    sample, prompt = picture_question(0)
+    model.apply(before)
+    inputs = model.to_device(model.prepare(sample, prompt, before.vision.crops).inputs)
+    (expected,) = model.answer_batch([inputs], 3)
+    other = KnobSetting(tier_target("low"), None, blocks[:2])
+    answer_grouped(model, [Asked(sample, prompt, other)], 3, 2)
+    assert model.answer_batch([inputs], 3) == [expected]

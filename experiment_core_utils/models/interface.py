@@ -1,6 +1,7 @@
 """What the pipeline asks of a model: prepare a request, run its three stages under a setting, prove the knobs acted."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -69,11 +70,6 @@ class StagedModel(Protocol):
         ...
 
     @property
-    def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
-        """Experts per token in the blocks after the first, and the blocks that run, as they are in force."""
-        ...
-
-    @property
     def decoder_blocks(self) -> Sequence[nn.Module]:
         """Every transformer block of the whole decoder in order, whatever is active, for hooks.
 
@@ -90,7 +86,11 @@ class StagedModel(Protocol):
         ...
 
     def apply(self, setting: KnobSetting) -> None:
-        """Put the decoder's knobs in force."""
+        """Put a setting in force: the decoder's knobs, and what the crops ask of the model."""
+        ...
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Whatever is put in force inside, what was in force before comes back, also after an error."""
         ...
 
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:

@@ -5,7 +5,8 @@ profiles need, do the same steps. A new family needs code only where it is unlik
 fewer vision tokens in `vision_options`, its formulas of operations in `architecture_table`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from experiment_core_utils.models.architecture import (
     stored_bytes,
 )
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
+from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
 from experiment_core_utils.models.decoder_components import decoder_components
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_batches import answer_together
@@ -63,6 +65,7 @@ class TransformersModel:
         self.default_top_k = self.knobs.default_top_k
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+        self._vision_fields = AttributeChanges()
         self._stages = GenerateStages(model)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
@@ -90,15 +93,27 @@ class TransformersModel:
 
     def apply(self, setting: KnobSetting) -> None:
         """See `StagedModel.apply`; fields of the config that belong to the crops are put in force too."""
-        for name, value in self.requests.config_for(setting.vision.crops).items():
-            setattr(self.model.config, name, value)
         self.knobs.apply(setting.top_k, setting.active_blocks)
+        self._vision_fields.put_back()
+        fields = self.requests.config_for(setting.vision.crops)
+        self._vision_fields.put([AttributeChange(self.model.config, name, value) for name, value in fields.items()])
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`."""
         decoder = self.model.get_decoder()
         blocks = [self._blocks[index] for index in self.active_setting[1]]
         return decoder_components(blocks, decoder._modules.get("norm"), self.model.get_output_embeddings())
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """See `StagedModel.kept`: also the fields of the config that belong to the crops."""
+        (top_k, blocks), fields = self.knobs.in_force, self._vision_fields.in_force
+        try:
+            yield
+        finally:
+            self.knobs.apply(top_k, blocks)
+            self._vision_fields.put_back()
+            self._vision_fields.put(fields)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""

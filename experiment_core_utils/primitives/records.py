@@ -55,6 +55,11 @@ class VisionGeometry:
     patch_grid: tuple[int, int] | None = None
 
     @property
+    def tiles(self) -> int | None:
+        """`num_crops`; None for a picture that is not cut because it is taken in its own shape."""
+        return None if self.patches is not None else self.num_crops
+
+    @property
     def total_crops(self) -> int:
         """Crops that the vision stage takes, the whole picture counted; 0 for a picture in its own shape."""
         return 0 if self.patches is not None else self.num_crops + self.has_overview

@@ -14,7 +14,7 @@ from functools import partial
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import RequestMaker, draw_samples, open_task
 from experiment_core_utils.fingerprint import max_new_tokens_of
-from experiment_core_utils.grouped_answers import PreparedQuestion, answer_prepared, batches_of, setting_kept
+from experiment_core_utils.grouped_answers import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import parse_config
@@ -27,7 +27,7 @@ from experiments.core_exp.bench_accuracy_batches import Answers, timed
 def one_by_one(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_tokens: int) -> Answers:
     """The answers that the stages give each question alone, at its setting."""
     answers = []
-    with setting_kept(model):
+    with model.kept():
         for each in questions:
             model.apply(each.setting)
             inputs = model.to_device(each.request.inputs)

@@ -24,7 +24,8 @@ FAINT = "#C4C4C4"
 
 def short_name(point: KnobPoint) -> str:
     """Such as `high k8 b16`."""
-    return f"{point.vision} k{point.top_k} b{point.num_active_blocks}"
+    experts = "" if point.top_k is None else f" k{point.top_k}"
+    return f"{point.vision}{experts} b{point.num_active_blocks}"
 
 
 def _scale(found: Objectives) -> tuple[float, str]:

@@ -7,24 +7,31 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.knobs import own_target
 from experiments.core_exp.sweep_results import StoredSetting, Sweep
 
+NO_EXPERTS = "none"
 KNOBS = ("vision", "top_k", "num_active_blocks")
 
 
 @dataclass(frozen=True)
 class KnobPoint:
-    """One setting: its key, and the value of each knob; `vision` is a tier or such as `1008 tokens`."""
+    """One setting: its key, and the value of each knob.
+
+    Attributes:
+        vision: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set.
+        top_k: None in a dense model, where it is no knob.
+    """
 
     key: str
     vision: str
-    top_k: int
+    top_k: int | None
     num_active_blocks: int
 
     def value(self, knob: str) -> str | int:
         """Of one of KNOBS."""
         values: dict[str, str | int] = {
-            "vision": self.vision, "top_k": self.top_k, "num_active_blocks": self.num_active_blocks,
+            "vision": self.vision, "top_k": self.top_k or NO_EXPERTS, "num_active_blocks": self.num_active_blocks,
         }  # fmt: skip
         return values[knob]
 
@@ -60,7 +67,7 @@ class TaskGrid:
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
     """The values of a knob, smallest first: numbers by size, the vision knob in the order of the settings."""
     values = tuple(dict.fromkeys(point.value(knob) for point in points))
-    return values if knob == "vision" else tuple(sorted(values, key=float))
+    return values if knob == "vision" or NO_EXPERTS in values else tuple(sorted(values, key=float))
 
 
 def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
@@ -129,7 +136,8 @@ def _picture(sample: Mapping[str, Any]) -> Hashable:
 
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
-    vision = result["tier"] or f"{result['vision_tokens_target']} tokens"
+    tokens = result["vision_tokens_target"]
+    vision = result["tier"] or (own_target().label if tokens is None else f"{tokens} tokens")
     return KnobPoint(setting.key, vision, result["top_k"], result["num_active_blocks"])
 
 

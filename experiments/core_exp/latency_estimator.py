@@ -170,7 +170,7 @@ def check_enough(samples: TimedSamples) -> None:
     if settings < MIN_SETTINGS or len(samples) < MIN_SAMPLES:
         raise ResultsError(
             f"{settings} settings with {len(samples)} samples are too few for a latency model; profile at least "
-            f"{MIN_SETTINGS} settings and {MIN_SAMPLES} samples"
+            f"{MIN_SETTINGS + 1} settings and {MIN_SAMPLES} samples, so that one can be left out"
         )
     if np.isnan(samples.times["T_decode_per_token"]).all():
         raise ResultsError("no sample has two output tokens, so decode is not known; profile with longer answers")

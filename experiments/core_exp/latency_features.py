@@ -11,6 +11,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")
+DENSE_EXPERTS = 1
 # A column of which less than this share is its own is a sum of others, but for rounding.
 _OWN_SHARE = 1e-9
 
@@ -131,7 +132,8 @@ class TimedSamples:
 def timed_samples(frame: pd.DataFrame) -> TimedSamples:
     """Samples that were measured, from the frame of `sweep_results.samples_frame`.
 
-    Samples that were only answered (no times) are left out; those without a picture have 0 vision tokens and crops.
+    Samples that were only answered (no times) are left out; those without a picture have 0 vision tokens and crops. The
+    feed-forward part of a dense model counts as one expert that every token takes.
 
     Raises:
         ResultsError: no sample has times, or one has a time that is not positive.
@@ -143,7 +145,7 @@ def timed_samples(frame: pd.DataFrame) -> TimedSamples:
         vision_tokens=frame["actual_vision_tokens"].to_numpy(np.float64),
         crops=frame["actual_num_crops"].fillna(0).to_numpy(np.float64),
         text_tokens=frame["input_text_tokens"].to_numpy(np.float64),
-        top_k=frame["top_k"].to_numpy(np.float64),
+        top_k=frame["top_k"].fillna(DENSE_EXPERTS).to_numpy(np.float64),
         num_active_blocks=frame["num_active_blocks"].to_numpy(np.float64),
         output_tokens=frame["output_tokens"].to_numpy(np.float64),
     )

@@ -29,7 +29,7 @@ class Generation:
     task: str
     setting: str
     vision: str
-    top_k: int
+    top_k: int | None
     num_active_blocks: int
     picture: Hashable
     image_features: int | None

@@ -60,7 +60,7 @@ def stage_lines(generations: Sequence[Generation]) -> list[StageLine]:
     lines = []
     for task in dict.fromkeys(each.task for each in generations):
         own = [each for each in generations if each.task == task]
-        both = sorted({(each.num_active_blocks, each.top_k) for each in own})
+        both = sorted({(each.num_active_blocks, each.top_k) for each in own if each.top_k is not None})
         blocks = sorted({each.num_active_blocks for each in own})
         for stage in DRIVERS:
             lines.append(_line(own, task, stage, None, None))

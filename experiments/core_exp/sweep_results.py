@@ -135,7 +135,8 @@ def load_sweep(*results_dirs: Path) -> Sweep:
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
     """One row a setting: task and key, the columns of the CSV of settings, and a few more; numbers are floats or NaN.
 
-    Knobs and counts that are always there are whole numbers. Times in ms and energy in J, which their names say.
+    Knobs and counts are whole numbers; `top_k` is NaN in a dense model, which has no experts. Times in ms and energy in
+    J, which their names say.
     """
     frame = pd.DataFrame([_setting_row(each) for each in sweep.settings])
     whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
@@ -161,7 +162,11 @@ def _setting_row(setting: StoredSetting) -> dict[str, Any]:
 
 
 def _typed(frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str]) -> pd.DataFrame:
-    kinds = {name: "int64" if name in whole else "float64" for name in frame.columns if name not in other}
+    kinds = {
+        name: "int64" if name in whole and frame[name].notna().all() else "float64"
+        for name in frame.columns
+        if name not in other
+    }
     return frame.astype(kinds)
 
 
@@ -185,7 +190,7 @@ def _order(setting: StoredSetting) -> tuple[str, int, float, int, int, str]:
     result = setting.result
     try:
         tokens = result["vision_tokens_target"] or 0
-        knobs = result["max_crops"], float(tokens), result["top_k"], result["num_active_blocks"]
+        knobs = result["max_crops"], float(tokens), result["top_k"] or 0, result["num_active_blocks"]
     except (KeyError, TypeError) as error:
         raise _broken(setting.path, error) from error
     return setting.task, *knobs, setting.key

@@ -130,6 +130,15 @@ class MolmoeStagedModel:
         """See `StagedModel.apply`."""
         self.model.set_knobs(setting.experts, setting.active_blocks)
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """See `StagedModel.kept`."""
+        top_k, blocks = self.model.active_setting
+        try:
+            yield
+        finally:
+            self.model.set_knobs(top_k, blocks)
+
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`."""
         decoder = self.model.get_decoder()
