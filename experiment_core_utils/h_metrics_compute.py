@@ -23,7 +23,7 @@ from experiment_core_utils.meters.flop_counter import (
     told_of_no_padding,
 )
 from experiment_core_utils.meters.gpu_peaks import peaks_on
-from experiment_core_utils.meters.load_sampler import utilisation_of
+from experiment_core_utils.meters.load_trace import utilisation_of
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
 from experiment_core_utils.models.counted_flops import FOREIGN_ERRORS

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.energy_entries import energy_entry
+from experiment_core_utils.load_entries import load_entries
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flat_table import named_rows, table_text
@@ -33,7 +34,6 @@ from experiment_core_utils.primitives.result_files import (
 )
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.sample_entries import sample_result, theoretical_entries
-from experiment_core_utils.setting_load import load_entries
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.sampling import SampledDataset
 

@@ -1,15 +1,13 @@
-"""In: the window in which a process measures samples of a setting; out: its load, in the journal and as keys of the
-setting's file.
+"""In: the window in which a process measures samples of a setting; out: its load, a line of the journal.
 
 Counters of the driver, the host and torch's allocator are read by a thread at a low rate; nothing stands between the
 marks of a run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from experiment_core_utils.meters.load_sampler import LoadSampler, memory_timeline, utilisation_of
+from experiment_core_utils.meters.load_sampler import LoadSampler
 from experiment_core_utils.primitives.errors import SettingError, Stopped
 from experiment_core_utils.primitives.journal import Journal
 from experiment_core_utils.primitives.records import JournalHeader, SettingLoad
@@ -31,19 +29,3 @@ def load_noted(sampler: LoadSampler, journal: Journal, origin: JournalHeader, wi
         note()
         raise
     note()
-
-
-def load_entries(loads: Sequence[SettingLoad]) -> dict[str, Any]:
-    """The top-level keys `compute_utilisation` and `memory_timeline`, one entry for each window; see
-    `docs/results_schema.md`."""
-    timelines = [{**_whose(each), **memory_timeline(each.trace)} for each in loads if each.has_timeline]
-    return {
-        "compute_utilisation": [
-            {**_whose(each), "window_s": each.trace.samples[-1].at_s, **utilisation_of(each.trace)} for each in loads
-        ],
-        "memory_timeline": timelines or None,
-    }
-
-
-def _whose(load: SettingLoad) -> dict[str, Any]:
-    return {"rank": load.rank, "experiment_id": load.experiment_id}

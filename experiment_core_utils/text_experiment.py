@@ -24,7 +24,8 @@ from experiment_core_utils.h_metrics_compute import combine_comp_metrics
 from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results
-from experiment_core_utils.meters.load_sampler import LoadSampler, load_sampler, memory_timeline
+from experiment_core_utils.meters.load_sampler import LoadSampler, load_sampler
+from experiment_core_utils.meters.load_trace import memory_timeline
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.records import ApportionedEnergy, InferenceResults
 from experiment_core_utils.primitives.text_config import TextConfig

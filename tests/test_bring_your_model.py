@@ -25,7 +25,7 @@ def test_there_is_code_for_tokens_and_for_operations() -> None:
     assert [path.rpartition("/")[2] for path, _ in BLOCKS] == [
         "vision_options.py",
         "tile_options.py",
-        "architecture_table.py",
+        "decoder_table.py",
     ]
     shown = set(re.findall(r'"(\w+ImageProcessor)"', PAGE))
     assert shown and shown <= set(known_kinds())

@@ -124,8 +124,8 @@ def test_a_dense_model_moves_its_tokens_with_the_tier(
         assert_whole(result, [None] * result["num_active_blocks"])
         assert (result["top_k"], result["num_latency_samples"], result["num_samples"]) == (None, 1, 3)
         assert result["hardware_utilisation"]["mfu_prefill"] is None
-        # No formula is known, and the result says so.
-        assert "no formula is known for 'llava_next'" in result["provenance"]["model"]["flops_reason"]
+        assert result["provenance"]["model"]["flops_reason"] is None
+        assert all(sample["prefill_flops"] > 0 for sample in result["per_sample_results"])
         tokens.setdefault(result["tier"], []).append(result["actual_vision_tokens_mean"])
         low, high = result["tier_range"]["min_crops"], result["tier_range"]["max_crops"]
         for sample in result["per_sample_results"]:

@@ -1,9 +1,11 @@
 """What a request will be at a setting, by formula, before any weight is read."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import OPTConfig
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.plan_work import MolmoeWork, TransformersWork, mean_flops, of_first_samples, work_of
@@ -74,7 +76,9 @@ def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None
 
 
 def test_an_architecture_without_formula_has_no_plan(tmp_path: Path) -> None:
-    source = find_model(str(without_weights("llava_next", tmp_path)))
+    found = find_model(str(without_weights("olmoe", tmp_path)))
+    assert found.foreign is not None
+    source = replace(found, foreign=replace(found.foreign, config=OPTConfig()))
     with pytest.raises(ConfigurationError, match="--dry_run has no estimate for .*: no formula is known for"):
         work_of(source, TASK, (0,), LIMIT)
 

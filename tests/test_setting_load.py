@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from experiment_core_utils.load_entries import load_entries
 from experiment_core_utils.meters.load_sampler import LoadSampler, SilentGpu
 from experiment_core_utils.meters.simulated import ScriptedClock
 from experiment_core_utils.primitives.compute_records import LoadSample, LoadTrace
 from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal, read_journal
 from experiment_core_utils.primitives.records import JournalHeader, SettingLoad
-from experiment_core_utils.setting_load import load_entries, load_noted
+from experiment_core_utils.setting_load import load_noted
 
 ORIGIN = JournalHeader(
     schema_version=JOURNAL_VERSION,

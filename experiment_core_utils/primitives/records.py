@@ -215,8 +215,8 @@ class KnobProof:
     """What ran when the setting was in force, counted inside the model on one request outside the measurement.
 
     Attributes:
-        experts_per_token: experts that the router chose for a token, for each block that ran, in the prefill; None for
-            one without a router.
+        experts_per_token: experts that the router chose for a token, for each block that ran, in the prefill; a block
+            without a router has none.
         blocks_run: blocks that ran in the prefill, as indices of the whole model.
         blocks_run_decode: the same in a decode step; None where no step was run.
         cache_layers: layers of the cache that hold keys.

@@ -9,9 +9,8 @@ from experiment_core_utils.meters.load_sampler import (
     LoadSampler,
     SilentGpu,
     load_sampler,
-    memory_timeline,
-    utilisation_of,
 )
+from experiment_core_utils.meters.load_trace import memory_timeline, utilisation_of
 from experiment_core_utils.meters.simulated import ScriptedClock
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import OPTConfig, OPTForCausalLM
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
@@ -20,6 +22,7 @@ from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.records import RequestShape
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.tiny_checkpoints import write_checkpoint
 
@@ -164,10 +167,18 @@ def test_operations_follow_the_setting_where_a_formula_is_known(model_of: Loaded
     assert prefill[0] - prefill[1] == 2 * (2 * 3 * 32 * 16) * shape.prompt_tokens
     assert prefill[1] > prefill[2] and len(prefill) == 3
     assert len({each.vision_flops for each in flops if each is not None}) == 1
-    unknown = model_of("llava_next")
-    assert unknown.count_flops(KnobSetting(LOW, None, (0,)), shape, 5) is None
+
+
+def test_without_a_formula_there_are_no_operations() -> None:
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=97, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
+    )
+    tokens = SimpleNamespace(vision_knob_refusal="it takes no pictures", config_for=lambda crops: {})
+    unknown = TransformersModel("opt", OPTForCausalLM(config).eval(), cast(Any, tokens))
+    assert unknown.count_flops(KnobSetting(LOW, None, (0,)), RequestShape(None, None, 0, 0, 9, 0.0), 5) is None
     assert unknown.count_bytes(KnobSetting(LOW, None, (0,))) is None
-    assert "no formula is known for 'llava_next'" in unknown.describe()["flops_reason"]
+    assert "no formula is known for 'opt'" in unknown.describe()["flops_reason"]
 
 
 def test_what_is_told_is_what_is_in_force(model_of: Loaded) -> None:
