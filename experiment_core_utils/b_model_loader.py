@@ -22,7 +22,6 @@ from experiment_core_utils.models.foreign_model import (
     find_foreign,
     limits_of,
     load_foreign,
-    requests_of,
 )
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import (
@@ -114,7 +113,7 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
         config = MolmoeConfig.from_pretrained(folder)
         return ModelSource(path, folder, config, _molmoe_limits(config), False, revision)
     foreign = find_foreign(path, folder, raw)
-    return ModelSource(path, folder, foreign.config, limits_of(foreign, requests_of(foreign)), False, revision, foreign)
+    return ModelSource(path, folder, foreign.config, limits_of(foreign), False, revision, foreign)
 
 
 def _molmoe_limits(config: MolmoeConfig) -> KnobLimits:
@@ -149,7 +148,7 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
             dtype, device, config.attn_implementation, config.experts_implementation, AskedQuantisation.of(config)
         )
         foreign = load_foreign(source.foreign, wish, config.random_weights)
-        return TransformersModel(source.name, foreign, requests_of(source.foreign))
+        return TransformersModel(source.name, foreign, source.foreign.requests)
     if config.quantization != "none":
         raise ConfigurationError(
             f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision (the "

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from experiment_core_utils.b_model_loader import ModelSource, load_processor
 from experiment_core_utils.models.architecture_flops import UnknownArchitecture, architecture_of
-from experiment_core_utils.models.foreign_model import ForeignSource, requests_of, skeleton_of
+from experiment_core_utils.models.foreign_model import ForeignSource, skeleton_of
 from experiment_core_utils.models.memory_parts import cache_elements as decoder_cache_elements
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.flops import request_flops
@@ -163,7 +163,7 @@ class TransformersWork:
         self._architecture = architecture
         self._task = task
         self._limit = limit
-        self._requests = requests_of(source)
+        self._requests = source.requests
         self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
         self._shapes: dict[CropRange, list[RequestShape]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())

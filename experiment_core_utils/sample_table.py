@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiment_core_utils.primitives.csv_cells import Cell, csv_text, raw_cell
+from experiment_core_utils.primitives.csv_cells import Cell, csv_of_rows
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
         ResultsError: a number that is not finite.
     """
     names = [column.name for column in SAMPLE_COLUMNS]
-    cells = ([raw_cell(_writable(row[name]), name) for name in names] for row in rows)
-    return csv_text([[raw_cell(name, name) for name in names], *cells])
+    return csv_of_rows(({name: _writable(row[name]) for name in names} for row in rows), names)
 
 
 def _value(sample: Mapping[str, Any], column: SampleColumn) -> Cell:

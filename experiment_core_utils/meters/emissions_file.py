@@ -7,7 +7,7 @@ The columns are codecarbon's own (energies in kWh, emissions in kg, duration in 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiment_core_utils.primitives.csv_cells import Cell, csv_text, raw_cell
+from experiment_core_utils.primitives.csv_cells import Cell, csv_of_rows
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import check_file_name_part, write_text_atomically
 from experiment_core_utils.primitives.flat_table import read_table
@@ -55,6 +55,4 @@ def append_window(window: Mapping[str, Cell], path: Path) -> None:
     """
     rows: Sequence[Mapping[str, Cell]] = [*(read_windows(path) if path.exists() else ()), window]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    header = [raw_cell(name, name) for name in columns]
-    text = csv_text([header, *([raw_cell(row.get(name), name) for name in columns] for row in rows)])
-    write_text_atomically(text, path)
+    write_text_atomically(csv_of_rows(({**dict.fromkeys(columns), **row} for row in rows), columns), path)

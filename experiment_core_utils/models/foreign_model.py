@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ class ForeignSource:
         """By which transformers builds and loads it: with its pictures where it has a part for them."""
         return AutoModelForImageTextToText if self.takes_pictures else AutoModelForCausalLM
 
+    @cached_property
+    def requests(self) -> ForeignRequests:
+        """What makes its requests, read once; raises ConfigurationError where processor or tokenizer cannot be used."""
+        return ForeignRequests(load_foreign_processor(self.folder), self.config, self.name)
+
 
 @dataclass(frozen=True)
 class LoadWish:
@@ -94,11 +100,6 @@ def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSour
     return ForeignSource(name, folder, config, own_method(raw))
 
 
-def requests_of(source: ForeignSource) -> ForeignRequests:
-    """What makes its requests; raises ConfigurationError where processor or tokenizer cannot be used."""
-    return ForeignRequests(load_foreign_processor(source.folder), source.config, source.name)
-
-
 def skeleton_of(source: ForeignSource) -> PreTrainedModel:
     """The model without storage; a prompt runs in it, whatever its dtype and widths."""
     with _named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
@@ -109,14 +110,14 @@ def skeleton_of(source: ForeignSource) -> PreTrainedModel:
     return skeleton.eval()
 
 
-def limits_of(source: ForeignSource, requests: ForeignRequests) -> KnobLimits:
+def limits_of(source: ForeignSource) -> KnobLimits:
     """What can be set, tried on a model without storage."""
     knobs = DecoderKnobs(skeleton_of(source))
     return KnobLimits(
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,
         default_top_k=knobs.default_top_k,
-        vision_refusal=requests.vision_knob_refusal,
+        vision_refusal=source.requests.vision_knob_refusal,
         top_k_refusal=knobs.top_k_refusal,
         blocks_refusal=knobs.blocks_refusal,
     )

@@ -7,8 +7,8 @@ line feed; the file is UTF-8.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from experiment_core_utils.primitives.errors import ResultsError
 
@@ -70,6 +70,16 @@ def spreadsheet_safe(text: str) -> str:
 def csv_text(rows: Iterable[Sequence[RawCell]]) -> str:
     """The content of a CSV file."""
     return "".join(",".join(map(_written, row)) + "\n" for row in rows)
+
+
+def csv_of_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """The content of a CSV file with these columns under a heading; every row has a value for each.
+
+    Raises:
+        ResultsError: see `raw_cell`.
+    """
+    cells = ([raw_cell(row[name], name) for name in columns] for row in rows)
+    return csv_text([[raw_cell(name, name) for name in columns], *cells])
 
 
 def parse_csv(text: str, name: str) -> list[list[RawCell]]:

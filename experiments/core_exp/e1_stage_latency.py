@@ -11,13 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.csv_cells import csv_text, raw_cell
+from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.core_exp import flops_latency
 from experiments.core_exp.e1_entries import (
-    Row,
     breakdown_content,
     component_rows,
     components_content,
@@ -88,16 +87,10 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
     for name, rows in tables.items():
         if rows:
             written.append(output_dir / f"{name}.csv")
-            write_text_atomically(_csv(rows), written[-1])
+            write_text_atomically(csv_of_rows(rows, list(rows[0])), written[-1])
     for name, figure in figures.items():
         written += save_figure(figure, output_dir, name)
     return written
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    names = list(rows[0])
-    cells = [[raw_cell(row[name], name) for name in names] for row in rows]
-    return csv_text([[raw_cell(name, name) for name in names], *cells])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

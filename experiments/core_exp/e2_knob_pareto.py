@@ -13,13 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from experiment_core_utils.primitives.csv_cells import csv_text, raw_cell
+from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.core_exp.e2_entries import (
     FrontAnalysis,
-    Row,
     Shared,
     TaskAnalysis,
     caveats_of,
@@ -85,7 +84,7 @@ def analyse(
     for name, rows in tables.items():
         if rows:
             written.append(output_dir / f"{name}.csv")
-            write_text_atomically(_csv(rows), written[-1])
+            write_text_atomically(csv_of_rows(rows, list(rows[0])), written[-1])
     for name, figure in figures.items():
         written += save_figure(figure, output_dir, name)
     return written
@@ -140,12 +139,6 @@ def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) 
                 figures[f"e2_coupling_{task}"] = draw_coupling(found[0], shown)
             figures[f"e2_effects_{task}"] = draw_effects(analysis, shown)
     return figures
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    names = list(rows[0])
-    header: Row = {name: name for name in names}
-    return csv_text([[raw_cell(row[name], name) for name in names] for row in (header, *rows)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

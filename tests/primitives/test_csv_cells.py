@@ -13,6 +13,7 @@ from experiment_core_utils.primitives.csv_cells import (
     FORMULA_STARTS,
     RawCell,
     cell_value,
+    csv_of_rows,
     csv_text,
     parse_csv,
     raw_cell,
@@ -127,3 +128,10 @@ def test_every_beginning_of_a_formula_is_guarded(start: str) -> None:
     assert spreadsheet_safe(f"{start}1+1") == f"'{start}1+1"
     assert spreadsheet_safe(f"'{start}1+1") == f"''{start}1+1"
     assert spreadsheet_safe(f"a{start}") == f"a{start}"
+
+
+def test_rows_by_name_stand_under_their_heading_in_the_order_of_the_columns() -> None:
+    rows = [{"b": 1.5, "a": "x"}, {"a": "=1", "b": None}]
+    assert csv_of_rows(rows, ["a", "b"]) == "a,b\nx,1.5\n'=1,\n"
+    with pytest.raises(KeyError):
+        csv_of_rows([{"a": 1}], ["a", "b"])
