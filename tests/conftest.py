@@ -1,6 +1,7 @@
 """Shared by all tests: no network, few threads, and a tiny random model with the embedded tokenizer."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,6 +19,7 @@ from experiment_core_utils.models.molmoe import (
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from tests.forked_runs import RunServer
 
 # Threads that wait by spinning slow each other down many times where cores are shared.
 torch.set_num_threads(1)
@@ -72,6 +74,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(config)).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def run_server(tiny_checkpoint: Path) -> Iterator[RunServer]:
+    """Forks runs of the drivers from one process that has imported all they need."""
+    with RunServer(tiny_checkpoint) as server:
+        yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

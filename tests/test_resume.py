@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Sweep:
 
 
 @pytest.fixture(scope="module")
-def first_sweep(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
+def first_sweep(tiny_checkpoint: Path, run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """The command, and what it comes to when nothing disturbs it."""
     folder = tmp_path_factory.mktemp("sweep") / "results"
     arguments = (
@@ -88,10 +88,9 @@ def first_sweep(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1", "--config_retry_delay", "0",
     )  # fmt: skip
     calls = folder.parent / "calls"
-    with RunServer(tiny_checkpoint) as server:
-        (ended,) = server.run(Run(arguments, f"{folder}.0.log", calls_file=str(calls)))
-        assert ended.code == 0, Path(f"{folder}.0.log").read_text()
-        yield Sweep(server, arguments, folder, contents(folder), ended.seconds, int(calls.read_text()))
+    (ended,) = run_server.run(Run(arguments, f"{folder}.0.log", calls_file=str(calls)))
+    assert ended.code == 0, Path(f"{folder}.0.log").read_text()
+    return Sweep(run_server, arguments, folder, contents(folder), ended.seconds, int(calls.read_text()))
 
 
 @pytest.fixture
