@@ -15,6 +15,14 @@ from types import TracebackType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KILLED = -signal.SIGKILL
+# The environment of one of two processes, less its RANK: each takes itself for the only one of its machine.
+TWO_PROCESSES = {
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29533",
+}
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,7 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMem
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import (
     FailedSample,
     FinishedSample,
@@ -41,7 +37,7 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.tasks.registry import get_metric, load_task
-from tests.forked_runs import KILLED, Run, RunServer
+from tests.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
 from tests.scripted_model import ScriptedModel
 from tests.test_docs import SCHEMA, first_cells
 from tests.test_resume import remember
@@ -148,10 +144,9 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def driver(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+def driver(tiny_checkpoint: Path, run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     folder = tmp_path_factory.mktemp("killed") / "results"
-    with RunServer(tiny_checkpoint) as server:
-        yield Killed(server, arguments(tiny_checkpoint, folder), folder)
+    return Killed(run_server, arguments(tiny_checkpoint, folder), folder)
 
 
 def test_a_search_killed_anywhere_goes_on_and_measures_nothing_twice(driver: Killed) -> None:
@@ -300,12 +295,13 @@ def test_journals_are_kept_until_no_process_looks_at_them(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_two_processes_search_to_the_end(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = "experiments/core_exp/acc_lat_profiling.py"
+def test_two_processes_search_to_the_end(tiny_checkpoint: Path, run_server: RunServer, tmp_path: Path) -> None:
     flags = [*arguments(tiny_checkpoint, tmp_path / "results"), "--worker_timeout", "60"]
-    done = subprocess.run([*launch, script, *flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    logs = [tmp_path / f"log{rank}" for rank in (0, 1)]
+    ended = run_server.run(
+        *(Run(flags, str(log), {**TWO_PROCESSES, "RANK": str(rank)}) for rank, log in enumerate(logs))
+    )
+    assert [each.code for each in ended] == [0, 0], logs[0].read_text()
     assert (tmp_path / "results" / SEARCH_FILE).is_file()
     left = {path.name for path in (tmp_path / "results" / ".parts").iterdir()}
     assert left <= {"lock", "plan.json", "seen_by_all"}

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from experiment_core_utils.primitives.records import KnobProof
 from experiment_core_utils.rescoring import rescore
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.core_exp.acc_lat_profiling import main
+from tests.forked_runs import Run, RunServer
 
 DRIVER = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
 SETTING_KEYS = """
@@ -51,9 +51,10 @@ def lasting_caveats(result: dict) -> list[str]:
     return [each for each in result["provenance"]["caveats"] if not each.startswith(UNSTEADY)]
 
 
-def run_driver(launcher: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_two_ranks(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, *launcher, str(DRIVER), "--num_threads", "1", *arguments]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517"]
+    command = [*launcher, str(DRIVER), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd="/")
 
 
@@ -324,14 +325,10 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path:
     flags = [
         "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4",
         "--num_active_blocks_list", "4",
-        "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3",
+        "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3", "--num_threads", "1",
     ]  # fmt: skip
-    one = run_driver([], *flags, "--output_dir", str(tmp_path / "one"))
-    assert one.returncode == 0, one.stderr
-    two = run_driver(
-        ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517"],
-        *flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"),
-    )  # fmt: skip
+    run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")]))
+    two = run_two_ranks(*flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"))
     assert two.returncode == 0, two.stderr
     (single,), (double,) = (
         [json.loads(path.read_text()) for path in (tmp_path / name).glob("*blocks4.json")] for name in ("one", "two")
@@ -347,20 +344,22 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path:
     assert table.loc[0, "num_samples"] == 5
 
 
-def test_fewer_processes_than_asked_for_is_an_error(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    done = run_driver(
-        [], "--model_path", str(tiny_checkpoint), "--num_processes", "2", "--output_dir", str(tmp_path / "r")
-    )
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("error: 2 processes were asked for and 1 launched")
+def test_fewer_processes_than_asked_for_is_an_error(
+    tiny_checkpoint: Path, run_server: RunServer, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    flags = ["--model_path", str(tiny_checkpoint), "--num_processes", "2", "--output_dir", str(tmp_path / "r")]
+    assert run_server.run(Run(flags, str(log)))[0].code == 1
+    assert log.read_text().strip().splitlines()[-1].startswith("error: 2 processes were asked for and 1 launched")
     assert not list((tmp_path).glob("r/*"))
 
 
-def test_a_folder_without_a_model_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = run_driver([], "--model_path", str(tmp_path), "--output_dir", str(tmp_path / "r"))
-    assert done.returncode == 2
-    assert done.stderr.strip().startswith("error: ")
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_folder_without_a_model_is_one_line_and_exit_code_2(run_server: RunServer, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    flags = ["--model_path", str(tmp_path), "--output_dir", str(tmp_path / "r")]
+    assert run_server.run(Run(flags, str(log)))[0].code == 2
+    said = log.read_text().strip()
+    assert said.startswith("error: ") and len(said.splitlines()) == 1
     assert not list((tmp_path).glob("r/*"))
 
 

@@ -18,7 +18,7 @@ import pytest
 from experiment_core_utils.l_results_csv_cleaning import UNSTEADY
 from experiment_core_utils.primitives.journal import read_journal
 from experiment_core_utils.primitives.units import milliseconds
-from tests.forked_runs import KILLED, Ended, Run, RunServer
+from tests.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
 
 NUM_KILLS = 50
 NUM_SETTINGS, NUM_SAMPLES = 4, 3
@@ -30,13 +30,6 @@ NOT_COMPARED = {
 }
 # What says by how many processes a result was measured.
 OF_THE_LAUNCH = {"num_processes", "caveats", "fingerprint", "command", "drift_check_every"}
-TWO_PROCESSES = {
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29533",
-}
 
 Contents = dict[str, Any]
 Kind = Mapping[str, Any]

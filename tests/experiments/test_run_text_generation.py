@@ -1,12 +1,17 @@
+"""The text driver as a process: what it prints, refuses and leaves, alone, as two processes, and killed."""
+
 import json
+import signal
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiment_core_utils.primitives.paths import REPOSITORY
+from tests.forked_runs import KILLED, Run, RunServer
 from tests.tiny_language_models import save_checkpoint, tiny_llama
 
 DRIVER = REPOSITORY / "experiments" / "text_exp" / "run_text_generation.py"
@@ -25,19 +30,42 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *launcher, str(DRIVER), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+@dataclass(frozen=True)
+class Done:
+    """How a run of the driver ended, and what it printed."""
+
+    code: int
+    out: str
+    errors: str
 
 
-def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, tmp_path: Path) -> None:
-    done = run("--config", config_file, "--output_dir", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "2 experiments of this grid are saved (2 measured now), 0 combinations left out, 0 failed" in done.stdout
-    assert done.stdout.endswith(f"table of all experiments: {tmp_path / 'text_generation_results.csv'}\n")
+@dataclass(frozen=True)
+class TextDriver:
+    """Runs of the driver, each a process, one after the other."""
+
+    server: RunServer
+    folder: Path
+
+    def run(self, *arguments: object, **kind: Any) -> Done:
+        log, errors = self.folder / "log", self.folder / "errors"
+        given = Run([*map(str, arguments)], str(log), program=DRIVER.name, errors=str(errors), **kind)
+        (ended,) = self.server.run(given)
+        return Done(ended.code, log.read_text(), errors.read_text())
+
+
+@pytest.fixture
+def driver(run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> TextDriver:
+    return TextDriver(run_server, tmp_path_factory.mktemp("driver"))
+
+
+def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, driver: TextDriver, tmp_path: Path) -> None:
+    done = driver.run("--config", config_file, "--output_dir", tmp_path)
+    assert done.code == 0, done.errors
+    assert "2 experiments of this grid are saved (2 measured now), 0 combinations left out, 0 failed" in done.out
+    assert done.out.endswith(f"table of all experiments: {tmp_path / 'text_generation_results.csv'}\n")
     (_, second) = json.loads((tmp_path / "text_generation_results.json").read_text())
-    planned = run("--config", config_file, "--output_dir", tmp_path, "--set", "cycle_id=[2, 3]", "--dry_run")
-    assert planned.stdout.splitlines() == [
+    planned = driver.run("--config", config_file, "--output_dir", tmp_path, "--set", "cycle_id=[2, 3]", "--dry_run")
+    assert planned.out.splitlines() == [
         f"1/2 cycle_id=2: done before, as {second}",
         "2/2 cycle_id=3: due",
     ]
@@ -54,17 +82,20 @@ def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, tmp_pa
         (["--size", "3"], "error: unrecognized arguments: --size 3; see --help"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_comes_before_any_model(arguments: list[str], message: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1 and not done.stdout
+def test_what_is_wrong_is_one_line_and_comes_before_any_model(
+    arguments: list[str], message: str, driver: TextDriver
+) -> None:
+    done = driver.run(*arguments)
+    assert done.code == 2
+    assert done.errors.startswith(message) and done.errors.count("\n") == 1 and not done.out
 
 
-def test_two_processes_come_to_what_one_comes_to(config_file: Path, tmp_path: Path) -> None:
+def test_two_processes_come_to_what_one_comes_to(config_file: Path, driver: TextDriver, tmp_path: Path) -> None:
     common = ("--config", config_file, "--set", "cycle_id=1", "--set", "save_outputs=true", "--output_dir")
-    assert run(*common, tmp_path / "one").returncode == 0
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = run(*common, tmp_path / "two", "--set", "track_energy=true", launcher=launcher)
+    assert driver.run(*common, tmp_path / "one").code == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", DRIVER]
+    command = [*launcher, *common, tmp_path / "two", "--set", "track_energy=true"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     (one,), (two,) = (
         json.loads((tmp_path / name / "text_generation_results.json").read_text()).values() for name in ("one", "two")
@@ -83,20 +114,13 @@ def test_two_processes_come_to_what_one_comes_to(config_file: Path, tmp_path: Pa
     assert found == {f"local_energy_results_process_{rank}.json" for rank in (0, 1)}
 
 
-def test_a_killed_grid_is_finished_by_the_same_command(config_file: Path, tmp_path: Path) -> None:
+def test_a_killed_grid_is_finished_by_the_same_command(config_file: Path, driver: TextDriver, tmp_path: Path) -> None:
     arguments = ("--config", config_file, "--output_dir", tmp_path, "--set", "cycle_id=[1, 2, 3]")
     results = tmp_path / "text_generation_results.json"
-    started = subprocess.Popen(
-        [sys.executable, str(DRIVER), *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not results.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    started.kill()
-    started.wait()
+    assert driver.run(*arguments, signal_when=(str(results), signal.SIGKILL)).code in (KILLED, 0)
     before = set(json.loads(results.read_text()))
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
+    done = driver.run(*arguments)
+    assert done.code == 0, done.errors
     saved = json.loads(results.read_text())
     assert before < set(saved) or len(before) == 3
     assert sorted(each["experiment_variables"]["cycle_id"] for each in saved.values()) == [1, 2, 3]
