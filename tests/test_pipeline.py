@@ -224,7 +224,8 @@ def test_values_that_the_strategy_leaves_out_are_named(tiny_checkpoint: Path, tm
 
 def test_a_prompt_beyond_the_context_fails_its_setting(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--vision_tokens_list", "8640", "--top_k_list", "4")
-    report = run_profiling(replace(config, num_active_blocks_list=(4,), num_samples=1))
+    config = replace(config, num_active_blocks_list=(4,), num_samples=1, config_retry_delay=0.0, max_config_retries=1)
+    report = run_profiling(config)
     (failure,) = report.failed.values()
     assert "is longer than the model's context of 4096" in failure.reason
 

@@ -81,6 +81,8 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
         figure.savefig(pixels, dpi=DPI, format="png")
         # Few colours are in it, so that a palette is a third of the size.
         Image.open(pixels).convert("RGB").quantize(COLOURS).save(paths[0], optimize=True)
+        # The places found for the pixels are those of the drawing too.
+        figure.set_layout_engine("none")
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths
 

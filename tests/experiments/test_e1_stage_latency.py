@@ -1,6 +1,8 @@
 """E1 from a run's folder to its files: published names and keys, numbers by hand, figures that are not empty."""
 
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pandas as pd
@@ -17,8 +19,8 @@ JSON_FILES = ("e1_stage_latency_breakdown", "e1_flops_vs_latency", "e1_attention
 FIGURES = ("e1_stage_shares", "e1_stages_over_tokens", "e1_scaling", "e1_flops_vs_latency")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two settings of 4 and 3 blocks; pictures of 432 and 864 features."""
     large = VisionGeometry(5, (1, 5), (336, 1232), 864)
     samples = [
@@ -26,13 +28,25 @@ def folder(tmp_path: Path) -> Path:
         measured_sample(1, staged_run(vision_s=1.0), flops=FLOPS, geometry=large),
         measured_sample(2, staged_run(vision_s=0.75), flops=FLOPS, geometry=large),
     ]
-    return write(tmp_path / "run", *(result(setting(tier, 2, n), samples) for tier in ("low", "high") for n in (3, 4)))
+    run = tmp_path_factory.mktemp("e1") / "run"
+    return write(run, *(result(setting(tier, 2, n), samples) for tier in ("low", "high") for n in (3, 4)))
 
 
-def test_published_files_and_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder)]) == 0
-    output = folder / "analysis"
-    assert {str(path) for path in output.iterdir()} == set(capsys.readouterr().out.split())
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> list[str]:
+    """What the analysis of the folder said, which is what it wrote."""
+    with redirect_stdout(StringIO()) as out:
+        assert main([str(folder)]) == 0
+    return out.getvalue().split()
+
+
+@pytest.fixture(scope="module")
+def output(folder: Path, printed: list[str]) -> Path:
+    return folder / "analysis"
+
+
+def test_published_files_and_keys(output: Path, printed: list[str]) -> None:
+    assert {str(path) for path in output.iterdir()} == set(printed)
     breakdown, flops, parts = (json.loads((output / f"{name}.json").read_text()) for name in JSON_FILES)
     assert {"regimes", "settings", "prefill_vs_input_tokens", "decode_vs_output_tokens"} <= set(breakdown)
     assert breakdown["source"]["device"] == "Scripted GPU" and breakdown["source"]["num_samples"] == 12
@@ -52,31 +66,30 @@ def test_published_files_and_keys(folder: Path, capsys: pytest.CaptureFixture[st
     assert vision["mfu"] == pytest.approx(3e9 / 2.25 / 1e12) and flops["mfu_reason"] is None
 
 
-def test_tables_are_tidy(folder: Path) -> None:
-    assert main([str(folder), "--output_dir", str(folder / "elsewhere")]) == 0
-    shares = pd.read_csv(folder / "elsewhere" / "e1_stage_shares.csv")
+def test_tables_are_tidy(output: Path) -> None:
+    shares = pd.read_csv(output / "e1_stage_shares.csv")
     assert list(shares.filter(like="_share").columns[:1]) == ["vision_share"]
     assert shares[["vision_share", "prefill_share", "decode_share"]].sum(axis=1).to_numpy() == pytest.approx(1.0)
-    lines = pd.read_csv(folder / "elsewhere" / "e1_line_fits.csv")
+    lines = pd.read_csv(output / "e1_line_fits.csv")
     assert set(lines["stage"]) == {"vision", "prefill", "decode"} and "slope_ms_per_unit_ci95_low" in lines.columns
 
 
-def test_figures_show_something_and_are_small(folder: Path) -> None:
-    assert main([str(folder)]) == 0
+def test_figures_show_something_and_are_small(output: Path) -> None:
     for name in FIGURES:
-        with Image.open(folder / "analysis" / f"{name}.png") as picture:
+        with Image.open(output / f"{name}.png") as picture:
             colours = picture.convert("RGB").getcolors(1 << 24)
         assert colours is not None and len(colours) > 20
-        svg = (folder / "analysis" / f"{name}.svg").read_text()
+        svg = (output / f"{name}.svg").read_text()
         assert "Scripted GPU" in svg and "n = 12 generations" in svg
         assert len(svg) < 200_000
 
 
-def test_equal_data_give_equal_figures(folder: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        assert main([str(folder), "--output_dir", str(tmp_path / name)]) == 0
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+def test_equal_data_give_equal_figures(folder: Path, output: Path, tmp_path: Path) -> None:
+    assert main([str(folder), "--output_dir", str(tmp_path / "again")]) == 0
+    names = {path.name for path in output.iterdir()}
+    assert {path.name for path in (tmp_path / "again").iterdir()} == names
+    for name in names:
+        assert (output / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
 def test_mfu_needs_a_known_peak(folder: Path) -> None:
