@@ -25,18 +25,18 @@ from tests.forked_runs import RunServer
 torch.set_num_threads(1)
 
 
-def tiny_config() -> MolmoeConfig:
-    """4 blocks of 8 experts (top-4), width 32, 2 vision blocks; ids of the embedded tokenizer."""
+def tiny_config(num_hidden_layers: int = 4, num_experts: int = 8, num_experts_per_tok: int = 4) -> MolmoeConfig:
+    """Blocks of width 32, 2 vision blocks; ids of the embedded tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     ids = tokenizer.convert_tokens_to_ids
     text = OlmoeConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=16,
-        num_hidden_layers=4,
+        num_hidden_layers=num_hidden_layers,
         num_attention_heads=2,
-        num_experts=8,
-        num_experts_per_tok=4,
+        num_experts=num_experts,
+        num_experts_per_tok=num_experts_per_tok,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.2,
@@ -64,16 +64,19 @@ def tiny_config() -> MolmoeConfig:
     )
 
 
-@pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny random MolmoE in the native layout."""
-    folder = tmp_path_factory.mktemp("tiny_molmoe")
+def save_tiny(config: MolmoeConfig, folder: Path) -> Path:
+    """The folder, with a random MolmoE in the native layout."""
     torch.manual_seed(7)
-    config = tiny_config()
     MolmoeForConditionalGeneration(config).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(config)).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random MolmoE of 4 blocks with 8 experts (top-4)."""
+    return save_tiny(tiny_config(), tmp_path_factory.mktemp("tiny_molmoe"))
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,21 @@ import pytest
 from nbclient import NotebookClient
 
 from experiment_core_utils.primitives.paths import REPOSITORY
+from tests.conftest import save_tiny, tiny_config
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 
 
-def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
+def executed(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str] = ("", "")
+) -> nbformat.NotebookNode:
+    """`flags`: what stands in place of what in its cells."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace(*flags)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
     return notebook
 
@@ -34,7 +40,10 @@ def test_the_steps_leave_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sweep_is_analysed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook = executed("analyse_a_sweep.ipynb", tmp_path, monkeypatch)
+    """On a random model with the shipped one's blocks and experts, which is quicker."""
+    config = tiny_config(num_hidden_layers=16, num_experts=16, num_experts_per_tok=8)
+    model = ("--device cpu", f"--device cpu --model_path {save_tiny(config, tmp_path / 'model')}")
+    notebook = executed("analyse_a_sweep.ipynb", tmp_path, monkeypatch, model)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert len(list((tmp_path / "results" / "analyse_a_sweep").glob("*blocks*.json"))) == 8
     # Shares of the stages and a front.

@@ -195,11 +195,11 @@ def test_a_sample_that_takes_too_long_is_tried_again_and_then_recorded(config: P
         time.sleep(60)
 
     task = ScriptedTask({1: [Acting(sleep)], 2: [Acting(sleep), Acting(sleep)]})
-    failed, ledger = profile(replace(config, sample_timeout=4.0, max_config_retries=1), task)
+    failed, ledger = profile(replace(config, sample_timeout=2.0, max_config_retries=1), task)
     assert failed == {}
     result = saved(ledger)
     assert [sample["sample_id"] for sample in result["per_sample_results"]] == [0, 1, 3]
-    assert result["failed_samples"] == [{"sample_id": 2, "error": "SampleTimedOut", "reason": "not done after 4 s"}]
+    assert result["failed_samples"] == [{"sample_id": 2, "error": "SampleTimedOut", "reason": "not done after 2 s"}]
     # The second attempt warms up on sample 0, which is kept, and takes up what the first one did not finish.
     assert task.read == [0, 1, 2, 3, 1, 2]
 
