@@ -12,9 +12,11 @@ wanted=$(cat requirements*.txt pyproject.toml | cksum)
 stamp=.venv/installed-$(basename "$requirements")
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     # torch first and alone: where an index has a build without CUDA, a later package must not pull in another.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' requirements.txt)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$requirements"
+    # Modules are compiled behind it, by all cores; some packages ship templates that are none.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$(grep '^torch==' requirements.txt)"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "$requirements"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
     echo "$wanted" > "$stamp"
 fi
 . .venv/bin/activate

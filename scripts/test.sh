@@ -7,5 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export HF_HUB_OFFLINE=1
 ruff check .
 mypy
-# Two workers, a file to one of them: some tests start processes of their own.
-python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile "$@"
+# Two workers, a file to one of them: some tests start processes of their own. The order is that of tests/conftest.py, the
+# longest files first; xdist's own begins with the files of most tests and leaves the longest for the end.
+python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

@@ -327,6 +327,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path:
         "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4",
         "--num_active_blocks_list", "4",
         "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3", "--num_threads", "1",
+        "--num_warmup_runs", "0", "--drift_check_every", "0",
     ]  # fmt: skip
     run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")]))
     two = run_two_ranks(*flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"))
@@ -397,7 +398,10 @@ def test_weights_that_do_not_fit_are_refused(tiny_checkpoint: Path, tmp_path: Pa
 
 
 def test_samples_that_need_no_latency_get_the_same_answers_in_batches(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    flags = ("--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "4", "--num_samples", "7")
+    flags = (
+        "--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "4", "--num_samples", "7",
+        "--num_runs_per_sample", "1",
+    )  # fmt: skip
     alone, some, none = (
         run_profiling(tiny_config(tiny_checkpoint, tmp_path / name, *flags, *more)).results[0]
         for name, *more in (
