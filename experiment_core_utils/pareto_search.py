@@ -33,7 +33,7 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 StopReason = Literal["settled", "budget", "samples"]
 # The full grid's time is taken as low as it is with this probability only, so that the search keeps to its share.
@@ -503,10 +503,10 @@ def mean_bound(values: np.ndarray, clusters: np.ndarray, level: float, best: flo
 @cache
 def t_quantile(level: float, degrees: int) -> float:
     """What Student's t exceeds with probability `level`."""
-    return float(stats.t.isf(level, degrees))
+    return -float(stdtrit(degrees, level))
 
 
 @cache
 def normal_quantile(level: float) -> float:
     """What a standard normal exceeds with probability `level`."""
-    return float(stats.norm.isf(level))
+    return -float(ndtri(level))
