@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.performance_prediction.algorithm_support import FALLBACK
 from experiments.performance_prediction.convolution import ALGORITHMS, AlgorithmName, ConvShape
-from experiments.performance_prediction.inference_energy import EnergyModel, fit_energy
+from experiments.performance_prediction.inference_energy import ConvolutionWork, EnergyModel, fit_energy
 from experiments.performance_prediction.layer_latency import (
     LEAST_SHAPES,
     LayerLatency,
@@ -17,8 +17,6 @@ from experiments.performance_prediction.network_operations import NetworkOperati
 from experiments.performance_prediction.prediction_tables import Measurements
 from experiments.performance_prediction.support_rules import Support, SupportRules, observed
 from experiments.performance_prediction.whole_latency import HostModel, RestModel, fit_host, fit_rest
-
-_ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -120,15 +118,19 @@ class DevicePredictor:
     ) -> PredictedInference:
         """A network with an algorithm for each layer by name. Raises as `predict`."""
         operations = network_operations(model, input_size, batch_size)
-        support = {name: self.support_of(shape, chosen[name]) for name, shape in operations.convolutions.items()}
-        runs = {name: chosen[name] if support[name].granted else FALLBACK for name in operations.convolutions}
-        latencies = self._latencies(operations.convolutions, runs)
+        shapes = operations.convolutions
+        support = {name: self.support_of(shape, chosen[name]) for name, shape in shapes.items()}
+        runs = {name: chosen[name] if support[name].granted else FALLBACK for name in shapes}
+        latencies = self._latencies(shapes, runs)
         convolutions_s = sum(each.seconds for each in latencies.values())
         rest_s = self.rest.seconds(operations)
         device_s = convolutions_s + rest_s
         host_s = None if self.host is None else self.host.seconds(list(runs.values()), operations)
         whole_s = device_s if host_s is None else max(device_s, host_s)
-        joules = self._energy(operations, whole_s, device_s)
+        work = [ConvolutionWork(runs[name], latencies[name].seconds, shape) for name, shape in shapes.items()]
+        joules, reason = None, self.energy_reason
+        if self.energy is not None:
+            joules, reason = self.energy.joules(whole_s, rest_s, work)
         layers = tuple(
             PredictedLayer(
                 name,
@@ -139,7 +141,7 @@ class DevicePredictor:
                 latencies[name],
                 None if joules is None else joules * latencies[name].seconds / device_s,
             )
-            for name, shape in operations.convolutions.items()
+            for name, shape in shapes.items()
         )
         return PredictedInference(
             model,
@@ -153,7 +155,7 @@ class DevicePredictor:
             host_s,
             whole_s,
             joules,
-            self.energy_reason,
+            reason,
         )
 
     def _latencies(
@@ -171,13 +173,6 @@ class DevicePredictor:
             by_shape = dict(zip(distinct, self.latencies[algorithm].predict(distinct), strict=True))
             found.update({name: by_shape[shapes[name]] for name in names})
         return found
-
-    def _energy(self, operations: NetworkOperations, whole_s: float, device_s: float) -> float | None:
-        if self.energy is None:
-            return None
-        shapes = operations.convolutions.values()
-        flops, moved = sum(shape.flops for shape in shapes), sum(shape.bytes(_ELEMENT_BYTES) for shape in shapes)
-        return self.energy.joules(whole_s, device_s, flops, moved)
 
 
 def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozenset()) -> DevicePredictor:
@@ -202,7 +197,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
     asked = dict.fromkeys(each.asked for each in measured.inferences)
     operations = operations_of(measured)
-    energy, energy_reason = fit_energy(measured.energies)
+    energy, energy_reason = fit_energy(measured)
     return DevicePredictor(
         device=device,
         precision=measured.inferences[0].precision,

@@ -1,8 +1,8 @@
 """In: a convolution and an algorithm; out: what the algorithm has to do for it, and features for a fit. Pure.
 
-Terms are the parts that a time can be a sum of, scaled so that each is of the order of a millisecond on a large GPU; the
-scales do not matter to a fit. A wave is a round of a GPU's multiprocessors over the blocks of a kernel: blocks / (number
-of multiprocessors), rounded up.
+Terms are the parts that a time can be a sum of, scaled so that each is of the order of a millisecond on a large GPU;
+the scales do not matter to a fit. A wave is a round of a GPU's multiprocessors over the blocks of a kernel: blocks /
+(number of multiprocessors), rounded up.
 """
 
 import math

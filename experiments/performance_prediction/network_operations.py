@@ -1,4 +1,4 @@
-"""In: the name of a network and an input size; out: its convolutions and its other operations, without computing any."""
+"""In: the name of a network and an input size; out: its convolutions and other operations, without computing any."""
 
 import math
 from collections.abc import Mapping

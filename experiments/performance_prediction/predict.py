@@ -1,5 +1,7 @@
-"""Fit latency and energy of convolutional networks to profiles, and predict them; the driver, see
-docs/performance_prediction.md.
+"""Predict latency and energy of convolutional networks: fit to profiles and validate, or predict from what was fitted.
+
+python experiments/performance_prediction/predict.py fit results --output latency_model.json
+python experiments/performance_prediction/predict.py predict vgg16 --from latency_model.json --input-size 300
 """
 
 import argparse
@@ -7,12 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-if str(REPOSITORY) not in sys.path:
-    sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.errors import ProfilerError  # noqa: E402
-from experiments.performance_prediction.prediction_commands import fit, predict  # noqa: E402
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiments.performance_prediction.prediction_commands import fit, predict
 
 DEFAULT_FILE = Path("latency_model.json")
 

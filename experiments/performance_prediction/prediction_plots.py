@@ -50,7 +50,9 @@ COLOURS: dict[AlgorithmName, str] = {
 }
 KERNELS = {1: SKY, 3: BLUE}
 OTHER_KERNEL, FELL_BACK, REST = YELLOW, VERMILION, LIGHT_GREY
-_CURVE_POINTS = 25
+_CURVE_POINTS = 13
+# Layers of more than so many are too thin to be set apart by an edge.
+_FEW_LAYERS = 30
 
 
 def save_figures(
@@ -71,7 +73,8 @@ def size_figure(measured: Measurements, predictor: DevicePredictor) -> Figure:
     """A panel for each network: measured device times, hollow where layers fell back, on the predictor's curves."""
     models = list(dict.fromkeys(each.model for each in measured.inferences))
     figure, panels = _panels(
-        models, f"{predictor.device}  ·  points: measured (hollow: some layers fell back to guess), lines: fitted to them"
+        models,
+        f"{predictor.device}  ·  points: measured (hollow: some layers fell back to guess), lines: fitted to them",
     )
     sizes = sorted({each.input_size for each in measured.inferences})
     grid = np.unique(np.linspace(sizes[0], sizes[-1], _CURVE_POINTS).round().astype(int))
@@ -133,10 +136,10 @@ def breakdown_figure(measured: Measurements) -> Figure:
 
 def _draw_bar(axes: Axes, row: int, inference: MeasuredInference) -> None:
     begun = 0.0
-    edge = {"edgecolor": "white", "linewidth": 0.15}
+    edge = 0.4 if len(inference.layers) < _FEW_LAYERS else 0.0
     for layer in inference.layers:
         colour = FELL_BACK if layer.fell_back else KERNELS.get(max(layer.shape.kernel), OTHER_KERNEL)
-        axes.barh(row, 1e3 * layer.latency_s, left=begun, color=colour, height=0.75, **edge)
+        axes.barh(row, 1e3 * layer.latency_s, left=begun, color=colour, height=0.75, edgecolor="white", linewidth=edge)
         begun += 1e3 * layer.latency_s
     axes.barh(row, max(1e3 * inference.device_s - begun, 0.0), left=begun, color=REST, height=0.75)
 

@@ -18,9 +18,9 @@ def fold_lines(results: Sequence[FoldResult]) -> list[str]:
     for each in results:
         layers = sum(len(one.layers) for one in each.fold.test.inferences)
         lines.append(
-            f"{each.fold.kind} left out: {each.fold.name}; {len(each.fold.test.inferences)} inferences, {layers} layers, "
-            f"{each.layers_known:.0%} of them of a shape known from another size, {each.support_wrong} granted or "
-            "refused other than expected"
+            f"{each.fold.kind} left out: {each.fold.name}; {len(each.fold.test.inferences)} inferences, {layers} "
+            f"layers, {each.layers_known:.0%} of them of a shape known from another size, {each.support_wrong} granted "
+            "or refused other than expected"
         )
     return lines
 
@@ -112,9 +112,9 @@ def _notes(fitted: FittedDevice, predictions: Sequence[PredictedInference]) -> l
     if first.batch_size not in fitted.batch_sizes:
         measured = ", ".join(map(str, fitted.batch_sizes))
         notes.append(f"batch size {first.batch_size} was not measured ({measured} was): a guess beyond the data")
-    if first.energy_reason is not None:
-        notes.append(f"no energy: {first.energy_reason}")
-    elif fitted.predictor.energy is not None:
+    reasons = dict.fromkeys(each.energy_reason for each in predictions if each.energy_reason is not None)
+    notes += [f"no energy: {reason}" for reason in reasons]
+    if fitted.predictor.energy is not None:
         notes.append(f"energy was fitted to {fitted.predictor.energy.basis}")
     return notes
 

@@ -1,4 +1,4 @@
-"""In: predictions beside measurements, over all folds; out: how far they are apart, by kind of fold and algorithm. Pure."""
+"""In: predictions beside measurements, over all folds; out: how far apart, by kind of fold and algorithm. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

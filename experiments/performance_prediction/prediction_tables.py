@@ -1,7 +1,7 @@
 """In: tables of profiles; out: what they measured, one record an inference with its layers. Seconds, joules.
 
-Only sizes that were measured count. Where a combination and size stands in several tables, the first one tells its time;
-each that has energy tells that.
+Only sizes that were measured count. Where a combination and size stands in several tables, the first one tells its
+time; each that has energy tells that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -128,7 +128,9 @@ def _inferences(overall: Path) -> Iterable[MeasuredInference]:
         layers.setdefault(row["input_size"], []).append(_layer(row))
     for row in measured:
         if row["input_size"] not in layers:
-            raise ResultsError(f"{overall} has size {row['input_size']} without its layers; the table beside it is torn")
+            raise ResultsError(
+                f"{overall} has size {row['input_size']} without its layers; the table beside it is torn"
+            )
         yield _inference(row, tuple(layers[row["input_size"]]))
 
 

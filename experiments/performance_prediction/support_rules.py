@@ -1,4 +1,4 @@
-"""In: layers in which an algorithm was granted or refused; out: whether it is for another layer, and what says so. Pure.
+"""In: layers in which an algorithm was granted or refused; out: whether it is in another, and what says so. Pure.
 
 Layers of one kernel, stride and dilation (groups or none) are a class. A class that was always granted, or always
 refused, is so throughout; in a mixed one the side of the padded input decides, as FFT's limits do, and where even that

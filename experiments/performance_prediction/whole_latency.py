@@ -1,4 +1,4 @@
-"""In: measured inferences; out: what whole networks cost beside their convolutions: other operations, and the host. Pure.
+"""In: measured inferences; out: what networks cost beside their convolutions: other operations, and the host. Pure.
 
 On the device an inference is the sum of its convolutions and of a rest: so much for each other operation and for each
 byte that it moves. With the host it is the longer of that and of the time in which the host issues everything: so much
@@ -18,6 +18,9 @@ from experiments.performance_prediction.prediction_tables import MeasuredInferen
 
 # An inference that took this much longer than its work on the device waited for the host.
 _WAITED = 1.15
+
+# A network, its input size and its batch size.
+NetworkKey = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,6 @@ def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
 def run_as(inference: MeasuredInference) -> list[AlgorithmName]:
     """What each convolution runs as: the algorithm that was asked for, or `guess` where it fell back."""
     return ["guess" if layer.fell_back else layer.asked for layer in inference.layers]
-
-
-NetworkKey = tuple[str, int, int]
 
 
 def _columns(operations: NetworkOperations) -> tuple[int, int, int]:
