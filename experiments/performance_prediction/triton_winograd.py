@@ -1,8 +1,8 @@
 """In: input, weight and shape on a GPU; out: the output by a fused Winograd F(2x2,3x3) kernel in Triton.
 
 cuDNN's fused Winograd is not granted from Hopper on. This one transforms tiles of 4x4 samples, multiplies them with the
-transformed weight and transforms the sums back in one kernel, in float32 without tensor cores; torch transforms the
-weight before it in each call. Importing this module needs Triton.
+transformed weight and transforms the sums back in one kernel, in float32 without tensor cores. Each call transforms the
+weight first, by a small kernel of its own, as cuDNN's Winograd does. Importing this module needs Triton.
 """
 
 import torch
@@ -13,14 +13,54 @@ from torch import Tensor
 from experiments.performance_prediction.convolution import ConvShape
 from experiments.performance_prediction.cpu_algorithms import supports
 from experiments.performance_prediction.triton_launch import built, too_large
-from experiments.performance_prediction.winograd_algorithms import FUSED_OUTPUTS, transformed_kernels
+from experiments.performance_prediction.winograd_algorithms import FUSED_OUTPUTS
 
 # Tiles, output channels and input channels of one step.
 TILES, CHANNELS, DEPTH = 16, 32, 16
+# Kernels of 3x3 that one program transforms.
+KERNELS = 256
 SIZES = (
     *("height", "width", "rows", "columns", "tiles_across", "tiles", "in_channels", "out_channels"),
     *("groups", "padding_h", "padding_w"),
 )
+
+
+@triton.jit
+def _four_of_three(first, second, third):  # type: ignore[no-untyped-def]
+    """G times a column of three taps."""
+    ends, middle = 0.5 * (first + third), 0.5 * second
+    return -first, ends + middle, ends - middle, third
+
+
+@triton.jit(do_not_specialize=("kernels",))
+def winograd_filter_kernel(weight, transformed, kernels, KERNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`weight` is [kernels, 9], `transformed` [16, kernels]: G g G^T of each kernel g."""
+    kernel = tl.program_id(0) * KERNELS + tl.arange(0, KERNELS)
+    inside = kernel < kernels
+    taps = weight + kernel * 9
+    a0, b0, c0, d0 = _four_of_three(_tap(taps, 0, inside), _tap(taps, 3, inside), _tap(taps, 6, inside))
+    a1, b1, c1, d1 = _four_of_three(_tap(taps, 1, inside), _tap(taps, 4, inside), _tap(taps, 7, inside))
+    a2, b2, c2, d2 = _four_of_three(_tap(taps, 2, inside), _tap(taps, 5, inside), _tap(taps, 8, inside))
+    place = transformed + kernel
+    _store_row(place, kernels, inside, a0, a1, a2)
+    _store_row(place + 4 * kernels, kernels, inside, b0, b1, b2)
+    _store_row(place + 8 * kernels, kernels, inside, c0, c1, c2)
+    _store_row(place + 12 * kernels, kernels, inside, d0, d1, d2)
+
+
+@triton.jit
+def _tap(taps, number, inside):  # type: ignore[no-untyped-def]
+    return tl.load(taps + number, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_row(place, kernels, inside, first, second, third):  # type: ignore[no-untyped-def]
+    """A row of three times G^T."""
+    w0, w1, w2, w3 = _four_of_three(first, second, third)
+    tl.store(place, w0, mask=inside)
+    tl.store(place + kernels, w1, mask=inside)
+    tl.store(place + 2 * kernels, w2, mask=inside)
+    tl.store(place + 3 * kernels, w3, mask=inside)
 
 
 @triton.jit
@@ -130,8 +170,10 @@ def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     output = torch.empty(shape.output_shape, dtype=given.dtype, device=given.device)
     grid = (triton.cdiv(down * across, TILES), triton.cdiv(out_channels, CHANNELS), shape.batch * shape.groups)
     sizes = (shape.height, shape.width, rows, columns, across, down * across, in_channels, out_channels)
-    transformed = transformed_kernels(weight.float(), shape, FUSED_OUTPUTS)
+    kernels = out_channels * shape.groups * in_channels
+    transformed = torch.empty(16, kernels, dtype=torch.float32, device=given.device)
     with built("winograd"), torch.cuda.device_of(given):
+        winograd_filter_kernel[(triton.cdiv(kernels, KERNELS),)](weight, transformed, kernels, KERNELS=KERNELS)
         winograd_convolution_kernel[grid](
             given,
             transformed,

@@ -1,0 +1,67 @@
+"""Predict latency and energy of convolutional networks: fit to profiles and validate, or predict from what was fitted.
+
+python experiments/performance_prediction/predict.py fit results --output latency_model.json
+python experiments/performance_prediction/predict.py predict vgg16 --from latency_model.json --input-size 300
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiments.performance_prediction.prediction_commands import fit, predict
+
+DEFAULT_FILE = Path("latency_model.json")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of predict.py."""
+    parser = argparse.ArgumentParser(
+        prog="predict.py", description="Latency and energy of convolutional networks, from profiles of them."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    fitting = commands.add_parser("fit", help="fit to tables of run_profile.py, and validate")
+    fitting.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders, or *_overall.csv files")
+    fitting.add_argument("--output", type=Path, default=DEFAULT_FILE, help="the fitted model (%(default)s)")
+    fitting.add_argument(
+        "--held-out-sizes", type=int, nargs="+", default=[], metavar="SIZE", help="(every third, from the second on)"
+    )
+    fitting.add_argument("--figures", type=Path, metavar="FOLDER", help="draw pictures into this folder")
+    predicting = commands.add_parser("predict", help="predict a network")
+    predicting.add_argument("model", metavar="MODEL", help="name of a network, as run_profile.py --list-models says")
+    predicting.add_argument("--from", dest="file", type=Path, default=DEFAULT_FILE, help="fitted model (%(default)s)")
+    predicting.add_argument("--input-size", type=int, nargs="+", required=True, help="side of the input, one or more")
+    predicting.add_argument("--algorithm", nargs="+", default=["all"], help="one or several, or all (%(default)s)")
+    predicting.add_argument("--device", help="as the tables name it, where the fitted model has several")
+    predicting.add_argument("--batch-size", type=int, default=1, help="images of an inference (%(default)s)")
+    predicting.add_argument("--layers", action="store_true", help="every layer, with its interval")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 unreadable or unwritable files, 2 it cannot be done."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        if arguments.command == "fit":
+            fit(arguments.results, arguments.output, arguments.held_out_sizes, arguments.figures)
+        else:
+            predict(
+                arguments.file,
+                arguments.model,
+                arguments.input_size,
+                arguments.algorithm,
+                arguments.device,
+                arguments.batch_size,
+                arguments.layers,
+            )
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""predict.py on profiles of an H200 that are kept as test data, and its error lines."""
+
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.paths import REPOSITORY
+from experiments.performance_prediction.predict import build_parser, main
+from experiments.performance_prediction.prediction_file import load_fitted
+from experiments.performance_prediction.prediction_tables import read_measurements
+
+PROFILES = REPOSITORY / "tests" / "data" / "convolution_profiles"
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
+    """The file, what fit printed, and the pictures' folder."""
+    folder = tmp_path_factory.mktemp("fitted")
+    printed = StringIO()
+    with redirect_stdout(printed):
+        code = main(["fit", str(PROFILES), "--output", str(folder / "m.json"), "--figures", str(folder / "pictures")])
+    assert code == 0
+    return folder / "m.json", printed.getvalue(), folder / "pictures"
+
+
+def test_the_tables_are_read_as_they_were_measured() -> None:
+    measured = read_measurements([PROFILES])
+    # Five combinations, seven sizes.
+    assert (measured.devices, len(measured.inferences), len(measured.energies)) == (("NVIDIA H200",), 35, 0)
+    first = next(each for each in measured.inferences if (each.model, each.asked) == ("alexnet", "winograd nonfused"))
+    assert [layer.fell_back for layer in first.layers] == [True, False, False, False, False]
+    assert first.layers[0].runs == "implicit precomp gemm" and first.layers[0].shape.kernel == (11, 11)
+
+
+def test_what_was_printed_is_what_was_left_out(fitted: tuple[Path, str, Path]) -> None:
+    printed = fitted[1]
+    assert "sizes between left out: 272, 416; 10 inferences" in printed
+    assert "model left out: alexnet" in printed and "no energy: energy was measured of 0 inferences" in printed
+    assert re.search(r"sizes between left out · network, device", printed)
+    content = json.loads(fitted[0].read_text())
+    rows = {
+        (row["fold_kind"], row["level"], row["method"]): row
+        for row in content["devices"]["NVIDIA H200"]["scores"]
+        if (row["fold"], row["algorithm"]) == ("all", "all")
+    }
+    # Measured, at sizes that the fit had not seen.
+    assert rows["sizes between", "network, device", "this model"]["mape"] < 0.1
+    assert rows["sizes between", "network, device", "roofline"]["mape"] > 0.5
+
+
+def test_pictures_are_drawn(fitted: tuple[Path, str, Path]) -> None:
+    names = {"time_against_size", "layer_breakdown", "predicted_against_measured"}
+    assert {path.stem for path in fitted[2].glob("*.png")} == names
+
+
+def test_a_file_that_was_read_predicts_as_the_fit_did(fitted: tuple[Path, str, Path]) -> None:
+    one, two = (load_fitted(fitted[0], device).predictor for device in (None, "NVIDIA H200"))
+    assert one.predict("vgg16", "guess", 300) == two.predict("vgg16", "guess", 300)
+    measured = next(each for each in read_measurements([PROFILES]).inferences if each.model == "vgg16")
+    found = one.predict("vgg16", measured.asked, measured.input_size)
+    assert found.device_s == pytest.approx(measured.device_s, rel=0.05)
+
+
+def test_a_prediction_has_its_error_beside_it(
+    fitted: tuple[Path, str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "vgg16", "--from", str(fitted[0]), "--input-size", "300", "600", "--layers"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"300  winograd nonfused +\d+\.\d+ ± \d+\.\d%", printed)
+    assert "size 600 lies outside the measured 224 to 512 pixels" in printed
+    assert "no energy: energy was measured of 0 inferences" in printed
+    assert "best mix at 300: " in printed and "features.28" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "vgg17", "--input-size", "300"], "no model 'vgg17'; there are: vgg16, densenet121"),
+        (["predict", "vgg16", "--input-size", "9"], "vgg16 takes inputs of 32 pixels and more"),
+        (["predict", "vgg16", "--input-size", "300", "--algorithm", "fast"], "no convolution algorithm 'fast'; there"),
+        (
+            ["predict", "vgg16", "--input-size", "300", "--algorithm", "fft"],
+            "fft was not fitted for NVIDIA H200; there",
+        ),
+        (["predict", "vgg16", "--input-size", "300", "--device", "V100"], "no fit for device 'V100' in "),
+    ],
+)
+def test_what_is_not_there_is_one_line_that_says_what_is(
+    fitted: tuple[Path, str, Path], capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main([*arguments, "--from", str(fitted[0])]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
+
+
+def test_files_that_are_none_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(tmp_path), "--output", str(tmp_path / "m.json")]) == 1
+    assert "holds no *_overall.csv" in capsys.readouterr().err
+    (tmp_path / "m.json").write_text('{"schema": "another"}')
+    assert main(["predict", "vgg16", "--input-size", "300", "--from", str(tmp_path / "m.json")]) == 1
+    assert "is not of schema convolution-latency/1" in capsys.readouterr().err
+
+
+def test_two_precisions_are_not_fitted_together(tmp_path: Path) -> None:
+    for name, precision in (("a", "fma"), ("b", "tf32")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for table in (PROFILES / "alexnet_guess_h200").glob("*.csv"):
+            (folder / table.name).write_text(table.read_text().replace(",fma,", f",{precision},"))
+    with pytest.raises(ResultsError, match="precisions fma, tf32; fit one at a time"):
+        read_measurements([tmp_path])
+
+
+def test_the_flags_parse() -> None:
+    arguments = build_parser().parse_args(["predict", "vgg16", "--input-size", "224", "--algorithm", "all"])
+    assert (arguments.algorithm, arguments.batch_size, arguments.layers) == (["all"], 1, False)
