@@ -1,8 +1,8 @@
 """In: a prompt, its features and rows to append; out: the prefill in two parts, with a pause behind a chosen block.
 
 Rows that are appended stand behind the prompt: they see all of it and, the attention being causal, no token of it sees
-them. What they leave in the cache is dropped at the pause. So the prompt's states, its positions and its cache are those
-of a plain prefill, whatever the rows are.
+them. What they leave in the cache is dropped at the pause. So the prompt's states, its positions and its cache are
+those of a plain prefill, whatever the rows are.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,8 @@ def finish_prefill(
     ran, blocks = paused.blocks_run, tuple(active_blocks)
     if blocks[:ran] != tuple(range(ran)):
         raise ConfigurationError(
-            f"blocks {list(blocks)} leave out one of the first {ran}, which have run; choose more blocks or pause earlier"
+            f"blocks {list(blocks)} leave out one of the first {ran}, which have run; choose more blocks, or pause "
+            "earlier"
         )
     model.set_knobs(top_k, blocks)
     # One layer for each block that runs, as in a plain prefill.
