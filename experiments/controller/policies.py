@@ -1,9 +1,12 @@
 """In: what is known of a request before it runs, and a latency budget; out: the knobs for it."""
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobChoice
 
 
@@ -53,3 +56,42 @@ class Policy(Protocol):
             ConfigurationError: a budget that is not above 0.
         """
         ...
+
+
+def check_budget(budget_s: float) -> None:
+    """Raises ConfigurationError unless the budget is finite and above 0."""
+    if not 0.0 < budget_s < math.inf:
+        raise ConfigurationError(f"a latency budget of {1000 * budget_s:g} ms is not possible; give one above 0")
+
+
+@dataclass(frozen=True)
+class StaticPolicy:
+    """The same choice for every request and budget."""
+
+    choice: KnobChoice
+
+    @property
+    def name(self) -> str:
+        """See `Policy.name`."""
+        return f"static_{self.choice.key}"
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`."""
+        check_budget(budget_s)
+        return self.choice
+
+
+@dataclass(frozen=True)
+class RandomPolicy:
+    """Any of the choices with equal probability; what a request gets at a budget depends on these and the seed only."""
+
+    choices: tuple[KnobChoice, ...]
+    seed: int
+    name: str = "random"
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`."""
+        check_budget(budget_s)
+        text = f"{self.seed} {request.task} {request.sample_id} {budget_s!r}"
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        return self.choices[number % len(self.choices)]
