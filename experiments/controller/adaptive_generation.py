@@ -7,7 +7,7 @@ no token of the prompt or of the answer sees it, and the answer is that of the s
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from experiment_core_utils.primitives.device import Marks, new_marks, synchroniz
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.budget_token import check_budget
 from experiments.controller.deciders import Decider, FirstDecision
 from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.policies import check_budget
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,14 @@ class Request:
 
     Attributes:
         prompt: without image tokens.
+        prepared: tier -> tensors on the host, where that is done already; at another tier they are made when it is
+            chosen.
     """
 
     sample: Sample
     prompt: str
     max_new_tokens: int
+    prepared: Mapping[str, PreparedRequest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class AdaptiveModel:
             self._model.reset_knobs()
             first, token = self._decider.first(self.prompt_state(ids), budget_s)
             before.mark()
-            prepared = self._staged.prepare(request.sample, request.prompt, tier_target(first.tier).crops)
+            prepared = self._prepared(request, first.tier)
             started = time.perf_counter()
             inputs = self._staged.to_device(prepared.inputs)
             synchronize(device)
@@ -158,6 +161,11 @@ class AdaptiveModel:
             times=times,
             ended=found.token_ids[-1] in self._staged.eos_token_ids,
         )
+
+    def _prepared(self, request: Request, tier: str) -> PreparedRequest:
+        if tier in request.prepared:
+            return request.prepared[tier]
+        return self._staged.prepare(request.sample, request.prompt, tier_target(tier).crops)
 
     def _answer(
         self, inputs: Mapping[str, Any], first: FirstDecision, token: torch.Tensor | None, limit: int, marks: Marks

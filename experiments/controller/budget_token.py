@@ -5,19 +5,10 @@ import math
 import torch
 from torch import nn
 
-from experiment_core_utils.primitives.errors import ConfigurationError
-
 FREQUENCIES = 12
 # Of the natural logarithm of the budget in ms: a period of 32 tells 1 ms from a day, one of 0.25 tells 3 % apart.
 LONGEST_PERIOD, SHORTEST_PERIOD = 32.0, 0.25
 CODE_WIDTH = 24
-
-
-def check_budget(budget_s: float) -> float:
-    """The budget itself; raises ConfigurationError where it is not a finite number above 0."""
-    if not (math.isfinite(budget_s) and budget_s > 0.0):
-        raise ConfigurationError(f"a budget of {budget_s:g} s is not possible; give a finite number above 0")
-    return budget_s
 
 
 def sinusoidal_features(budgets_s: torch.Tensor) -> torch.Tensor:

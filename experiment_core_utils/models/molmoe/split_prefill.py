@@ -99,12 +99,74 @@ def finish_prefill(
     return model.lm_head(normed), DecodeState(paused.cache, *model.active_setting)
 
 
+@dataclass(frozen=True)
+class TracedPrefill:
+    """What stands behind each of the first P blocks, not normalised.
+
+    Attributes:
+        last: [P, H] of the prompt's last token.
+        appended: [P, R, H] of R rows, each as if it alone stood behind the prompt.
+    """
+
+    last: torch.Tensor
+    appended: torch.Tensor
+
+
+def trace_prefill(
+    model: MolmoeForConditionalGeneration,
+    input_ids: torch.Tensor,
+    features: MolmoeImageFeatures | None,
+    blocks: int,
+    rows: torch.Tensor,
+) -> TracedPrefill:
+    """What `begin_prefill` would give behind 1, 2, … `blocks` blocks with each of the rows, in one pass.
+
+    Args:
+        input_ids: [1, T].
+        rows: embeddings [R, H].
+    """
+    model.reset_knobs()
+    states = model.model.embed(input_ids, features)
+    appended = rows.to(states.dtype)[:, None]
+    cache = DynamicCache(config=model.config.text_config)
+    last, behind = [], []
+    for block in range(blocks):
+        states = _run(model, [block], states, cache)
+        appended = _run(model, [block], appended, _BehindPrompt(cache, len(rows)), start=states.shape[1])
+        last.append(states[0, -1])
+        behind.append(appended[:, 0])
+    return TracedPrefill(torch.stack(last), torch.stack(behind))
+
+
+class _BehindPrompt:
+    """A cache for single rows: each sees the prompt and itself, and is not kept."""
+
+    def __init__(self, prompt: Cache, rows: int) -> None:
+        self._prompt = prompt
+        self._rows = rows
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of a cache of transformers."""
+        stored = self._prompt.layers[layer]
+        assert stored.keys is not None and stored.values is not None
+        return (
+            torch.cat([stored.keys.expand(self._rows, -1, -1, -1), keys], dim=-2),
+            torch.cat([stored.values.expand(self._rows, -1, -1, -1), values], dim=-2),
+        )
+
+
 def _run(
-    model: MolmoeForConditionalGeneration, blocks: Sequence[int], states: torch.Tensor, cache: Cache
+    model: MolmoeForConditionalGeneration,
+    blocks: Sequence[int],
+    states: torch.Tensor,
+    cache: "Cache | _BehindPrompt",
+    start: int = 0,
 ) -> torch.Tensor:
-    """[B, T, H] through these blocks as one prompt from position 0."""
+    """[B, T, H] through these blocks as one prompt from position `start`; of T = 1 all of the cache is seen."""
     decoder = model.model.language_model
-    positions = torch.arange(states.shape[1], device=states.device)[None]
+    positions = torch.arange(start, start + states.shape[1], device=states.device)[None]
     # Without the cache and positions: it is as long as the prompt already, and positions are searched for packed ones.
     mask = create_causal_mask(
         config=decoder.config, inputs_embeds=states, attention_mask=None, past_key_values=None, position_ids=None

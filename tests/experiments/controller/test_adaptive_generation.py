@@ -136,7 +136,7 @@ def test_knobs_come_back_and_the_parts_add_up(model: MolmoeStagedModel) -> None:
 def test_what_cannot_be_is_refused(model: MolmoeStagedModel) -> None:
     fixed = FixedDecider(KnobChoice("low", 2, 3), 2)
     for budget_s in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ConfigurationError, match="finite number above 0"):
+        with pytest.raises(ConfigurationError, match="give one above 0"):
             AdaptiveModel(model, fixed, SCORES).adaptive_generate(asked(), budget_s)
     # Block 1 has run behind a pause of two; the three most important ones leave it out.
     with pytest.raises(ConfigurationError, match="leave out one of the first 2"):

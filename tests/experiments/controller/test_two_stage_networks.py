@@ -7,7 +7,7 @@ import torch
 
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.controller.budget_token import BudgetToken, check_budget, sinusoidal_features
+from experiments.controller.budget_token import BudgetToken, sinusoidal_features
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.two_stage_networks import (
     MOST_PARAMETERS,
@@ -96,10 +96,3 @@ def test_a_token_is_as_long_as_an_embedding() -> None:
     budget = BudgetToken(16, embedding_rms=0.25)
     token = budget.token(budget.code(sinusoidal_features(torch.tensor([0.1, 3.0], dtype=torch.float64))))
     assert token.pow(2).mean(dim=1).sqrt().tolist() == pytest.approx([0.25, 0.25], rel=1e-4)
-
-
-def test_budgets_that_are_none() -> None:
-    assert check_budget(0.2) == 0.2
-    for budget_s in (0.0, -0.1, math.nan, math.inf):
-        with pytest.raises(ConfigurationError, match="finite number above 0"):
-            check_budget(budget_s)

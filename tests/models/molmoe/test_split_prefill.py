@@ -10,7 +10,12 @@ from transformers import AutoTokenizer, BatchFeature
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.models.molmoe.split_prefill import PausedPrefill, begin_prefill, finish_prefill
+from experiment_core_utils.models.molmoe.split_prefill import (
+    PausedPrefill,
+    begin_prefill,
+    finish_prefill,
+    trace_prefill,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
@@ -119,6 +124,22 @@ def test_appended_rows_see_the_prompt_and_what_stands_before_them(
     changed = BatchFeature({**inputs, "input_ids": inputs["input_ids"].clone()})
     changed["input_ids"][0, -1] += 1
     assert not torch.allclose(paused(model, changed, 2, row).appended[0, 0], alone, atol=1e-3)
+
+
+def test_a_trace_is_what_a_pause_behind_each_block_would_give(
+    model: MolmoeForConditionalGeneration, inputs: BatchFeature
+) -> None:
+    torch.manual_seed(1)
+    rows = torch.randn(3, WIDTH)
+    traced = trace_prefill(model, inputs["input_ids"], features_of(model, inputs), 3, rows)
+    assert traced.last.shape == (3, WIDTH) and traced.appended.shape == (3, 3, WIDTH)
+    for blocks_run in (1, 2, 3):
+        for place, row in enumerate(rows):
+            pause = paused(model, inputs, blocks_run, row[None, None])
+            torch.testing.assert_close(traced.last[blocks_run - 1], pause.states[0, -1], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                traced.appended[blocks_run - 1, place], pause.appended[0, 0], rtol=1e-4, atol=1e-5
+            )
 
 
 def test_blocks_that_ran_before_the_pause_keep_the_models_own_experts_in_the_prefill_only(
