@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
-                         help="spread evenly over what the calibration samples took (%(default)s)")  # fmt: skip
+                         help="spread over what the calibration samples took (%(default)s)")  # fmt: skip
     add_policy_flags(parser)
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
                         help="paired draws of the pictures behind intervals (%(default)s)")  # fmt: skip
