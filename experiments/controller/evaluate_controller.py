@@ -26,7 +26,13 @@ from experiments.controller.evaluation import (
     table_lines,
 )
 from experiments.controller.evaluation_figures import draw_evaluation
-from experiments.controller.live_evaluation import grouped_accuracy, live_caveats, live_outcomes, open_live
+from experiments.controller.live_evaluation import (
+    controllers_of,
+    grouped_accuracy,
+    live_caveats,
+    live_outcomes,
+    open_live,
+)
 from experiments.controller.lookup import Lookup
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.outcomes import NUM_DRAWS
@@ -150,7 +156,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     seconds = budgets_of(given, calibration)
     policies = policies_of(given, grid.choices, lookup, seed)
     job = open_live(flags, policies)
-    outcomes = live_outcomes(job, seconds)
+    outcomes = live_outcomes(job, controllers_of(job), seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,), given.num_draws, seed)
