@@ -26,13 +26,6 @@ from experiments.controller.evaluation import (
     table_lines,
 )
 from experiments.controller.evaluation_figures import draw_evaluation
-from experiments.controller.live_evaluation import (
-    controllers_of,
-    grouped_accuracy,
-    live_caveats,
-    live_outcomes,
-    open_live,
-)
 from experiments.controller.lookup import Lookup
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.outcomes import NUM_DRAWS
@@ -151,6 +144,15 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     Raises:
         ConfigurationError, ResultsError: flags, files or the model do not allow it.
     """
+    # torch and transformers take seconds to import; a replay needs neither.
+    from experiments.controller.live_evaluation import (
+        controllers_of,
+        grouped_accuracy,
+        live_caveats,
+        live_outcomes,
+        open_live,
+    )
+
     calibration = load_grid(given.calibration if given.calibration is not None else given.results)
     lookup, grid, seed = lookup_of(given, calibration), load_grid(given.results), given.evaluation_seed
     seconds = budgets_of(given, calibration)
