@@ -26,7 +26,6 @@ from experiments.controller.evaluation import (
     table_lines,
 )
 from experiments.controller.evaluation_figures import draw_evaluation
-from experiments.controller.live_evaluation import grouped_accuracy, live_caveats, live_outcomes, open_live
 from experiments.controller.lookup import Lookup
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.outcomes import NUM_DRAWS
@@ -61,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
-                         help="spread evenly over what the calibration samples took (%(default)s)")  # fmt: skip
+                         help="spread over what the calibration samples took (%(default)s)")  # fmt: skip
     add_policy_flags(parser)
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
                         help="paired draws of the pictures behind intervals (%(default)s)")  # fmt: skip
@@ -145,12 +144,21 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     Raises:
         ConfigurationError, ResultsError: flags, files or the model do not allow it.
     """
+    # torch and transformers take seconds to import; a replay needs neither.
+    from experiments.controller.live_evaluation import (
+        controllers_of,
+        grouped_accuracy,
+        live_caveats,
+        live_outcomes,
+        open_live,
+    )
+
     calibration = load_grid(given.calibration if given.calibration is not None else given.results)
     lookup, grid, seed = lookup_of(given, calibration), load_grid(given.results), given.evaluation_seed
     seconds = budgets_of(given, calibration)
     policies = policies_of(given, grid.choices, lookup, seed)
     job = open_live(flags, policies)
-    outcomes = live_outcomes(job, seconds)
+    outcomes = live_outcomes(job, controllers_of(job), seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,), given.num_draws, seed)

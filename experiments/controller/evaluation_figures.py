@@ -55,6 +55,8 @@ def draw_evaluation(
         for axes in (in_time, violations):
             _shade_unmeetable(axes, evaluation)
         handles, labels = front.get_legend_handles_labels()
+        shades, words = violations.get_legend_handles_labels()
+        handles, labels = [*handles, *shades], [*labels, *words]
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=8.5)
     return figure
 
@@ -82,7 +84,11 @@ def _over_budgets(axes: Axes, evaluation: Evaluation, policy: PolicyEvaluation, 
 
 
 def _shade_unmeetable(axes: Axes, evaluation: Evaluation) -> None:
+    """Half way to the next budget that some setting can meet."""
     unmet = [1000 * budget.seconds for budget in evaluation.budgets if budget.meetable is False]
+    met = [1000 * budget.seconds for budget in evaluation.budgets if budget.meetable is True]
     if unmet:
-        axes.axvspan(min(unmet), max(unmet), color=LIGHT_GREY, alpha=0.35, linewidth=0)
-        axes.text(max(unmet), axes.get_ylim()[1], " no setting can ", ha="right", va="top", fontsize=7.5, color=QUIET)
+        left, right = axes.get_xlim()
+        end = (max(unmet) + min(met)) / 2 if met else right
+        axes.axvspan(left, end, color=LIGHT_GREY, alpha=0.35, linewidth=0, label="no setting keeps 95 % within it")
+        axes.set_xlim(left, right)

@@ -10,7 +10,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobChoice, request_setting
 from experiments.controller.lookup import Lookup
 from experiments.controller.policies import RequestFeatures, check_budget
-from experiments.core_exp.budget_guardrail import BudgetGuardrail
+from experiments.core_exp.budget_guardrail import is_admitted
+from experiments.core_exp.latency_estimator import LatencyEstimator
 from experiments.core_exp.latency_features import RequestSetting
 
 
@@ -20,7 +21,8 @@ class GuardedLookup:
 
     Of the table's settings, those are kept whose predicted `T_total` x (1 + margin) is within the budget for the very
     request; the most accurate of them is taken, of equally accurate ones the one predicted fastest. The table's own
-    latencies and tolerance play no part. Where none is admitted, the one predicted fastest is taken.
+    latencies and tolerance play no part. A setting with a knob that the estimator has not seen is not admitted. Where
+    none is admitted, the one predicted fastest is taken.
 
     The answer's length is that of the request where it is known, else what the estimator expects of the task.
 
@@ -29,7 +31,7 @@ class GuardedLookup:
     """
 
     lookup: Lookup
-    guardrail: BudgetGuardrail
+    estimator: LatencyEstimator
     margin: float = 0.0
     name: str = "lookup_guardrail"
 
@@ -41,21 +43,19 @@ class GuardedLookup:
                 estimator knows no length.
         """
         check_budget(budget_s)
-        asked = self.asked(request)
-        admitted = set(self.guardrail.filter_by_budget(asked, 1000 * budget_s, self.margin))
-        predicted = self.guardrail.estimator.predict(asked).times["T_total"]
-        candidates = [place for place, each in enumerate(asked) if each in admitted]
-        if not candidates:
-            return self.lookup.entries[int(np.argmin(predicted))].choice
+        predicted = self.estimator.predict(self.asked(request))
+        total_ms = predicted.times["T_total"]
+        admitted = np.flatnonzero(is_admitted(total_ms, 1000 * budget_s, self.margin) & ~predicted.unseen_knobs)
         entries = self.lookup.entries
-        best = max(candidates, key=lambda place: (entries[place].accuracy, -predicted[place]))
-        return entries[best].choice
+        if not len(admitted):
+            return entries[int(np.argmin(total_ms))].choice
+        return entries[max(admitted, key=lambda place: (entries[place].accuracy, -total_ms[place]))].choice
 
     def asked(self, request: RequestFeatures) -> Sequence[RequestSetting]:
         """What the estimator is asked of each entry of the table, in their order."""
         length = request.output_tokens
         if length is None:
-            expected = self.guardrail.estimator.fitted.expected_output
+            expected = self.estimator.fitted.expected_output
             if request.task not in expected:
                 raise ConfigurationError(
                     f"the estimator expects no answer length for {request.task} (it knows {', '.join(expected)}); fit "

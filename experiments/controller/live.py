@@ -139,19 +139,39 @@ def warm_up(
 
 
 def run_live(
-    controller: Controller,
+    controllers: Sequence[Controller],
     model: StagedModel,
     metric: Metric,
     requests: Sequence[LiveRequest],
     budgets_s: Sequence[float],
-) -> Outcomes:
-    """Every request at every budget, measured with batch 1, one after the other.
+    seed: int,
+) -> list[Outcomes]:
+    """Every controller on every request at every budget, measured with batch 1, one after the other.
 
-    The answers of a budget are scored together, so that `cider_score` takes its document frequencies from the
-    references of these requests. What was in force before comes back.
+    Controllers take turns at each request, in an order drawn anew, so that a machine that grows slower or faster does
+    so for all of them. The answers of a controller at a budget are scored together: `cider_score` takes its document
+    frequencies from the references of these requests. What was in force before comes back.
     """
+    generator = np.random.default_rng(seed)
+    answers: list[list[list[AdaptiveAnswer]]] = [[[] for _ in budgets_s] for _ in controllers]
     with model.kept():
-        answers = [[controller.answer(request, budget_s) for request in requests] for budget_s in budgets_s]
+        for request in requests:
+            for at, budget_s in enumerate(budgets_s):
+                for turn in generator.permutation(len(controllers)):
+                    answers[turn][at].append(controllers[turn].answer(request, budget_s))
+    return [
+        _outcomes(controller, model, metric, requests, own)
+        for controller, own in zip(controllers, answers, strict=True)
+    ]
+
+
+def _outcomes(
+    controller: Controller,
+    model: StagedModel,
+    metric: Metric,
+    requests: Sequence[LiveRequest],
+    answers: Sequence[Sequence[AdaptiveAnswer]],
+) -> Outcomes:
     return Outcomes(
         name=controller.name,
         choices=tuple(tuple(each.choice for each in row) for row in answers),

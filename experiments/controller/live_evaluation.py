@@ -22,6 +22,7 @@ from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.live import (
     ChosenBefore,
+    Controller,
     LiveRequest,
     prepare_requests,
     requests_of,
@@ -100,18 +101,16 @@ def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
     )  # fmt: skip
 
 
-def live_outcomes(job: LiveJob, budgets_s: Sequence[float]) -> list[Outcomes]:
-    """Every policy on every measured request at every budget."""
-    return [
-        run_live(
-            ChosenBefore(policy, job.model, job.space, job.blocks, job.max_new_tokens),
-            job.model,
-            job.metric,
-            job.measured,
-            budgets_s,
-        )
-        for policy in job.policies
-    ]
+def controllers_of(job: LiveJob) -> list[Controller]:
+    """The job's policies, as what answers a request."""
+    return [ChosenBefore(policy, job.model, job.space, job.blocks, job.max_new_tokens) for policy in job.policies]
+
+
+def live_outcomes(
+    job: LiveJob, controllers: Sequence[Controller], budgets_s: Sequence[float], seed: int
+) -> list[Outcomes]:
+    """Every controller on every measured request at every budget."""
+    return run_live(controllers, job.model, job.metric, job.measured, budgets_s, seed)
 
 
 def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import AGGREGATIONS, Lookup, build, load
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies import Policy, RandomPolicy, StaticPolicy
-from experiments.core_exp.budget_guardrail import BudgetGuardrail
 from experiments.core_exp.latency_estimator import LatencyEstimator
 
 
@@ -61,8 +60,7 @@ def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup
     policies: list[Policy] = [StaticPolicy(by_key[key]) for key in dict.fromkeys(keys)]
     policies += [RandomPolicy(tuple(choices), seed), lookup]
     if given.estimator is not None:
-        guardrail = BudgetGuardrail(LatencyEstimator.load(given.estimator))
-        policies.append(GuardedLookup(lookup, guardrail, given.margin))
+        policies.append(GuardedLookup(lookup, LatencyEstimator.load(given.estimator), given.margin))
     return policies
 
 

@@ -138,7 +138,9 @@ def meetable(grid: MeasuredGrid, budgets_s: Sequence[float]) -> list[bool]:
 
 
 def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
-    """Evenly from the median latency of the fastest setting to the 95th percentile of the slowest one, in seconds.
+    """From the median latency of the fastest setting to the 95th percentile of the slowest one, in seconds.
+
+    Each is the same multiple of the one before, since settings lie closer where they are fast.
 
     Raises:
         ConfigurationError: fewer than 2.
@@ -147,4 +149,4 @@ def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
         raise ConfigurationError(f"{number} budgets do not span a range; give at least 2, or name them in ms")
     low = float(np.median(grid.total_s, axis=1).min())
     high = float(np.percentile(grid.total_s, 95, axis=1).max())
-    return tuple(float(budget) for budget in np.linspace(low, high, number))
+    return tuple(float(budget) for budget in np.geomspace(low, high, number))
