@@ -191,8 +191,8 @@ def paired(
 
 def _share_difference(values: np.ndarray, pictures: Sequence[str]) -> Difference | None:
     """Mean of differences [N] between shares; nan does not count, None where all are."""
-    known = np.flatnonzero(np.isfinite(values))
-    if not len(known):
+    known: list[int] = np.flatnonzero(np.isfinite(values)).tolist()
+    if not known:
         return None
     own = [float(values[place]) for place in known]
     return Difference(float(np.mean(own)), difference_interval(own, [pictures[place] for place in known], 1.0))
