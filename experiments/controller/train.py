@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--latency_weight", type=float, default=reward.latency_weight, help="of latency / budget (%(default)s)")
     add("--over_budget_penalty", type=float, default=reward.over_budget_penalty, help="(%(default)s)")
     add("--warm_start", choices=("none", "per_sample", "per_budget"), default="none",
-        help="teach first what is best in the tables, for each sample or for all at a budget (%(default)s)")  # fmt: skip
+        help="teach first what is best in the tables, for each sample or at a budget (%(default)s)")  # fmt: skip
     add("--warm_start_steps", type=int, default=300, help="(%(default)s)")
     add("--init_from", type=Path, metavar="CHECKPOINT", help="start from the networks of another training")
     add("--training_seed", type=int, default=0, help="of weights, asks and draws (%(default)s)")
