@@ -99,6 +99,16 @@ class AdaptiveRun:
     ended: bool
 
 
+def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
+    """The text's ids [T] on the host, without special tokens."""
+    return torch.tensor(model.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
+
+
+def prompt_state(model: MolmoeStagedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Ids [T] on the device -> what stage 1 reads of the prompt: the mean of its embeddings, [H]."""
+    return model.model.get_input_embeddings()(ids).mean(dim=0)
+
+
 class AdaptiveModel:
     """MolmoE with a controller; one request at a time.
 
@@ -112,15 +122,6 @@ class AdaptiveModel:
         self._decider = decider
         self._blocks = blocks
 
-    def prompt_ids(self, prompt: str) -> torch.Tensor:
-        """The text's ids [T] on the host, without special tokens."""
-        ids = self._staged.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return torch.tensor(ids, dtype=torch.long)
-
-    def prompt_state(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids [T] on the device -> what stage 1 reads of the prompt: the mean of its embeddings, [H]."""
-        return self._model.get_input_embeddings()(ids).mean(dim=0)
-
     @torch.inference_mode()
     def adaptive_generate(self, request: Request, budget_s: float) -> AdaptiveRun:
         """The greedy answer at the knobs that the stages choose.
@@ -132,13 +133,13 @@ class AdaptiveModel:
         """
         check_budget(budget_s)
         device = self._staged.device
-        ids = self.prompt_ids(request.prompt).to(device)
+        ids = prompt_ids(self._staged, request.prompt).to(device)
         with self._staged.kept():
             before, after = new_marks(device), new_marks(device)
             synchronize(device)
             before.mark()
             self._model.reset_knobs()
-            first, token = self._decider.first(self.prompt_state(ids), budget_s)
+            first, token = self._decider.first(prompt_state(self._staged, ids), budget_s)
             before.mark()
             prepared = self._prepared(request, first.tier)
             started = time.perf_counter()

@@ -27,7 +27,7 @@ class GrpoRecipe:
         asks_per_update: groups in an update.
         epochs: steps on the same roll-outs; from the second on the ratios leave 1 and the clip acts.
         clip: ratios beyond 1 +- this gain nothing more.
-        entropy_weight: of the entropy of the four actions, added to the objective; falls evenly to 0 at the last update.
+        entropy_weight: of the entropy of the four actions in the objective; falls evenly to 0 at the last update.
         kl_weight: of the divergence from the networks that the training started from; 0 leaves it out.
     """
 
@@ -86,15 +86,17 @@ def update(
     entropy_weight: float,
 ) -> Mapping[str, float]:
     """Take `epochs` steps; returns what the last of them saw: `loss`, `entropy`, `kl`, `clipped_share`, `grad_norm`."""
-    gains = advantages(rewards, recipe.group_size, recipe.spread_floor).float()
-    seen = rolled.prompts, rolled.asks.budgets_s, rolled.states, rolled.actions[:, :2]
+    device = networks.first_out.weight.device
+    gains = advantages(rewards, recipe.group_size, recipe.spread_floor).float().to(device)
+    prompts, states, actions = (each.to(device) for each in (rolled.prompts, rolled.states, rolled.actions))
+    seen = prompts, rolled.asks.budgets_s, states, actions[:, :2]
     with torch.no_grad():
-        before = log_probabilities(networks.log_odds(*seen), rolled.actions)
-        of_reference = log_probabilities(reference.log_odds(*seen), rolled.actions)
+        before = log_probabilities(networks.log_odds(*seen), actions)
+        of_reference = log_probabilities(reference.log_odds(*seen), actions)
     found: dict[str, float] = {}
     for _ in range(recipe.epochs):
         log_odds = networks.log_odds(*seen)
-        now = log_probabilities(log_odds, rolled.actions)
+        now = log_probabilities(log_odds, actions)
         ratios = (now - before).exp()
         spread, away = entropy(log_odds).mean(), divergence(now, of_reference).mean()
         gained = clipped_objective(ratios, gains, recipe.clip).mean()

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, first_line
-from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.environment import Environment
 from experiments.controller.grpo import GrpoRecipe, update
+from experiments.controller.recorded_states import space_of
 from experiments.controller.rewards import RewardRecipe, rewards
+from experiments.controller.tensor_file import read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
 VERSION = 1
@@ -98,8 +99,6 @@ class TrainingRun:
     def save(self, path: Path) -> None:
         """Write the checkpoint whole or not at all; raises ResultsNotSaved where the disk does not take it."""
         content = {
-            "version": VERSION,
-            "kind": KIND,
             "plan": asdict(self.plan),
             "environment": self.environment.describe(),
             "space": asdict(self.environment.space),
@@ -110,11 +109,7 @@ class TrainingRun:
             "generator": self._generator.get_state(),
             "rows": self.rows,
         }
-        temporary = path.with_name(f".{path.name}.tmp")
-        with failed_writes_named(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(content, temporary)
-            temporary.replace(path)
+        write_tensor_file(path, KIND, VERSION, content)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of this very training.
@@ -123,7 +118,7 @@ class TrainingRun:
             ConfigurationError: it is of another plan or environment.
             ResultsError: it is no checkpoint.
         """
-        content = read_checkpoint(path)
+        content = read_tensor_file(path, KIND, VERSION)
         for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):
             if content[name] != own:
                 differing = sorted(key for key in own if content[name].get(key) != own[key]) or sorted(content[name])
@@ -138,15 +133,9 @@ class TrainingRun:
         self.rows = content["rows"]
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What `TrainingRun.save` wrote; raises ResultsError for anything else."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # torch.load raises whatever the broken bytes lead to: pickle, zip, key and runtime errors.
-        raise ResultsError(f"{path} is no checkpoint of a controller: {first_line(error)}") from error
-    if not isinstance(content, dict) or content.get("kind") != KIND or content.get("version") != VERSION:
-        raise ResultsError(
-            f"{path} is no {KIND} of version {VERSION}; train it again with experiments.controller.train"
-        )
-    return content
+def load_networks(path: Path) -> TwoStageNetworks:
+    """The networks of a checkpoint, on the host; raises ResultsError for any other file."""
+    content = read_tensor_file(path, KIND, VERSION)
+    networks = TwoStageNetworks(space_of(content["space"]), content["hidden_size"], 1.0, seed=0)
+    networks.load_state_dict(content["networks"])
+    return networks
