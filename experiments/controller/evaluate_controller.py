@@ -117,15 +117,23 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     """
     calibration, asked = parts_of(given)
     grid, seed = asked.complete(), given.evaluation_seed
+    learned: list[Policy] = []
+    notes = ["overhead is that of choosing, on this machine; it is in no latency"]
+    if given.learned is not None:
+        # torch takes seconds to import; the other policies do not need it.
+        from experiments.controller.learned_replay import learned_replay
+
+        found = learned_replay(given.learned, given.states, calibration, grid)
+        grid, learned, notes = found.grid, [found.policy], [*notes, *found.caveats]
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
-    policies: list[Policy] = [*policies_of(given, grid.choices, lookup, seed), PerSampleOracle(grid)]
+    policies: list[Policy] = [*policies_of(given, grid.choices, lookup, seed), *learned, PerSampleOracle(grid)]
     outcomes = [best_static(grid, seconds), *(replay(policy, grid, seconds) for policy in policies)]
     could, can = possible(grid, seconds), meetable(grid, seconds)
     budgets = [Budget(s, can[at], float(could[at].mean())) for at, s in enumerate(seconds)]
     names = (lookup.name, BEST_STATIC)
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
-    caveats = [*caveats_of(grid, lookup), "overhead is that of choosing, on this machine; it is in no latency"]
+    caveats = [*caveats_of(grid, lookup), *notes]
     write(given, evaluation, grid, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid), "caveats": caveats,
     })  # fmt: skip
@@ -152,7 +160,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     seconds = budgets_of(given, calibration)
     policies = policies_of(given, grid.choices, lookup, seed)
     job = open_live(flags, policies)
-    outcomes = live_outcomes(job, controllers_of(job), seconds, seed)
+    outcomes = live_outcomes(job, controllers_of(job, given.learned), seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,))
