@@ -1,0 +1,184 @@
+"""In: a prompt, its features and rows to append; out: the prefill in two parts, with a pause behind a chosen block.
+
+Rows that are appended stand behind the prompt: they see all of it and, the attention being causal, no token of it sees
+them. What they leave in the cache is dropped at the pause. So the prompt's states, its positions and its cache are
+those of a plain prefill, whatever the rows are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_causal_mask
+
+from experiment_core_utils.models.molmoe.modeling_molmoe import (
+    DecodeState,
+    MolmoeForConditionalGeneration,
+    MolmoeImageFeatures,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+@dataclass
+class PausedPrefill:
+    """A prefill of which the first blocks have run.
+
+    Attributes:
+        states: [B, T, H] of the prompt behind the last block that ran, not normalised.
+        appended: [B, R, H] of the rows that were appended, at the same place; R may be 0.
+        cache: of the prompt alone, in the blocks that ran.
+        blocks_run: how many did: block 0 to `blocks_run` - 1.
+    """
+
+    states: torch.Tensor
+    appended: torch.Tensor
+    cache: Cache
+    blocks_run: int
+
+
+def begin_prefill(
+    model: MolmoeForConditionalGeneration,
+    input_ids: torch.Tensor,
+    features: MolmoeImageFeatures | None,
+    blocks_run: int,
+    appended: torch.Tensor | None = None,
+) -> PausedPrefill:
+    """Run the first blocks, every one of them with the model's own number of experts.
+
+    Puts the whole model in force (`reset_knobs`).
+
+    Args:
+        input_ids: [B, T], no padding.
+        blocks_run: 1 to the number of blocks.
+        appended: embeddings [B, R, H] of the rows behind the prompt; None for none.
+
+    Raises:
+        ConfigurationError: `blocks_run` is not possible.
+    """
+    if not 1 <= blocks_run <= model.num_total_blocks:
+        raise ConfigurationError(
+            f"a pause behind {blocks_run} blocks is not possible; give 1 to {model.num_total_blocks} blocks"
+        )
+    model.reset_knobs()
+    embedded = model.model.embed(input_ids, features)
+    length = embedded.shape[1]
+    if appended is not None:
+        embedded = torch.cat([embedded, appended.to(embedded.dtype)], dim=1)
+    cache = DynamicCache(config=model.config.text_config)
+    states = _run(model, range(blocks_run), embedded, cache)
+    for layer in cache.layers[:blocks_run]:
+        assert layer.keys is not None and layer.values is not None
+        layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+    return PausedPrefill(states[:, :length], states[:, length:], cache, blocks_run)
+
+
+def finish_prefill(
+    model: MolmoeForConditionalGeneration, paused: PausedPrefill, top_k: int, active_blocks: Sequence[int]
+) -> tuple[torch.Tensor, DecodeState]:
+    """Run the blocks of the setting that have not run yet; logits [B, V] of the last position, and the decode's state.
+
+    Decode steps run every block of the setting with `top_k`, also those that the prefill ran before the pause; block 0
+    keeps the model's own number in both.
+
+    Raises:
+        ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
+    """
+    ran, blocks = paused.blocks_run, tuple(active_blocks)
+    if blocks[:ran] != tuple(range(ran)):
+        raise ConfigurationError(
+            f"blocks {list(blocks)} leave out one of the first {ran}, which have run; choose more blocks, or pause "
+            "earlier"
+        )
+    model.set_knobs(top_k, blocks)
+    # One layer for each block that runs, as in a plain prefill.
+    del paused.cache.layers[len(blocks) :]
+    states = _run(model, blocks[ran:], paused.states, paused.cache)
+    normed = model.model.language_model.norm(states[:, -1])
+    return model.lm_head(normed), DecodeState(paused.cache, *model.active_setting)
+
+
+@dataclass(frozen=True)
+class TracedPrefill:
+    """What stands behind each of the first P blocks, not normalised.
+
+    Attributes:
+        last: [P, H] of the prompt's last token.
+        appended: [P, R, H] of R rows, each as if it alone stood behind the prompt.
+    """
+
+    last: torch.Tensor
+    appended: torch.Tensor
+
+
+def trace_prefill(
+    model: MolmoeForConditionalGeneration,
+    input_ids: torch.Tensor,
+    features: MolmoeImageFeatures | None,
+    blocks: int,
+    rows: torch.Tensor,
+) -> TracedPrefill:
+    """What `begin_prefill` would give behind 1, 2, … `blocks` blocks with each of the rows, in one pass.
+
+    Args:
+        input_ids: [1, T].
+        rows: embeddings [R, H].
+    """
+    model.reset_knobs()
+    states = model.model.embed(input_ids, features)
+    appended = rows.to(states.dtype)[:, None]
+    cache = DynamicCache(config=model.config.text_config)
+    last, behind = [], []
+    for block in range(blocks):
+        states = _run(model, [block], states, cache)
+        appended = _run(model, [block], appended, _BehindPrompt(cache, len(rows)), start=states.shape[1])
+        last.append(states[0, -1])
+        behind.append(appended[:, 0])
+    return TracedPrefill(torch.stack(last), torch.stack(behind))
+
+
+class _BehindPrompt:
+    """A cache for single rows: each sees the prompt and itself, and is not kept."""
+
+    def __init__(self, prompt: Cache, rows: int) -> None:
+        self._prompt = prompt
+        self._rows = rows
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of a cache of transformers."""
+        stored = self._prompt.layers[layer]
+        assert stored.keys is not None and stored.values is not None
+        return (
+            torch.cat([stored.keys.expand(self._rows, -1, -1, -1), keys], dim=-2),
+            torch.cat([stored.values.expand(self._rows, -1, -1, -1), values], dim=-2),
+        )
+
+
+def _run(
+    model: MolmoeForConditionalGeneration,
+    blocks: Sequence[int],
+    states: torch.Tensor,
+    cache: "Cache | _BehindPrompt",
+    start: int = 0,
+) -> torch.Tensor:
+    """[B, T, H] through these blocks as one prompt from position `start`; of T = 1 all of the cache is seen."""
+    decoder = model.model.language_model
+    positions = torch.arange(start, start + states.shape[1], device=states.device)[None]
+    # Without the cache and positions: it is as long as the prompt already, and positions are searched for packed ones.
+    mask = create_causal_mask(
+        config=decoder.config, inputs_embeds=states, attention_mask=None, past_key_values=None, position_ids=None
+    )
+    rotations = decoder.rotary_emb(states, positions)
+    for block in blocks:
+        states = model.all_blocks[block](
+            states,
+            attention_mask=mask,
+            position_ids=positions,
+            position_embeddings=rotations,
+            past_key_values=cache,
+            use_cache=True,
+        )
+    return states

@@ -1,0 +1,225 @@
+"""In: a request and a latency budget; out: its answer at knobs that the two stages chose on the way, with their times.
+
+stage 1 -> crops of the tier -> vision -> first blocks of the prefill, the budget token behind the prompt -> stage 2 ->
+the other chosen blocks -> decode at the chosen setting. The budget token leaves the cache before stage 2 decides:
+no token of the prompt or of the answer sees it, and the answer is that of the setting, whatever the budget.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState, MolmoeImageFeatures
+from experiment_core_utils.models.molmoe.split_prefill import begin_prefill, finish_prefill
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.records import PreparedRequest
+from experiment_core_utils.tasks.interface import Sample
+from experiments.controller.deciders import Decider, FirstDecision
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.policies import check_budget
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sample as it is asked.
+
+    Attributes:
+        prompt: without image tokens.
+        prepared: tier -> tensors on the host, where that is done already; at another tier they are made when it is
+            chosen.
+    """
+
+    sample: Sample
+    prompt: str
+    max_new_tokens: int
+    prepared: Mapping[str, PreparedRequest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AdaptiveTimes:
+    """Of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
+
+    Attributes:
+        first_stage_s: prompt's ids on the device -> tier and pause on the host; the model's knobs are reset in it.
+        vision_s: None without a picture.
+        prefill_s: both parts, first token on the host; stage 2 is not in it.
+        second_stage_s: states behind the pause -> top-k and blocks on the host.
+        decode_s: None for fewer than 2 tokens.
+        preprocess_s: host time for cutting and tokenising at the chosen tier; outside the total, as in plain runs.
+        transfer_s: host to device; outside the total.
+    """
+
+    first_stage_s: float
+    vision_s: float | None
+    prefill_s: float
+    second_stage_s: float
+    decode_s: float | None
+    preprocess_s: float
+    transfer_s: float
+
+    @property
+    def controller_s(self) -> float:
+        """Both stages."""
+        return self.first_stage_s + self.second_stage_s
+
+    @property
+    def total_s(self) -> float:
+        """Request handed over -> last token on the host, the controller's own time counted."""
+        return self.controller_s + (self.vision_s or 0.0) + self.prefill_s + (self.decode_s or 0.0)
+
+
+@dataclass(frozen=True)
+class AdaptiveRun:
+    """One request that was answered within what its controller chose.
+
+    Attributes:
+        choice: tier, top-k and number of blocks.
+        pause: blocks that had run when stage 2 decided.
+        setting: what the choice is for this model; the decode ran at it.
+        prefill_experts: experts per token of each block of the setting in the prefill: those before the pause ran with
+            the model's own number, before top-k was chosen.
+        request: as it was prepared at the tier, for its sizes.
+        ended: whether end-of-sequence came before the limit.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    choice: KnobChoice
+    pause: int
+    setting: KnobSetting
+    prefill_experts: tuple[int, ...]
+    request: PreparedRequest
+    times: AdaptiveTimes
+    ended: bool
+
+
+def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
+    """The text's ids [T] on the host, without special tokens."""
+    return torch.tensor(model.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
+
+
+def prompt_state(model: MolmoeStagedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Ids [T] on the device -> what stage 1 reads of the prompt: the mean of its embeddings, [H]."""
+    return model.model.get_input_embeddings()(ids).mean(dim=0)
+
+
+class AdaptiveModel:
+    """MolmoE with a controller; one request at a time.
+
+    Args:
+        blocks: which blocks run for a number of them.
+    """
+
+    def __init__(self, model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice) -> None:
+        self._staged = model
+        self._model = model.model
+        self._decider = decider
+        self._blocks = blocks
+
+    @torch.inference_mode()
+    def adaptive_generate(self, request: Request, budget_s: float) -> AdaptiveRun:
+        """The greedy answer at the knobs that the stages choose.
+
+        Raises:
+            ConfigurationError: a budget that is not a finite number above 0; or the decider chose a tier, a pause or
+                blocks that are not possible.
+            SampleError: a picture that cannot be used.
+        """
+        check_budget(budget_s)
+        device = self._staged.device
+        ids = prompt_ids(self._staged, request.prompt).to(device)
+        with self._staged.kept():
+            before, after = new_marks(device), new_marks(device)
+            synchronize(device)
+            before.mark()
+            self._model.reset_knobs()
+            first, token = self._decider.first(prompt_state(self._staged, ids), budget_s)
+            before.mark()
+            prepared = self._prepared(request, first.tier)
+            started = time.perf_counter()
+            inputs = self._staged.to_device(prepared.inputs)
+            synchronize(device)
+            transfer_s = time.perf_counter() - started
+            found = self._answer(inputs, first, token, request.max_new_tokens, after)
+            times = _times(found, before.seconds()[0], after.seconds(), prepared.shape.preprocess_s, transfer_s)
+        own = self._staged.default_top_k
+        return AdaptiveRun(
+            token_ids=found.token_ids,
+            text=self._staged.decode_text(found.token_ids),
+            choice=found.choice,
+            pause=first.pause,
+            setting=found.setting,
+            prefill_experts=tuple(
+                own if block < first.pause else found.choice.top_k for block in found.setting.active_blocks
+            ),
+            request=prepared,
+            times=times,
+            ended=found.token_ids[-1] in self._staged.eos_token_ids,
+        )
+
+    def _prepared(self, request: Request, tier: str) -> PreparedRequest:
+        if tier in request.prepared:
+            return request.prepared[tier]
+        return self._staged.prepare(request.sample, request.prompt, tier_target(tier).crops)
+
+    def _answer(
+        self, inputs: Mapping[str, Any], first: FirstDecision, token: torch.Tensor | None, limit: int, marks: Marks
+    ) -> "_Answered":
+        """Marks: start | features ready (with a picture) | pause | stage 2's decision | first token | … | last one."""
+        marks.mark()
+        features: MolmoeImageFeatures | None = self._staged.encode_image(inputs)
+        if features is not None:
+            marks.mark()
+        paused = begin_prefill(self._model, inputs["input_ids"], features, first.pause, token)
+        states = torch.cat([paused.states[0, -1:], paused.appended[0]])
+        marks.mark()
+        second = self._decider.second(states)
+        choice = KnobChoice(first.tier, second.top_k, second.num_active_blocks)
+        active = self._blocks.blocks(choice.num_active_blocks, self._staged.num_total_blocks)
+        marks.mark()
+        logits, state = finish_prefill(self._model, paused, choice.top_k, active)
+        token_ids = self._decode(logits, state, limit, marks)
+        setting = KnobSetting(tier_target(first.tier), choice.top_k, active)
+        return _Answered(tuple(token_ids), choice, setting, features is not None)
+
+    def _decode(self, logits: torch.Tensor, state: DecodeState, limit: int, marks: Marks) -> list[int]:
+        """Greedy, as in `greedy.generate_greedily`."""
+        token = logits.argmax(dim=-1, keepdim=True)
+        token_ids = [int(token)]
+        marks.mark()
+        while token_ids[-1] not in self._staged.eos_token_ids and len(token_ids) < limit:
+            token = self._staged.decode_step(token, state).argmax(dim=-1, keepdim=True)
+            token_ids.append(int(token))
+            marks.mark()
+        return token_ids
+
+
+@dataclass(frozen=True)
+class _Answered:
+    token_ids: tuple[int, ...]
+    choice: KnobChoice
+    setting: KnobSetting
+    has_picture: bool
+
+
+def _times(
+    found: _Answered, first_stage_s: float, seconds: list[float], preprocess_s: float, transfer_s: float
+) -> AdaptiveTimes:
+    """Names for the intervals of `_answer`."""
+    vision, rest = (seconds[0], seconds[1:]) if found.has_picture else (None, seconds)
+    before_pause, second_stage, after_pause, *steps = rest
+    return AdaptiveTimes(
+        first_stage_s=first_stage_s,
+        vision_s=vision,
+        prefill_s=before_pause + after_pause,
+        second_stage_s=second_stage,
+        decode_s=sum(steps) if steps else None,
+        preprocess_s=preprocess_s,
+        transfer_s=transfer_s,
+    )

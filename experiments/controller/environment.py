@@ -1,0 +1,85 @@
+"""In: networks, requests with budgets; out: what the networks saw, drew, and what that gave. What trains them."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from experiments.controller.two_stage_networks import BLOCKS, PAUSE, TIER, TOP_K, ActionSpace, TwoStageNetworks
+
+
+@dataclass(frozen=True)
+class Asks:
+    """B requests with a budget each.
+
+    Attributes:
+        samples: [B], places in the environment.
+        levels: [B], places among the budgets that the environment can be asked at; zeros where any is possible.
+        budgets_s: [B], float64.
+    """
+
+    samples: torch.Tensor
+    levels: torch.Tensor
+    budgets_s: torch.Tensor
+
+    def repeated(self, times: int) -> "Asks":
+        """Each ask so many times in a row."""
+        return Asks(*(each.repeat_interleave(times) for each in (self.samples, self.levels, self.budgets_s)))
+
+
+@dataclass(frozen=True)
+class RollOut:
+    """What B asks gave; all on the host.
+
+    Attributes:
+        prompts: [B, H], what stage 1 saw beside the budget.
+        states: [B, 2, H], what stage 2 saw.
+        actions: [B, 4], columns TIER, PAUSE, TOP_K and BLOCKS: places in the action space.
+        accuracy: [B], share of the metric's best score.
+        latency_s: [B].
+    """
+
+    asks: Asks
+    prompts: torch.Tensor
+    states: torch.Tensor
+    actions: torch.Tensor
+    accuracy: torch.Tensor
+    latency_s: torch.Tensor
+
+
+class Environment(Protocol):
+    """Where asks are answered.
+
+    Attributes:
+        budget_token_is_fixed: its states were recorded with the budget token as it is, which must not be trained then.
+    """
+
+    space: ActionSpace
+    hidden_size: int
+    budget_token_is_fixed: bool
+
+    def draw(self, count: int, generator: torch.Generator) -> Asks:
+        """Requests and budgets, independent and evenly over samples and over the budgets' range."""
+        ...
+
+    def roll_out(self, networks: TwoStageNetworks, asks: Asks, generator: torch.Generator | None) -> RollOut:
+        """Answer each ask once with actions that the networks draw; None takes the likeliest."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """For the record, and to recognise the same environment when a training goes on (JSON values only)."""
+        ...
+
+
+def drawn(log_odds: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """[B, values] -> [B], a place drawn by the odds; None takes the likeliest."""
+    if generator is None:
+        return log_odds.argmax(dim=-1)
+    return torch.multinomial(log_odds.exp(), 1, generator=generator)[:, 0]
+
+
+def log_probabilities(log_odds: tuple[torch.Tensor, ...], actions: torch.Tensor) -> torch.Tensor:
+    """Of the four actions of a row together: [B]."""
+    columns = (TIER, PAUSE, TOP_K, BLOCKS)
+    each = [odds.gather(1, actions[:, at, None])[:, 0] for at, odds in zip(columns, log_odds, strict=True)]
+    return torch.stack(each).sum(dim=0)

@@ -1,0 +1,235 @@
+"""Policies x budgets: accuracy, latency, violations and overhead, replayed from a full grid or measured live.
+
+python -m experiments.controller.evaluate_controller results/grid --num_budgets 8
+python -m experiments.controller.evaluate_controller results/grid --mode live --num_samples 32 --budgets_ms 400
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.primitives.csv_cells import csv_of_rows
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.controller.evaluation import (
+    BEST_STATIC,
+    Budget,
+    Evaluation,
+    content_of,
+    evaluate,
+    rows_of,
+    table_lines,
+)
+from experiments.controller.evaluation_figures import draw_evaluation
+from experiments.controller.lookup import Lookup
+from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
+from experiments.controller.policies import Policy, check_budget
+from experiments.controller.policy_set import add_policy_flags, lookup_of, num_seen, policies_of
+from experiments.controller.replay import (
+    PerSampleOracle,
+    best_static,
+    meetable,
+    possible,
+    replay,
+    requests_in,
+    spread_budgets,
+)
+from experiments.core_exp.figures import save_figure
+
+NAME = "controller_evaluation"
+FEW_REQUESTS = 100
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The program's own flags; with --mode live all others go to the profiler's configuration."""
+    parser = OneLineParser(prog="evaluate_controller.py", description="Policies that choose the knobs, at budgets.")
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
+                        help="full grid: --output_dir of a run (several: one sweep), or a table of one")  # fmt: skip
+    parser.add_argument("--mode", choices=("replay", "live"), default="replay",
+                        help="replay: look up what the grid measured; live: run the model (%(default)s)")  # fmt: skip
+    parser.add_argument("--calibration", type=Path, nargs="+", metavar="RESULTS",
+                        help="another grid, to build the lookup of (default: a part of the first)")  # fmt: skip
+    parser.add_argument("--calibration_share", type=float, default=0.5, metavar="SHARE",
+                        help="of the grid's pictures, that only the lookup sees; replay (%(default)s)")  # fmt: skip
+    budgets = parser.add_mutually_exclusive_group()
+    budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
+    budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
+                         help="spread over what the calibration samples took (%(default)s)")  # fmt: skip
+    add_policy_flags(parser)
+    parser.add_argument("--evaluation_seed", type=int, default=0, help="of the split, random, the turns (%(default)s)")
+    parser.add_argument("--output_dir", type=Path, metavar="DIR",
+                        help="default: controller_<mode> in the folder of the first results")  # fmt: skip
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    try:
+        given, rest = build_parser().parse_known_args(argv)
+        _check(given, rest)
+        evaluation = replayed(given) if given.mode == "replay" else measured_live(given, rest)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for line in table_lines(evaluation):
+        print(line)
+    return 0
+
+
+def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
+    if given.mode == "replay" and rest:
+        raise ConfigurationError(f"unknown flag {rest[0]}; flags of the profiler go with --mode live only")
+    if not 0.0 < given.calibration_share < 1.0:
+        raise ConfigurationError(f"--calibration_share {given.calibration_share:g}: give a share between 0 and 1")
+    if given.evaluation_seed < 0:
+        raise ConfigurationError(f"--evaluation_seed {given.evaluation_seed}: give a number from 0")
+
+
+def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
+    """The calibration samples, and those that are evaluated in a replay."""
+    grid = load_grid(given.results)
+    if given.calibration is not None:
+        return load_grid(given.calibration), grid
+    if given.lookup is not None:
+        return grid, grid
+    return split_by_picture(grid, given.calibration_share, given.evaluation_seed)
+
+
+def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:
+    """In seconds, ascending."""
+    if given.budgets_ms is None:
+        return spread_budgets(calibration.complete(), given.num_budgets)
+    for budget_ms in given.budgets_ms:
+        check_budget(budget_ms / 1000)
+    return tuple(sorted({budget_ms / 1000 for budget_ms in given.budgets_ms}))
+
+
+def replayed(given: argparse.Namespace) -> Evaluation:
+    """Everything from the grid, written.
+
+    Raises:
+        ConfigurationError, ResultsError: flags or files do not allow it.
+    """
+    calibration, asked = parts_of(given)
+    grid, seed = asked.complete(), given.evaluation_seed
+    learned: list[Policy] = []
+    notes = ["overhead is that of choosing, on this machine; it is in no latency"]
+    if given.learned is not None:
+        # torch takes seconds to import; the other policies do not need it.
+        from experiments.controller.learned_replay import learned_replay
+
+        found = learned_replay(given.learned, given.states, calibration, grid)
+        grid, learned, notes = found.grid, [found.policy], [*notes, *found.caveats]
+    lookup = lookup_of(given, calibration)
+    seconds = budgets_of(given, calibration)
+    policies: list[Policy] = [*policies_of(given, grid.choices, lookup, seed), *learned, PerSampleOracle(grid)]
+    outcomes = [best_static(grid, seconds), *(replay(policy, grid, seconds) for policy in policies)]
+    could, can = possible(grid, seconds), meetable(grid, seconds)
+    budgets = [Budget(s, can[at], float(could[at].mean())) for at, s in enumerate(seconds)]
+    names = (lookup.name, BEST_STATIC)
+    evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
+    caveats = [*caveats_of(grid, lookup), *notes]
+    write(given, evaluation, grid, {
+        **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid), "caveats": caveats,
+    })  # fmt: skip
+    return evaluation
+
+
+def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation:
+    """The grid serves the lookup and the static settings of the figure; the rest is measured now, and written.
+
+    Raises:
+        ConfigurationError, ResultsError: flags, files or the model do not allow it.
+    """
+    # torch and transformers take seconds to import; a replay needs neither.
+    from experiments.controller.live_evaluation import (
+        controllers_of,
+        grouped_accuracy,
+        live_caveats,
+        live_outcomes,
+        open_live,
+    )
+
+    calibration = load_grid(given.calibration if given.calibration is not None else given.results)
+    lookup, grid, seed = lookup_of(given, calibration), load_grid(given.results), given.evaluation_seed
+    seconds = budgets_of(given, calibration)
+    policies = policies_of(given, grid.choices, lookup, seed)
+    job = open_live(flags, policies)
+    outcomes = live_outcomes(job, controllers_of(job, given.learned), seconds, seed)
+    can = meetable(grid.complete(), seconds)
+    budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
+    evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,))
+    ids = [request.sample.sample_id for request in job.measured]
+    seen = num_seen(lookup, job.asked.tasks, ids)
+    write(given, evaluation, grid.complete(), {
+        **shared_content(given, grid, lookup, calibration),
+        "source": job.source,
+        "metrics": {job.task.name: job.metric.name},
+        "num_dropped": len(job.failed),
+        "accuracy_grouped": grouped_accuracy(job, seconds),
+        "caveats": [*_few(len(ids)), *_seen(seen, len(ids)), *live_caveats(job)],
+    })  # fmt: skip
+    return evaluation
+
+
+def shared_content(
+    given: argparse.Namespace, grid: MeasuredGrid, lookup: Lookup, calibration: MeasuredGrid
+) -> dict[str, Any]:
+    """What both modes say of their inputs."""
+    return {
+        "source": grid.source,
+        "metrics": dict(grid.metrics),
+        "settings_left_out": list(grid.left_out),
+        "num_calibration_requests": len(calibration),
+        "lookup": {"aggregation_method": lookup.aggregation_method, "tolerance": lookup.tolerance},
+        "margin": given.margin if given.estimator is not None else None,
+        "evaluation_seed": given.evaluation_seed,
+    }
+
+
+def caveats_of(grid: MeasuredGrid, lookup: Lookup) -> list[str]:
+    """What a reader of a replay must know."""
+    together = [task for task, metric in grid.metrics.items() if metric == "cider_score"]
+    notes = [
+        f"{task}: CIDEr by the document frequencies of the whole run's references, on a part of its samples"
+        for task in together
+    ]
+    return [*_few(len(grid)), *_seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), *notes]
+
+
+def _few(number: int) -> list[str]:
+    return [f"{number} requests stand behind these figures: too few to tell policies apart"] * (number < FEW_REQUESTS)
+
+
+def _seen(seen: int, number: int) -> list[str]:
+    return [f"the lookup was built of {seen} of the {number} requests that it is judged on"] * (seen > 0)
+
+
+def write(given: argparse.Namespace, evaluation: Evaluation, grid: MeasuredGrid, shared: Mapping[str, Any]) -> None:
+    """The JSON, the CSV and the figure."""
+    first = given.results[0]
+    folder = given.output_dir or (first.parent if first.is_file() else first) / f"controller_{given.mode}"
+    latency_s, accuracy = grid.total_s.mean(axis=1), grid.shares.mean(axis=1)
+    statics = [
+        {
+            "setting": choice.key,
+            "accuracy": float(accuracy[row]),
+            "latency_mean_ms": 1000 * float(latency_s[row]),
+            "latency_p95_ms": 1000 * float(np.percentile(grid.total_s[row], 95)),
+        }
+        for row, choice in enumerate(grid.choices)
+    ]
+    write_json_atomically({**content_of(evaluation), **shared, "static_settings": statics}, folder / f"{NAME}.json")
+    rows = rows_of(evaluation)
+    write_text_atomically(csv_of_rows(rows, list(rows[0])), folder / f"{NAME}.csv")
+    save_figure(draw_evaluation(evaluation, latency_s, accuracy, grid.caption), folder, NAME)
+    print(f"written to {folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

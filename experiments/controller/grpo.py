@@ -1,0 +1,116 @@
+"""In: groups of roll-outs of the same ask, their rewards; out: one step of the networks towards the better ones.
+
+Group relative policy optimisation (Z. Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1) over both stages at
+once: the four actions of a roll-out share its advantage, which is its reward within its group. There is no critic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.controller.environment import RollOut, log_probabilities
+from experiments.controller.two_stage_networks import TwoStageNetworks
+
+
+@dataclass(frozen=True)
+class GrpoRecipe:
+    """How the networks are moved.
+
+    Attributes:
+        group_size: roll-outs of each ask, which are compared with each other alone.
+        spread_floor: added to a group's standard deviation where its advantages are normalised by it. Groups whose
+            rewards differ by some milliseconds alone would else pull as hard as those that differ in being right, and
+            all choices collapse to the fastest before what tells requests apart is learned.
+        asks_per_update: groups in an update.
+        epochs: steps on the same roll-outs; from the second on the ratios leave 1 and the clip acts.
+        clip: ratios beyond 1 +- this gain nothing more.
+        entropy_weight: of the entropy of the four actions in the objective; falls evenly to 0 at the last update.
+        kl_weight: of the divergence from the networks that the training started from; 0 leaves it out.
+    """
+
+    group_size: int = 5
+    spread_floor: float = 0.1
+    asks_per_update: int = 32
+    epochs: int = 2
+    clip: float = 0.2
+    entropy_weight: float = 0.05
+    kl_weight: float = 0.0
+    learning_rate: float = 3e-3
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise ConfigurationError(f"a group of {self.group_size} has nothing to compare; give at least 2")
+        if min(self.asks_per_update, self.epochs) < 1:
+            raise ConfigurationError("asks per update and epochs must be at least 1")
+        if min(self.clip, self.learning_rate, self.max_grad_norm, self.spread_floor) <= 0.0:
+            raise ConfigurationError("clip, learning rate, largest gradient norm and spread floor must be above 0")
+        if min(self.entropy_weight, self.kl_weight) < 0.0:
+            raise ConfigurationError("the weights of entropy and divergence must be 0 or more")
+
+
+def advantages(rewards: torch.Tensor, group_size: int, spread_floor: float) -> torch.Tensor:
+    """[B * G], G of a group in a row -> (reward - the group's mean) / (the group's standard deviation + the floor)."""
+    groups = rewards.view(-1, group_size)
+    mean, spread = groups.mean(dim=1, keepdim=True), groups.std(dim=1, correction=0, keepdim=True)
+    return ((groups - mean) / (spread + spread_floor)).flatten()
+
+
+def clipped_objective(ratios: torch.Tensor, gains: torch.Tensor, clip: float) -> torch.Tensor:
+    """[B]: the smaller of ratio x advantage with and without the ratio clipped."""
+    return torch.minimum(ratios * gains, ratios.clamp(1 - clip, 1 + clip) * gains)
+
+
+def divergence(log_probability: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """[B], at least 0, an unbiased estimate of the divergence from the reference (eq. 4 of the paper)."""
+    log_ratio = reference - log_probability
+    return log_ratio.exp() - log_ratio - 1
+
+
+def entropy(log_odds: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """[B], of the four actions together, in nats; what is impossible adds nothing."""
+    parts = [-(odds.exp() * odds.masked_fill(odds.isneginf(), 0.0)).sum(dim=1) for odds in log_odds]
+    return torch.stack(parts).sum(dim=0)
+
+
+def update(
+    networks: TwoStageNetworks,
+    reference: TwoStageNetworks,
+    optimiser: torch.optim.Optimizer,
+    rolled: RollOut,
+    rewards: torch.Tensor,
+    recipe: GrpoRecipe,
+    entropy_weight: float,
+) -> Mapping[str, float]:
+    """Take `epochs` steps; returns what the last of them saw: `loss`, `entropy`, `kl`, `clipped_share`, `grad_norm`."""
+    device = networks.first_out.weight.device
+    gains = advantages(rewards, recipe.group_size, recipe.spread_floor).float().to(device)
+    prompts, states, actions = (each.to(device) for each in (rolled.prompts, rolled.states, rolled.actions))
+    seen = prompts, rolled.asks.budgets_s, states, actions[:, :2]
+    with torch.no_grad():
+        before = log_probabilities(networks.log_odds(*seen), actions)
+        of_reference = log_probabilities(reference.log_odds(*seen), actions)
+    found: dict[str, float] = {}
+    for _ in range(recipe.epochs):
+        log_odds = networks.log_odds(*seen)
+        now = log_probabilities(log_odds, actions)
+        ratios = (now - before).exp()
+        spread, away = entropy(log_odds).mean(), divergence(now, of_reference).mean()
+        gained = clipped_objective(ratios, gains, recipe.clip).mean()
+        loss = -gained - entropy_weight * spread + recipe.kl_weight * away
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        trained = [each for each in networks.parameters() if each.requires_grad]
+        norm = nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm)
+        optimiser.step()
+        found = {
+            "loss": loss.item(),
+            "entropy": spread.item(),
+            "kl": away.item(),
+            "clipped_share": float(((ratios - 1).abs() > recipe.clip).float().mean()),
+            "grad_norm": norm.item(),
+        }
+    return found

@@ -1,0 +1,128 @@
+"""In: the limits of a model; out: what a controller may choose, and what that is to model and estimator. Pure.
+
+A choice is made of a tier, which acts before the vision encoder, and of top-k and a number of blocks, which act inside
+the language model. The number counts block 0, which always runs; top-k is that of the blocks after the first, which
+keeps the model's own. Decode steps run at what was chosen for the prefill.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import TIERS, KnobLimits, KnobSetting, decoder_label, tier_target
+from experiments.core_exp.latency_features import RequestSetting
+
+TOP_KS = (4, 5, 6, 7, 8)
+# Of 16 blocks 12, 13, 14, 15 or 16 run.
+MOST_BLOCKS_LEFT_OUT = 4
+
+
+@dataclass(frozen=True)
+class KnobChoice:
+    """What a controller sets for one request.
+
+    Attributes:
+        top_k: experts per token in the blocks after the first.
+        num_active_blocks: blocks that run, block 0 counted.
+    """
+
+    tier: str
+    top_k: int
+    num_active_blocks: int
+
+    @property
+    def key(self) -> str:
+        """The name of the setting in results: `tier-low_topk8_blocks16`."""
+        return f"tier-{self.tier}_{decoder_label(self.top_k, self.num_active_blocks)}"
+
+
+@dataclass(frozen=True)
+class KnobSpace:
+    """What may be chosen for one model; each tuple ascends, tiers by their crops.
+
+    Attributes:
+        num_total_blocks: of the model.
+        first_top_k: experts per token of the first block, whatever is chosen.
+    """
+
+    tiers: tuple[str, ...]
+    top_ks: tuple[int, ...]
+    block_counts: tuple[int, ...]
+    num_total_blocks: int
+    first_top_k: int
+
+    def choices(self) -> tuple[KnobChoice, ...]:
+        """All of them: tier by tier, within it by top-k, within that by blocks."""
+        return tuple(KnobChoice(*values) for values in product(self.tiers, self.top_ks, self.block_counts))
+
+    @property
+    def full(self) -> KnobChoice:
+        """The highest value of every knob."""
+        return KnobChoice(self.tiers[-1], self.top_ks[-1], self.block_counts[-1])
+
+    def check(self, choice: KnobChoice) -> KnobChoice:
+        """The choice itself; raises ConfigurationError for one outside the space."""
+        allowed: Mapping[str, tuple[str | int, ...]] = {
+            "tier": self.tiers, "top_k": self.top_ks, "num_active_blocks": self.block_counts,
+        }  # fmt: skip
+        for name, values in allowed.items():
+            given = getattr(choice, name)
+            if given not in values:
+                raise ConfigurationError(
+                    f"{name} {given!r} cannot be chosen; choose among {', '.join(map(str, values))}"
+                )
+        return choice
+
+    def setting(self, choice: KnobChoice, blocks: BlockChoice) -> KnobSetting:
+        """What the pipeline puts in force: block 0 and the most important others, without scores the first ones.
+
+        Raises:
+            ConfigurationError: a choice outside the space, or scores that do not fit the model's blocks.
+        """
+        self.check(choice)
+        active = blocks.blocks(choice.num_active_blocks, self.num_total_blocks)
+        return KnobSetting(tier_target(choice.tier), choice.top_k, active)
+
+
+def published_space(limits: KnobLimits) -> KnobSpace:
+    """All tiers, top-k 4 to 8 as far as the model goes, and all blocks or up to four fewer.
+
+    Raises:
+        ConfigurationError: a knob that the model does not have, or fewer experts or blocks than this takes.
+    """
+    refusal = limits.vision_refusal or limits.top_k_refusal or limits.blocks_refusal
+    if limits.default_top_k is None or refusal is not None:
+        raise ConfigurationError(
+            f"the controller turns tier, top-k and blocks; this model lacks one ({refusal or 'it has no experts'}); "
+            "give a mixture-of-experts model whose crops can be set"
+        )
+    own, total = limits.default_top_k, limits.num_total_blocks
+    top_ks = tuple(top_k for top_k in TOP_KS if top_k <= own)
+    if not top_ks or total <= MOST_BLOCKS_LEFT_OUT:
+        raise ConfigurationError(
+            f"a model of {total} blocks and {own} experts per token is too small for a controller; it needs "
+            f"{MOST_BLOCKS_LEFT_OUT + 1} blocks and {TOP_KS[0]} experts per token"
+        )
+    return KnobSpace(tuple(TIERS), top_ks, tuple(range(total - MOST_BLOCKS_LEFT_OUT, total + 1)), total, own)
+
+
+def request_setting(
+    choice: KnobChoice, crops: int, vision_tokens: int, text_tokens: int, output_tokens: float | None
+) -> RequestSetting:
+    """What the latency estimator is asked: its top-k is that after the first block, its blocks are all that run.
+
+    Args:
+        crops: tiles that the picture is cut into at the choice's tier, without the crop of the whole; 0 without one.
+        vision_tokens: image features at that tier; 0 without a picture.
+        output_tokens: those really generated where they are known, else those expected for the task.
+    """
+    return RequestSetting(
+        vision_tokens=vision_tokens,
+        crops=crops,
+        text_tokens=text_tokens,
+        top_k=choice.top_k,
+        num_active_blocks=choice.num_active_blocks,
+        output_tokens=output_tokens,
+    )

@@ -1,0 +1,110 @@
+"""In: a model with samples at hand; out: an environment that runs every ask, batch 1, and measures it directly."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiment_core_utils.g_metrics_inference import answer_to
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.tasks.interface import Metric
+from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
+from experiments.controller.deciders import Decider, FixedDecider, NetworkDecider
+from experiments.controller.environment import Asks, RollOut
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.live import LiveRequest
+from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
+
+
+class LiveEnvironment:
+    """Latency is `AdaptiveTimes.total_s` of the very run, the time of the networks in it.
+
+    The gradient of the budget token does not go through the model: its first layer learns by stage 1, its second one
+    stays as it began.
+
+    Args:
+        budgets_s: lowest and highest budget; asks are drawn evenly between.
+    """
+
+    def __init__(
+        self,
+        model: MolmoeStagedModel,
+        metric: Metric,
+        requests: Sequence[LiveRequest],
+        space: ActionSpace,
+        blocks: BlockChoice,
+        max_new_tokens: int,
+        budgets_s: tuple[float, float],
+        described: dict[str, Any],
+    ) -> None:
+        self.space = space
+        self.hidden_size = int(model.model.config.text_config.hidden_size)
+        self.budget_token_is_fixed = False
+        self._model = model
+        self._metric = metric
+        self._requests = tuple(requests)
+        self._blocks = blocks
+        self._limit = max_new_tokens
+        self._budgets_s = budgets_s
+        self._described = described
+
+    def describe(self) -> dict[str, Any]:
+        """See `Environment.describe`."""
+        return dict(self._described)
+
+    def draw(self, count: int, generator: torch.Generator) -> Asks:
+        """See `Environment.draw`."""
+        samples = torch.randint(len(self._requests), (count,), generator=generator)
+        low, high = self._budgets_s
+        budgets = low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
+        return Asks(samples, torch.zeros_like(samples), budgets)
+
+    def roll_out(self, networks: TwoStageNetworks, asks: Asks, generator: torch.Generator | None) -> RollOut:
+        """See `Environment.roll_out`; one ask after the other."""
+        decider = NetworkDecider(networks, generator)
+        answering = AdaptiveModel(self._model, decider, self._blocks)
+        runs, seen = [], []
+        for place, budget_s in zip(asks.samples.tolist(), asks.budgets_s.tolist(), strict=True):
+            runs.append(answering.adaptive_generate(request_of(self._requests[place], self._limit), budget_s))
+            seen.append(decider.seen)
+        prompts, states, actions = zip(*seen, strict=True)
+        return RollOut(
+            asks=asks,
+            prompts=torch.stack(prompts),
+            states=torch.stack(states),
+            actions=torch.tensor(actions),
+            accuracy=self._accuracy(asks.samples.tolist(), runs),
+            latency_s=torch.tensor([run.times.total_s for run in runs], dtype=torch.float64),
+        )
+
+    def _accuracy(self, places: Sequence[int], runs: Sequence[AdaptiveRun]) -> torch.Tensor:
+        """Shares of the best score; an answer without a score counts as 0."""
+        answers = [answer_to(self._requests[at].sample, run.text) for at, run in zip(places, runs, strict=True)]
+        values = [score.value or 0.0 for score in self._metric.score(answers).scores]
+        return torch.tensor(values, dtype=torch.float64) / self._metric.best
+
+
+def request_of(request: LiveRequest, max_new_tokens: int) -> Request:
+    """A prepared sample as adaptive inference takes it."""
+    return Request(request.sample, request.prompt, max_new_tokens, request.prepared)
+
+
+def measured_range(
+    model: MolmoeStagedModel,
+    requests: Sequence[LiveRequest],
+    space: ActionSpace,
+    blocks: BlockChoice,
+    max_new_tokens: int,
+) -> tuple[float, float]:
+    """From the median time at the lowest values of all knobs to the 95th percentile at the highest ones, in seconds."""
+    knobs = space.knobs
+    lowest = KnobChoice(knobs.tiers[0], knobs.top_ks[0], knobs.block_counts[0])
+    times = []
+    for choice in (lowest, knobs.full):
+        decider: Decider = FixedDecider(choice, 1)
+        answering = AdaptiveModel(model, decider, blocks)
+        runs = [answering.adaptive_generate(request_of(each, max_new_tokens), 1.0) for each in requests]
+        times.append([run.times.total_s for run in runs])
+    return float(np.median(times[0])), float(np.percentile(times[1], 95))

@@ -1,0 +1,167 @@
+"""In: the profiler's flags, policies; out: a model and samples to run them on, and what they did there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.block_choice import block_choice_of
+from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, open_task
+from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
+from experiment_core_utils.fingerprint import max_new_tokens_of
+from experiment_core_utils.host_facts import command_line, package_version
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.interface import Metric, Task
+from experiment_core_utils.tasks.registry import get_metric
+from experiments.controller.knob_choices import KnobSpace, published_space
+from experiments.controller.learned_policy import TwoStageController
+from experiments.controller.live import (
+    ChosenBefore,
+    Controller,
+    LiveRequest,
+    prepare_requests,
+    requests_of,
+    run_live,
+    scores_of_choices,
+    warm_up,
+)
+from experiments.controller.outcomes import Outcomes, Requests
+from experiments.controller.policies import Policy
+from experiments.controller.training_run import load_networks
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """Loaded, prepared and warm.
+
+    Attributes:
+        requests: all that can be used; the others are in `failed`, with why.
+        measured: those of them that are run one by one.
+        asked: these, as the arithmetic of outcomes takes them.
+        num_warm_ups: unmeasured runs, one for each tiling.
+    """
+
+    config: ProfilingConfig
+    policies: tuple[Policy, ...]
+    model: StagedModel
+    task: Task
+    metric: Metric
+    space: KnobSpace
+    blocks: BlockChoice
+    max_new_tokens: int
+    requests: tuple[LiveRequest, ...]
+    measured: tuple[LiveRequest, ...]
+    failed: dict[int, str]
+    num_warm_ups: int
+    source: dict[str, Any]
+
+    @property
+    def asked(self) -> Requests:
+        """The measured requests."""
+        return requests_of(self.measured, self.metric)
+
+
+def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
+    """Parse, load, prepare every sample at every tier, warm up.
+
+    Raises:
+        ConfigurationError: flags, task or model do not allow it, or no sample can be used.
+    """
+    config = parse_config(flags)
+    source = find_model(config.model_path, config.hf_cache_dir)
+    space = published_space(source.limits)
+    task = open_task(config)
+    drawn = draw_samples(task, config)
+    device = choose_device(config.device, 0)
+    set_cpu_threads(config.num_threads, 1)
+    model = load_staged_model(config, source, device)
+    blocks, limit = block_choice_of(config, source.folder), max_new_tokens_of(config, task)
+    requests, failed = prepare_requests(model, task, drawn.sample_ids, space.tiers)
+    chosen = choose_latency_ids([each.sample.sample_id for each in requests], config.num_latency_samples, config.seed)
+    measured = tuple(each for each in requests if each.sample.sample_id in chosen)
+    if not measured:
+        raise ConfigurationError(f"none of {len(drawn)} samples can be measured; give others, or --num_latency_samples")
+    num_warm_ups = warm_up(model, space, blocks, measured, limit)
+    described = {
+        "command": command_line(),
+        "model": {"name": source.name, "revision": source.revision, **model.describe()},
+        "task": {"name": task.name, "split": task.split, "metric": task.metric, "source": dict(task.source)},
+        "device": str(device),
+        "versions": {name: package_version(name) for name in RECORDED_PACKAGES},
+        "max_new_tokens": limit,
+        "sample_ids": [each.sample.sample_id for each in measured],
+    }
+    return LiveJob(
+        config, tuple(policies), model, task, get_metric(task.metric), space, blocks, limit, tuple(requests), measured,
+        failed, num_warm_ups, described,
+    )  # fmt: skip
+
+
+def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
+    """The job's policies as what answers a request, and the two-stage controller of a checkpoint.
+
+    Raises:
+        ConfigurationError: there is one, and the model is not the kind that it pauses in, or not as wide.
+        ResultsError: the file is no checkpoint.
+    """
+    controllers: list[Controller] = [
+        ChosenBefore(policy, job.model, job.space, job.blocks, job.max_new_tokens) for policy in job.policies
+    ]
+    if learned is None:
+        return controllers
+    networks = load_networks(learned)
+    if not isinstance(job.model, MolmoeStagedModel):
+        raise ConfigurationError(f"--learned pauses inside MolmoE, and {job.model.name} is no MolmoE; drop it")
+    width = int(job.model.model.config.text_config.hidden_size)
+    if networks.hidden_size != width:
+        raise ConfigurationError(
+            f"--learned {learned} is for a model of width {networks.hidden_size}, this one has {width}; train anew"
+        )
+    return [*controllers, TwoStageController(networks, job.model, job.blocks, job.max_new_tokens)]
+
+
+def live_outcomes(
+    job: LiveJob, controllers: Sequence[Controller], budgets_s: Sequence[float], seed: int
+) -> list[Outcomes]:
+    """Every controller on every measured request at every budget."""
+    return run_live(controllers, job.model, job.metric, job.measured, budgets_s, seed)
+
+
+def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any] | None:
+    """Accuracy on all requests, answered in batches of the same choice; None where all were measured anyway."""
+    if len(job.requests) == len(job.measured):
+        return None
+    content: dict[str, Any] = {"num_requests": len(job.requests), "policies": {}}
+    for policy in job.policies:
+        values = []
+        for budget_s in budgets_s:
+            choices = [policy.choose(request.features, budget_s) for request in job.requests]
+            scores = scores_of_choices(
+                job.model, job.metric, job.requests, choices, job.space, job.blocks, job.max_new_tokens,
+                job.config.accuracy_batch_size,
+            )  # fmt: skip
+            known = scores[np.isfinite(scores)]
+            values.append(
+                {"budget_ms": 1000 * budget_s, "accuracy": float(known.mean()) if len(known) else None,
+                 "num_scored": len(known)}
+            )  # fmt: skip
+        content["policies"][policy.name] = values
+    return content
+
+
+def live_caveats(job: LiveJob) -> list[str]:
+    """What a reader of a live evaluation must know."""
+    notes = [
+        "requests were prepared at every tier beforehand: neither that nor their transfer is in a latency",
+        f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "
+        "its own",
+    ]
+    return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]

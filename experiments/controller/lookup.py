@@ -1,0 +1,242 @@
+"""In: a measured grid; out: the best measured setting for a budget, as a small table in a file. Also a command.
+
+python -m experiments.controller.lookup build RESULTS_DIR --output lookup.json
+python -m experiments.controller.lookup predict lookup.json --budget_ms 120
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.result_files import read_json_object
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.measured_grid import MeasuredGrid, load_grid
+from experiments.controller.policies import RequestFeatures, check_budget
+
+SCHEMA_VERSION = 1
+KIND = "lookup_policy"
+Aggregation = Literal["mean", "median", "max_accuracy"]
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+
+
+@dataclass(frozen=True)
+class LookupEntry:
+    """One measured setting, over the samples that it was measured on.
+
+    Attributes:
+        accuracy: mean of score / best score over the samples that have a score.
+        latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured.
+    """
+
+    choice: KnobChoice
+    accuracy: float
+    num_scored: int
+    latency_mean_ms: float
+    latency_median_ms: float
+    num_measured: int
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What `predict` needs.
+
+    A setting fits a budget where its latency is at most budget x (1 + tolerance). Its latency is, by
+    `aggregation_method`,
+
+    - `mean`: the mean over its samples,
+    - `median`: their median,
+    - `max_accuracy`: the smaller of the two, so that the most accurate setting that fits by either is taken.
+
+    Of those that fit the most accurate one is taken, of equally accurate ones the one of the lowest latency. Where none
+    fits, the one whose latency is nearest to the budget, which is the fastest.
+
+    Attributes:
+        tolerance: share of the budget by which a setting's latency may be above it; 0.05 is five percent.
+        entries: in order of tier, top-k and blocks.
+        sample_ids: task -> the samples behind the entries.
+        source: provenance of the results.
+    """
+
+    aggregation_method: Aggregation
+    tolerance: float
+    entries: tuple[LookupEntry, ...]
+    sample_ids: Mapping[str, tuple[int, ...]]
+    source: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """See `Policy.name`."""
+        return f"lookup_{self.aggregation_method}"
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`: the same for every request."""
+        return predict(self, 1000 * budget_s).choice
+
+    def latency_ms(self, entry: LookupEntry) -> float:
+        """By `aggregation_method`."""
+        by_method: dict[Aggregation, float] = {
+            "mean": entry.latency_mean_ms,
+            "median": entry.latency_median_ms,
+            "max_accuracy": min(entry.latency_mean_ms, entry.latency_median_ms),
+        }
+        return by_method[self.aggregation_method]
+
+    def fits(self, entry: LookupEntry, budget_ms: float) -> bool:
+        """Whether the setting's latency is within the budget and its tolerance."""
+        return self.latency_ms(entry) <= budget_ms * (1 + self.tolerance)
+
+
+def build(grid: MeasuredGrid, aggregation_method: Aggregation = "mean", tolerance: float = 0.0) -> Lookup:
+    """A table of every choice of the grid that has a score and a time; each sample counts the same, whatever its task.
+
+    Raises:
+        ConfigurationError: a tolerance below 0, or an unknown method.
+        ResultsError: no choice has both a score and a time.
+    """
+    _check(aggregation_method, tolerance)
+    shares, total_ms = grid.shares, 1000 * grid.total_s
+    entries = []
+    for row, choice in enumerate(grid.choices):
+        scored, measured = shares[row][np.isfinite(shares[row])], total_ms[row][np.isfinite(total_ms[row])]
+        if len(scored) and len(measured):
+            mean, median = float(measured.mean()), float(np.median(measured))
+            entries.append(LookupEntry(choice, float(scored.mean()), len(scored), mean, median, len(measured)))
+    if not entries:
+        raise ResultsError("no setting has samples with a score and samples with a time; measure some")
+    ids: dict[str, list[int]] = {}
+    for task, sample_id in zip(grid.tasks, grid.sample_ids, strict=True):
+        ids.setdefault(task, []).append(sample_id)
+    by_task = {task: tuple(own) for task, own in ids.items()}
+    return Lookup(aggregation_method, tolerance, tuple(entries), by_task, grid.source)
+
+
+def predict(lookup: Lookup, budget_ms: float) -> LookupEntry:
+    """The setting for a budget; see `Lookup`. Raises ConfigurationError for a budget that is not above 0."""
+    check_budget(budget_ms / 1000)
+    fitting = [entry for entry in lookup.entries if lookup.fits(entry, budget_ms)]
+    if not fitting:
+        return min(lookup.entries, key=lambda entry: abs(lookup.latency_ms(entry) - budget_ms))
+    return max(fitting, key=lambda entry: (entry.accuracy, -lookup.latency_ms(entry)))
+
+
+def save(lookup: Lookup, path: Path) -> None:
+    """One JSON object, see docs/controller/evaluation.md; raises ResultsNotSaved where the disk does not take it."""
+    write_json_atomically(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "kind": KIND,
+            "aggregation_method": lookup.aggregation_method,
+            "tolerance": lookup.tolerance,
+            "entries": [entry_content(entry) for entry in lookup.entries],
+            "sample_ids": {task: list(ids) for task, ids in lookup.sample_ids.items()},
+            "source": dict(lookup.source),
+        },
+        path,
+    )
+
+
+def entry_content(entry: LookupEntry) -> dict[str, Any]:
+    """One entry as it stands in the file: the three knobs, then the figures."""
+    figures = asdict(entry)
+    return figures.pop("choice") | figures
+
+
+def load(path: Path) -> Lookup:
+    """What `save` wrote; raises ResultsError for any other file."""
+    content = read_json_object(path)
+    if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
+        raise ResultsError(
+            f"{path} is no {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
+            f"{content.get('schema_version')!r}); build it with experiments.controller.lookup"
+        )
+    try:
+        lookup = Lookup(
+            content["aggregation_method"],
+            float(content["tolerance"]),
+            tuple(_entry(each) for each in content["entries"]),
+            {task: tuple(ids) for task, ids in content["sample_ids"].items()},
+            content["source"],
+        )
+        _check(lookup.aggregation_method, lookup.tolerance)
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as error:
+        raise ResultsError(f"{path} is broken ({error}); build it again") from error
+    if not lookup.entries:
+        raise ResultsError(f"{path} has no entries; build it again")
+    return lookup
+
+
+def _entry(content: Mapping[str, Any]) -> LookupEntry:
+    return LookupEntry(
+        KnobChoice(str(content["tier"]), int(content["top_k"]), int(content["num_active_blocks"])),
+        float(content["accuracy"]),
+        int(content["num_scored"]),
+        float(content["latency_mean_ms"]),
+        float(content["latency_median_ms"]),
+        int(content["num_measured"]),
+    )
+
+
+def _check(aggregation_method: str, tolerance: float) -> None:
+    if aggregation_method not in AGGREGATIONS:
+        raise ConfigurationError(
+            f"--aggregation_method {aggregation_method!r} is unknown; choose among {', '.join(AGGREGATIONS)}"
+        )
+    if not tolerance >= 0.0:
+        raise ConfigurationError(f"--tolerance {tolerance:g} is not possible; give a share of the budget from 0")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of both commands."""
+    parser = OneLineParser(prog="experiments.controller.lookup", description="The best measured setting for a budget.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("build", help="make a table from results")
+    making.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
+                        help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
+    making.add_argument("--output", type=Path, required=True, metavar="FILE", help="the table, as JSON")
+    making.add_argument("--aggregation_method", choices=AGGREGATIONS, default="mean",
+                        help="how one latency is made of a setting's samples (%(default)s)")  # fmt: skip
+    making.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE",
+                        help="of the budget, that a setting's latency may be above it (%(default)s)")  # fmt: skip
+    asking = commands.add_parser("predict", help="ask a table")
+    asking.add_argument("file", type=Path, metavar="FILE", help="what build wrote")
+    asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="one or several")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    try:
+        given = build_parser().parse_args(argv)
+        if given.command == "build":
+            lookup = build(load_grid(given.results), given.aggregation_method, given.tolerance)
+            save(lookup, given.output)
+            print(f"{given.output}: {len(lookup.entries)} settings by {lookup.aggregation_method}")
+        else:
+            lookup = load(given.file)
+            for budget_ms in given.budget_ms:
+                print(_line(lookup, budget_ms))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _line(lookup: Lookup, budget_ms: float) -> str:
+    entry = predict(lookup, budget_ms)
+    word = "" if lookup.fits(entry, budget_ms) else "; no setting fits, this is the nearest"
+    return (
+        f"{budget_ms:g} ms: {entry.choice.key}, {lookup.latency_ms(entry):.1f} ms by {lookup.aggregation_method}, "
+        f"accuracy {entry.accuracy:.3f} of the best score{word}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

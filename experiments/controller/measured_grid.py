@@ -1,0 +1,192 @@
+"""In: the results of a grid of settings; out: what every request scored and took at every choice of the knobs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.knobs import TIERS
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.policies import RequestFeatures, VisionShape
+from experiments.core_exp.e2_study import load_study
+from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
+from experiments.core_exp.sweep_results import Sweep, load_sweep
+
+
+@dataclass(frozen=True)
+class MeasuredGrid:
+    """S choices in order of tier, top-k and blocks; N requests, task by task.
+
+    Scores are those that the run gave. Of a metric that judges a run's answers together (`cider_score`) they depend on
+    the run's other samples through the references alone, never through what was answered, so that scores of different
+    choices may be mixed; they remain those of the whole run where only a part of its samples is looked at.
+
+    Attributes:
+        tasks, sample_ids, pictures: [N]; samples of one picture are not independent.
+        scores: [S, N], by each task's metric; nan where there is none.
+        best: [N], the highest score of the request's metric.
+        total_s: [S, N], `T_total`; nan for a sample that was not measured there.
+        requests: [N], what a policy may see; None where the results do not tell (a recorded table).
+        metrics: task -> its metric.
+        left_out: settings that no controller chooses, or that not every task has.
+        source: provenance, as JSON.
+        caption: of figures.
+    """
+
+    choices: tuple[KnobChoice, ...]
+    tasks: tuple[str, ...]
+    sample_ids: tuple[int, ...]
+    pictures: tuple[str, ...]
+    scores: np.ndarray
+    best: np.ndarray
+    total_s: np.ndarray
+    requests: tuple[RequestFeatures, ...] | None
+    metrics: Mapping[str, str]
+    left_out: tuple[str, ...]
+    source: Mapping[str, Any]
+    caption: str
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """[S, N], scores as shares of the best one, so that tasks of different metrics can be put together."""
+        return np.asarray(self.scores / self.best)
+
+    def take(self, which: np.ndarray) -> "MeasuredGrid":
+        """The requests of a mask [N] or of places."""
+        places: list[int] = (np.flatnonzero(which) if which.dtype == bool else which).tolist()
+
+        def of(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[place] for place in places)
+
+        return replace(
+            self,
+            tasks=of(self.tasks),
+            sample_ids=of(self.sample_ids),
+            pictures=of(self.pictures),
+            scores=self.scores[:, places],
+            best=self.best[places],
+            total_s=self.total_s[:, places],
+            requests=None if self.requests is None else of(self.requests),
+        )
+
+    def complete(self) -> "MeasuredGrid":
+        """The requests that have a score and a time at every choice.
+
+        Raises:
+            ResultsError: there are none.
+        """
+        whole = np.isfinite(self.scores).all(axis=0) & np.isfinite(self.total_s).all(axis=0)
+        if not whole.any():
+            raise ResultsError(
+                f"no sample has a score and a time at all {len(self.choices)} settings; profile the whole grid, with "
+                "every sample measured (no --num_latency_samples)"
+            )
+        return self.take(whole)
+
+
+def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
+    """Folders of runs, read as one sweep, or one table of `bench_pareto_search.py --collect`.
+
+    Raises:
+        ResultsError: no results, broken ones or of different sweeps, random weights, or no setting by tier and top-k.
+    """
+    study = load_study(paths)
+    if study.random_weights:
+        raise ResultsError("these results are of random weights, so accuracy means nothing; profile a trained model")
+    sweep = None if any(path.is_file() for path in paths) else load_sweep(*paths)
+    return _grid_of(study.grids, sweep, study.source, study.caption)
+
+
+def _grid_of(grids: Sequence[TaskGrid], sweep: Sweep | None, source: Mapping[str, Any], caption: str) -> MeasuredGrid:
+    choices, left_out = _shared_choices(grids)
+    rows = [{point.key: row for row, point in enumerate(grid.points)} for grid in grids]
+    picked = [[by_key[choice.key] for choice in choices] for by_key in rows]
+    tasks = tuple(grid.task for grid in grids for _ in grid.sample_ids)
+    sample_ids = tuple(sample_id for grid in grids for sample_id in grid.sample_ids)
+    features = None if sweep is None else features_of(sweep)
+    return MeasuredGrid(
+        choices=choices,
+        tasks=tasks,
+        sample_ids=sample_ids,
+        pictures=tuple(f"{grid.task} {picture}" for grid in grids for picture in grid.pictures),
+        scores=np.concatenate([grid.scores[at] for grid, at in zip(grids, picked, strict=True)], axis=1),
+        best=np.array([grid.best for grid in grids for _ in grid.sample_ids]),
+        total_s=np.concatenate([grid.total_ms[at] for grid, at in zip(grids, picked, strict=True)], axis=1) / 1000,
+        requests=None if features is None else tuple(features[key] for key in zip(tasks, sample_ids, strict=True)),
+        metrics={grid.task: grid.metric for grid in grids},
+        left_out=left_out,
+        source=source,
+        caption=caption,
+    )
+
+
+def choice_of_point(point: KnobPoint) -> KnobChoice | None:
+    """None for a setting that no controller chooses: of a token target, or of a model without experts."""
+    if point.vision not in TIERS or point.top_k is None:
+        return None
+    return KnobChoice(point.vision, point.top_k, point.num_active_blocks)
+
+
+def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], tuple[str, ...]]:
+    found = [{point.key: choice_of_point(point) for point in grid.points} for grid in grids]
+    keys = dict.fromkeys(key for each in found for key in each)
+    shared = [found[0][key] for key in keys if all(each.get(key) is not None for each in found)]
+    choices = sorted((each for each in shared if each is not None), key=order_of)
+    if not choices:
+        raise ResultsError(
+            "no setting of these results is one of tier, top-k and blocks that every task has; profile with "
+            "--tier_list, --top_k_list and --num_active_blocks_list, the same for all tasks"
+        )
+    kept = {choice.key for choice in choices}
+    return tuple(choices), tuple(key for key in keys if key not in kept)
+
+
+def order_of(choice: KnobChoice) -> tuple[int, int, int]:
+    """Sorts choices by tier, then top-k, then blocks."""
+    return list(TIERS).index(choice.tier), choice.top_k, choice.num_active_blocks
+
+
+def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
+    """By task and sample id; a tier that a sample was not run at is not among its shapes.
+
+    The length of the answer is left open: it is not known before the request runs.
+    """
+    text_tokens: dict[tuple[str, int], int] = {}
+    shapes: dict[tuple[str, int], dict[str, VisionShape]] = {}
+    for each in sweep.settings:
+        tier = each.result["tier"]
+        if tier is None:
+            continue
+        for sample in each.result["per_sample_results"]:
+            key = each.task, sample["sample_id"]
+            text_tokens[key] = sample["input_text_tokens"]
+            # Without a picture there are no crops.
+            crops = 0 if sample["actual_num_crops"] is None else sample["actual_num_crops"]
+            shapes.setdefault(key, {})[tier] = VisionShape(crops, sample["actual_vision_tokens"])
+    return {key: RequestFeatures(key[0], key[1], text_tokens[key], shapes[key], None) for key in shapes}
+
+
+def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[MeasuredGrid, MeasuredGrid]:
+    """Two parts without a picture in common: about `share` of the pictures of each task, and the rest.
+
+    Raises:
+        ResultsError: one of them would be empty.
+    """
+    generator = np.random.default_rng(seed)
+    first: set[str] = set()
+    for task in dict.fromkeys(grid.tasks):
+        own = sorted({picture for picture, of in zip(grid.pictures, grid.tasks, strict=True) if of == task})
+        first |= {own[place] for place in generator.permutation(len(own))[: round(share * len(own))]}
+    mask = np.array([picture in first for picture in grid.pictures])
+    if mask.all() or not mask.any():
+        raise ResultsError(
+            f"{len(set(grid.pictures))} pictures cannot be parted at {share:g}; profile more samples, or give the "
+            "calibration results of their own"
+        )
+    return grid.take(mask), grid.take(~mask)

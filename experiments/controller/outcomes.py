@@ -1,0 +1,205 @@
+"""In: what policies chose for the same requests at the same budgets; out: accuracy, latency, violations. Pure.
+
+A request is in time where its latency is at most the budget. `accuracy_in_time` counts the score of a request that is
+not in time as 0, so that going over the budget never pays and the per-sample oracle is an upper bound.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiment_core_utils.primitives.distributions import bootstrap_interval, cluster_totals
+from experiment_core_utils.tasks.comparison import difference_interval
+from experiments.controller.knob_choices import KnobChoice
+
+
+@dataclass(frozen=True)
+class Requests:
+    """N requests that every policy answered.
+
+    Attributes:
+        tasks, pictures: [N].
+        best: [N], the highest score of the request's metric.
+    """
+
+    tasks: tuple[str, ...]
+    pictures: tuple[str, ...]
+    best: np.ndarray
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What a policy did at B budgets for N requests.
+
+    Attributes:
+        choices: [B][N].
+        scores: [B, N], by each task's metric; nan where it has none.
+        latency_s: [B, N], what is held against the budget.
+        overhead_s: [B, N], time that choosing took.
+    """
+
+    name: str
+    choices: tuple[tuple[KnobChoice, ...], ...]
+    scores: np.ndarray
+    latency_s: np.ndarray
+    overhead_s: np.ndarray
+
+
+@dataclass(frozen=True)
+class BudgetFigures:
+    """A policy at a budget; times in seconds.
+
+    Attributes:
+        accuracy_by_task: task -> mean score by its own metric; None where none of its requests has a score.
+        accuracy: mean over requests of score / best score.
+        accuracy_in_time: the same with 0 for a request that went over the budget.
+        violation_rate: share of requests that went over it.
+        violation_rate_possible: the same among requests that some choice would have kept within it; None where there
+            are none, or where it is not known (only a full grid tells).
+        overhead_share: mean over requests of overhead / latency.
+        choices: key -> requests that it was chosen for, most frequent first.
+    """
+
+    accuracy_by_task: Mapping[str, float | None]
+    accuracy: float | None
+    accuracy_in_time: float | None
+    latency_mean_s: float
+    latency_p50_s: float
+    latency_p95_s: float
+    latency_p99_s: float
+    violation_rate: float
+    violation_rate_possible: float | None
+    overhead_p50_s: float
+    overhead_p99_s: float
+    overhead_share: float
+    choices: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Policy less baseline on the same requests.
+
+    Attributes:
+        ci95: bootstrap over pictures. Where every request differs by the same (by nothing, say), for shares from how
+            many pictures could have differed otherwise unseen (Wilson), for latencies None.
+    """
+
+    value: float
+    ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A policy against a baseline at one budget, or in the mean over several.
+
+    Attributes:
+        accuracy, accuracy_in_time: shares of the best score; None where no request has a score.
+        latency_s: means.
+    """
+
+    accuracy: Difference | None
+    accuracy_in_time: Difference | None
+    violation_rate: Difference | None
+    latency_s: Difference
+
+
+def shares_of(outcomes: Outcomes, requests: Requests) -> np.ndarray:
+    """[B, N], score / best score."""
+    return np.asarray(outcomes.scores / requests.best)
+
+
+def late(outcomes: Outcomes, budgets_s: Sequence[float]) -> np.ndarray:
+    """[B, N], whether a request went over its budget."""
+    return np.asarray(outcomes.latency_s > np.asarray(budgets_s)[:, None])
+
+
+def figures_at(
+    outcomes: Outcomes, at: int, budgets_s: Sequence[float], requests: Requests, possible: np.ndarray | None
+) -> BudgetFigures:
+    """Of one budget.
+
+    Args:
+        at: place of the budget.
+        possible: [B, N], whether some choice keeps the request within the budget; None where that is not known.
+    """
+    shares, over = shares_of(outcomes, requests)[at], late(outcomes, budgets_s)[at]
+    scored, latency_s = np.isfinite(shares), outcomes.latency_s[at]
+    tasks, overhead_s = np.array(requests.tasks), outcomes.overhead_s[at]
+    names = [choice.key for choice in outcomes.choices[at]]
+    counts = {name: names.count(name) for name in sorted(set(names))}
+    could = None if possible is None or not possible[at].any() else possible[at]
+    p50, p95, p99 = np.percentile(latency_s, (50, 95, 99))
+    return BudgetFigures(
+        accuracy_by_task={
+            task: _mean(outcomes.scores[at][scored & (tasks == task)]) for task in dict.fromkeys(requests.tasks)
+        },
+        accuracy=_mean(shares[scored]),
+        accuracy_in_time=_mean(np.where(over, 0.0, shares)[scored]),
+        latency_mean_s=float(latency_s.mean()),
+        latency_p50_s=float(p50),
+        latency_p95_s=float(p95),
+        latency_p99_s=float(p99),
+        violation_rate=float(over.mean()),
+        violation_rate_possible=None if could is None else float(over[could].mean()),
+        overhead_p50_s=float(np.percentile(overhead_s, 50)),
+        overhead_p99_s=float(np.percentile(overhead_s, 99)),
+        overhead_share=float((overhead_s / latency_s).mean()),
+        choices=dict(sorted(counts.items(), key=lambda item: -item[1])),
+    )
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def share_of_gain(policy: float | None, static: float | None, oracle: float | None) -> float | None:
+    """Which part of what the oracle gains over the best static setting a policy gains, by `accuracy_in_time`.
+
+    1 for the oracle, 0 for the best static setting, below 0 for a worse policy; None where the oracle gains nothing.
+    """
+    if policy is None or static is None or oracle is None or not oracle > static:
+        return None
+    return (policy - static) / (oracle - static)
+
+
+def paired(
+    policy: Outcomes, baseline: Outcomes, budgets_s: Sequence[float], requests: Requests, at: Sequence[int]
+) -> Paired:
+    """A policy less a baseline, over the budgets at the places `at`, each budget counting the same.
+
+    Pictures are drawn with replacement, with a fixed seed; a drawn picture brings all of its requests at all of these
+    budgets. Accuracies stand on the requests to which both gave an answer that has a score at all of these budgets.
+
+    Raises:
+        ValueError: no budgets.
+    """
+    if not at:
+        raise ValueError("no budgets to compare at")
+    rows = list(at)
+    over = [late(each, budgets_s)[rows].astype(float) for each in (policy, baseline)]
+    shares = [shares_of(each, requests)[rows] for each in (policy, baseline)]
+    in_time = [share * (1 - gone) for share, gone in zip(shares, over, strict=True)]
+    seconds = (policy.latency_s[rows] - baseline.latency_s[rows]).mean(axis=0)
+    return Paired(
+        accuracy=_share_difference((shares[0] - shares[1]).mean(axis=0), requests.pictures),
+        accuracy_in_time=_share_difference((in_time[0] - in_time[1]).mean(axis=0), requests.pictures),
+        violation_rate=_share_difference((over[0] - over[1]).mean(axis=0), requests.pictures),
+        latency_s=_difference(seconds, requests.pictures),
+    )
+
+
+def _share_difference(values: np.ndarray, pictures: Sequence[str]) -> Difference | None:
+    """Mean of differences [N] between shares; nan does not count, None where all are."""
+    known: list[int] = np.flatnonzero(np.isfinite(values)).tolist()
+    if not known:
+        return None
+    own = [float(values[place]) for place in known]
+    return Difference(float(np.mean(own)), difference_interval(own, [pictures[place] for place in known], 1.0))
+
+
+def _difference(values: np.ndarray, pictures: Sequence[str]) -> Difference:
+    """Mean of differences [N] that have no bounds."""
+    sums, counts = cluster_totals(values, pictures)
+    is_told = len(sums) > 1 and float(np.ptp(values)) > 0.0
+    return Difference(float(values.mean()), bootstrap_interval(sums, counts) if is_told else None)

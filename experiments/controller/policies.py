@@ -1,0 +1,97 @@
+"""In: what is known of a request before it runs, and a latency budget; out: the knobs for it."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.controller.knob_choices import KnobChoice
+
+
+@dataclass(frozen=True)
+class VisionShape:
+    """What a picture becomes at a tier; both 0 without a picture.
+
+    Attributes:
+        crops: tiles, without the crop of the whole.
+        vision_tokens: image features that enter the language model.
+    """
+
+    crops: int
+    vision_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestFeatures:
+    """A request as a policy sees it, before anything of it has run.
+
+    Attributes:
+        sample_id: in the task's split; with the task it names the request.
+        text_tokens: of the prompt, without image features and markers.
+        shapes: tier -> what the picture becomes; holds every tier that may be chosen.
+        output_tokens: expected of the answer; None where nothing is known of it.
+    """
+
+    task: str
+    sample_id: int
+    text_tokens: int
+    shapes: Mapping[str, VisionShape]
+    output_tokens: float | None
+
+
+class Policy(Protocol):
+    """Chooses all knobs of a request at once."""
+
+    @property
+    def name(self) -> str:
+        """In tables, one word or a few joined by `_`."""
+        ...
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """The knobs that the request runs at, so that its `T_total` stays within the budget.
+
+        Raises:
+            ConfigurationError: a budget that is not above 0.
+        """
+        ...
+
+
+def check_budget(budget_s: float) -> None:
+    """Raises ConfigurationError unless the budget is finite and above 0."""
+    if not 0.0 < budget_s < math.inf:
+        raise ConfigurationError(f"a latency budget of {1000 * budget_s:g} ms is not possible; give one above 0")
+
+
+@dataclass(frozen=True)
+class StaticPolicy:
+    """The same choice for every request and budget."""
+
+    choice: KnobChoice
+
+    @property
+    def name(self) -> str:
+        """See `Policy.name`."""
+        return f"static_{self.choice.key}"
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`."""
+        check_budget(budget_s)
+        return self.choice
+
+
+@dataclass(frozen=True)
+class RandomPolicy:
+    """Any of the choices with equal probability; what a request gets at a budget depends on these and the seed only."""
+
+    choices: tuple[KnobChoice, ...]
+    seed: int
+    name: str = "random"
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`."""
+        check_budget(budget_s)
+        text = f"{self.seed} {request.task} {request.sample_id} {budget_s!r}"
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        return self.choices[number % len(self.choices)]

@@ -1,0 +1,35 @@
+"""In: what a request scored and took, and its budget; out: the one reward that both stages share. Pure."""
+
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class RewardRecipe:
+    """Within the budget: score - latency_weight * latency / budget. Over it, hard: the score counts for nothing.
+
+    Over the budget it is -over_budget_penalty - latency_weight * latency / budget, so that among choices that are all
+    over it the fastest is best.
+    """
+
+    latency_weight: float = 0.1
+    over_budget_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.latency_weight < 0.0 or self.over_budget_penalty < 0.0:
+            raise ConfigurationError(
+                f"a latency weight of {self.latency_weight:g} with a penalty of {self.over_budget_penalty:g} rewards "
+                "what should be avoided; give numbers of 0 or more"
+            )
+
+
+def rewards(
+    recipe: RewardRecipe, accuracy: torch.Tensor, latency_s: torch.Tensor, budgets_s: torch.Tensor
+) -> torch.Tensor:
+    """Of shapes that broadcast; `accuracy` is a share of the metric's best score."""
+    share = latency_s / budgets_s
+    gained = torch.where(share <= 1.0, accuracy, torch.full_like(accuracy, -recipe.over_budget_penalty))
+    return gained - recipe.latency_weight * share

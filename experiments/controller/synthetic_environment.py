@@ -1,0 +1,57 @@
+"""In: a seed; out: tables with a known best policy, to see whether a training finds it.
+
+Samples are of three kinds. Easy ones are right at any choice; for some the picture must be seen well (the high tier),
+for others there is much to think (top-k 8, 16 blocks). A choice takes longer with every tier, expert and block, and
+between 0.352 s and 0.428 s there is time for either, not for both: no choice for all requests is best there.
+"""
+
+import torch
+
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.tabled_environment import TabledEnvironment, Tables
+from experiments.controller.two_stage_networks import action_space
+
+HIDDEN_SIZE = 16
+KNOBS = KnobSpace(("low", "medium", "high"), (4, 5, 6, 7, 8), (12, 13, 14, 15, 16), 16, 8)
+# Seconds of a choice: a base for each tier, and some for each expert in each block.
+TIER_S = (0.10, 0.20, 0.30)
+EXPERT_BLOCK_S = 0.001
+EASY, SEE, THINK = range(3)
+NOISE = 0.3
+
+
+def synthetic_environment(num_samples: int, num_budgets: int, seed: int) -> TabledEnvironment:
+    """A third of the samples of each kind; budgets evenly from 0.12 s, which no choice meets, to 0.45 s.
+
+    The kind shows in what both stages see, the budget in the budget token's state; both with noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    space = action_space(KNOBS, BlockChoice())
+    tiers, pauses, top_ks, counts = space.sizes
+    kinds = torch.arange(num_samples) % 3
+    directions = torch.randn(3, HIDDEN_SIZE, generator=generator)
+    budget_direction = torch.randn(HIDDEN_SIZE, generator=generator)
+    budgets_s = torch.linspace(0.12, 0.45, num_budgets, dtype=torch.float64)
+
+    def noisy(values: torch.Tensor) -> torch.Tensor:
+        return values + NOISE * torch.randn(values.shape, generator=generator)
+
+    shown = directions[kinds]
+    heights = torch.linspace(-2.0, 2.0, num_budgets)[:, None] * budget_direction
+    right = torch.zeros(3, tiers, top_ks, counts, dtype=torch.float64)
+    right[EASY] = 1.0
+    right[SEE, -1] = 1.0
+    right[THINK, :, -1, -1] = 1.0
+    work = torch.tensor(KNOBS.top_ks)[:, None] * torch.tensor(KNOBS.block_counts)[None]
+    latency_s = torch.tensor(TIER_S, dtype=torch.float64)[:, None, None] + EXPERT_BLOCK_S * work
+    tables = Tables(
+        prompts=noisy(shown),
+        last=noisy(shown[:, None, None].expand(-1, tiers, pauses, -1)),
+        tokens=noisy(heights.expand(num_samples, tiers, pauses, -1, -1)),
+        budgets_s=budgets_s,
+        accuracy=right[kinds],
+        latency_s=latency_s.expand(num_samples, -1, -1, -1),
+    )
+    described = {"kind": "synthetic", "num_samples": num_samples, "num_budgets": num_budgets, "seed": seed}
+    return TabledEnvironment(space, tables, described, budget_token_is_fixed=False)

@@ -1,0 +1,104 @@
+"""In: tables of what every sample shows, scores and takes at every choice; out: an environment that looks it up."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from experiments.controller.environment import Asks, RollOut, drawn
+from experiments.controller.rewards import RewardRecipe, rewards
+from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
+
+Teacher = Literal["per_sample", "per_budget"]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """S samples, T tiers, P pauses, L budgets, K values of top-k, C numbers of blocks; all on the host.
+
+    Attributes:
+        prompts: [S, H].
+        last: [S, T, P, H], the prompt's last token behind the pause.
+        tokens: [S, T, P, L, H], the budget token there.
+        budgets_s: [L], float64, ascending.
+        accuracy: [S, T, K, C], shares of the metric's best score.
+        latency_s: [S, T, K, C].
+    """
+
+    prompts: torch.Tensor
+    last: torch.Tensor
+    tokens: torch.Tensor
+    budgets_s: torch.Tensor
+    accuracy: torch.Tensor
+    latency_s: torch.Tensor
+
+
+class TabledEnvironment:
+    """Answers by looking up; exact and fast. The time that the networks take is not in its latencies.
+
+    Args:
+        described: for the record.
+        budget_token_is_fixed: the tables' budget tokens are those of certain networks.
+    """
+
+    def __init__(
+        self, space: ActionSpace, tables: Tables, described: dict[str, Any], budget_token_is_fixed: bool
+    ) -> None:
+        self.space = space
+        self.tables = tables
+        self.hidden_size = tables.prompts.shape[1]
+        self.budget_token_is_fixed = budget_token_is_fixed
+        self._described = described
+
+    def describe(self) -> dict[str, Any]:
+        """See `Environment.describe`."""
+        return dict(self._described)
+
+    def draw(self, count: int, generator: torch.Generator) -> Asks:
+        """See `Environment.draw`."""
+        samples = torch.randint(len(self.tables.prompts), (count,), generator=generator)
+        levels = torch.randint(len(self.tables.budgets_s), (count,), generator=generator)
+        return Asks(samples, levels, self.tables.budgets_s[levels])
+
+    def every_ask(self) -> Asks:
+        """Each sample at each budget once."""
+        samples, levels = len(self.tables.prompts), len(self.tables.budgets_s)
+        at = torch.arange(levels).repeat(samples)
+        return Asks(torch.arange(samples).repeat_interleave(levels), at, self.tables.budgets_s[at])
+
+    def states(self, asks: Asks, tiers: torch.Tensor, pauses: torch.Tensor) -> torch.Tensor:
+        """What stage 2 sees, [B, 2, H]."""
+        last = self.tables.last[asks.samples, tiers, pauses]
+        return torch.stack([last, self.tables.tokens[asks.samples, tiers, pauses, asks.levels]], dim=1)
+
+    @torch.no_grad()
+    def roll_out(self, networks: TwoStageNetworks, asks: Asks, generator: torch.Generator | None) -> RollOut:
+        """See `Environment.roll_out`."""
+        prompts = self.tables.prompts[asks.samples]
+        tier_odds, pause_odds = networks.split_first(networks.first(prompts, networks.code_of(asks.budgets_s)))
+        tiers, pauses = drawn(tier_odds, generator), drawn(pause_odds, generator)
+        states = self.states(asks, tiers, pauses)
+        second = networks.second(states, torch.stack([tiers, pauses], dim=1))
+        top_ks, blocks = (drawn(odds, generator) for odds in networks.split_second(second))
+        at = asks.samples, tiers, top_ks, blocks
+        actions = torch.stack([tiers, pauses, top_ks, blocks], dim=1)
+        return RollOut(asks, prompts, states, actions, self.tables.accuracy[at], self.tables.latency_s[at])
+
+    def reward_table(self, asks: Asks, recipe: RewardRecipe) -> torch.Tensor:
+        """Of every choice for each ask: [B, T, K, C]."""
+        budgets = asks.budgets_s[:, None, None, None]
+        return rewards(recipe, self.tables.accuracy[asks.samples], self.tables.latency_s[asks.samples], budgets)
+
+    def best_choices(self, asks: Asks, recipe: RewardRecipe, teacher: Teacher) -> torch.Tensor:
+        """Places of tier, top-k and blocks of the choice with the highest reward, [B, 3].
+
+        `per_sample` takes each sample's own best one, `per_budget` the one with the highest mean reward over all
+        samples at the budget, as a lookup table would.
+        """
+        if teacher == "per_sample":
+            table = self.reward_table(asks, recipe)
+        else:
+            every = self.reward_table(self.every_ask(), recipe)
+            table = every.unflatten(0, (-1, len(self.tables.budgets_s))).mean(dim=0)[asks.levels]
+        best = table.flatten(1).argmax(dim=1)
+        return torch.stack(torch.unravel_index(best, table.shape[1:]), dim=1)

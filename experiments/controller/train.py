@@ -1,0 +1,135 @@
+"""Train the two-stage controller: on a synthetic environment, on a measured grid, or on the running model.
+
+python -m experiments.controller.train --environment synthetic --controller_dir results/controller_synthetic
+python -m experiments.controller.train --environment replay --grid results/grid --controller_dir results/controller
+python -m experiments.controller.train --environment live --num_samples 16 --controller_dir results/controller_live
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.controller.grpo import GrpoRecipe
+from experiments.controller.learning_curves import tensorboard_writer, write_curves
+from experiments.controller.rewards import RewardRecipe
+from experiments.controller.training_jobs import TrainingJob, open_job
+from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
+from experiments.controller.training_summary import summary_of
+
+ENVIRONMENTS = ("synthetic", "replay", "live")
+SUMMARY = "training.json"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The program's own flags; with replay and live all others go to the profiler's configuration."""
+    grpo, reward = GrpoRecipe(), RewardRecipe()
+    parser = OneLineParser(prog="train.py", description="Train the two-stage controller.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--environment", choices=ENVIRONMENTS, required=True)
+    add("--controller_dir", type=Path, required=True, metavar="DIR", help="checkpoint, curves and summary")
+    add("--grid", type=Path, nargs="+", metavar="RESULTS", help="full grid of settings; for replay")
+    add("--states", type=Path, metavar="FILE", help="recorded states (default: states.pt in --controller_dir); "
+        "recorded where the file is not there; for replay")  # fmt: skip
+    add("--calibration_share", type=float, default=0.5, metavar="SHARE",
+        help="of the grid's pictures, to train on; the others are held out (%(default)s)")  # fmt: skip
+    add("--split_seed", type=int, default=0, help="of that split, as evaluate_controller's (%(default)s)")
+    add("--num_budgets", type=int, default=16, metavar="L", help="that a replay is asked at (%(default)s)")
+    add("--updates", type=int, default=500, help="(%(default)s)")
+    add("--group_size", type=int, default=grpo.group_size, help="roll-outs of an ask (%(default)s)")
+    add("--asks_per_update", type=int, default=grpo.asks_per_update, help="(%(default)s)")
+    add("--epochs", type=int, default=grpo.epochs, help="steps on the same roll-outs (%(default)s)")
+    add("--clip", type=float, default=grpo.clip, help="of the ratios (%(default)s)")
+    add("--spread_floor", type=float, default=grpo.spread_floor, help="of a group's rewards (%(default)s)")
+    add("--entropy_weight", type=float, default=grpo.entropy_weight, help="falls to 0 (%(default)s)")
+    add("--kl_weight", type=float, default=grpo.kl_weight, help="of leaving the start (%(default)s)")
+    add("--learning_rate", type=float, default=grpo.learning_rate, help="of Adam (%(default)s)")
+    add("--max_grad_norm", type=float, default=grpo.max_grad_norm, help="(%(default)s)")
+    add("--latency_weight", type=float, default=reward.latency_weight, help="of latency / budget (%(default)s)")
+    add("--over_budget_penalty", type=float, default=reward.over_budget_penalty, help="(%(default)s)")
+    add("--warm_start", choices=("none", "per_sample", "per_budget"), default="none",
+        help="teach first what is best in the tables, for each sample or at a budget (%(default)s)")  # fmt: skip
+    add("--warm_start_steps", type=int, default=300, help="(%(default)s)")
+    add("--init_from", type=Path, metavar="CHECKPOINT", help="start from the networks of another training")
+    add("--training_seed", type=int, default=0, help="of weights, asks and draws (%(default)s)")
+    add("--checkpoint_every", type=int, default=50, metavar="UPDATES", help="(%(default)s)")
+    add("--resume", action="store_true", help="go on from the checkpoint in --controller_dir")
+    add("--tensorboard", action="store_true", help="curves for TensorBoard too")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
+    try:
+        given, rest = build_parser().parse_known_args(argv)
+        train(given, rest)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def plan_of(given: argparse.Namespace) -> TrainingPlan:
+    """Raises ConfigurationError for values that are not possible."""
+    if given.checkpoint_every < 1 or given.warm_start_steps < 1:
+        raise ConfigurationError("--checkpoint_every and --warm_start_steps must be at least 1")
+    grpo = GrpoRecipe(
+        given.group_size, given.spread_floor, given.asks_per_update, given.epochs, given.clip, given.entropy_weight,
+        given.kl_weight, given.learning_rate, given.max_grad_norm,
+    )  # fmt: skip
+    reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
+    warm = None
+    if given.warm_start != "none":
+        warm = {"teacher": given.warm_start, "steps": given.warm_start_steps}
+    return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm)
+
+
+def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Everything, written."""
+    plan, folder = plan_of(given), given.controller_dir
+    checkpoint = folder / CHECKPOINT
+    if checkpoint.exists() and not given.resume:
+        raise ConfigurationError(f"{checkpoint} is there; add --resume to go on from it, or give another folder")
+    started = time.perf_counter()
+    writer = tensorboard_writer(folder) if given.tensorboard else None
+    job = open_job(given, rest, plan)
+    if not checkpoint.exists():
+        job.teach(plan)
+    run = TrainingRun(job.networks, job.environment, plan)
+    if checkpoint.exists():
+        run.resume(checkpoint)
+    opened_s, done = time.perf_counter() - started, len(run.rows)
+    while not run.is_finished:
+        row = run.step()
+        if writer is not None:
+            for name, value in row.items():
+                writer.add_scalar(name, value, int(row["update"]))
+        if len(run.rows) % given.checkpoint_every == 0 or run.is_finished:
+            run.save(checkpoint)
+            write_curves(run.rows, folder, job.caption)
+            print(
+                f"update {len(run.rows)}/{plan.updates}: reward {row['reward']:.3f}, accuracy {row['accuracy']:.3f}, "
+                f"latency {row['latency_ms']:.1f} ms, over the budget {row['violation_rate']:.3f}"
+            )
+    if writer is not None:
+        writer.close()
+    trained_s = time.perf_counter() - started - opened_s
+    write_summary(job, run, folder, {"opened_s": opened_s, "trained_s": trained_s, "updates": len(run.rows) - done})
+
+
+def write_summary(job: TrainingJob, run: TrainingRun, folder: Path, spent: dict[str, float]) -> None:
+    """training.json, and its lines on the screen."""
+    content = summary_of(job, run, spent)
+    write_json_atomically(content, folder / SUMMARY)
+    for part in content["parts"]:
+        print(
+            ", ".join(f"{name} {value:.3f}" if isinstance(value, float) else str(value) for name, value in part.items())
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""In: an environment, recipes, a folder; out: trained networks, their curves and checkpoints to go on from.
+
+The same seed gives the same networks bit by bit where the environment gives the same latencies, in one go or with
+stops in between.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.controller.environment import Environment
+from experiments.controller.grpo import GrpoRecipe, update
+from experiments.controller.recorded_states import space_of
+from experiments.controller.rewards import RewardRecipe, rewards
+from experiments.controller.tensor_file import read_tensor_file, write_tensor_file
+from experiments.controller.two_stage_networks import TwoStageNetworks
+
+VERSION = 1
+KIND = "controller_training"
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """All that decides what comes out, beside the environment.
+
+    Attributes:
+        seed: of the initial weights, of asks and of draws.
+        warm_start: how the networks were taught before; None for not at all.
+    """
+
+    grpo: GrpoRecipe
+    reward: RewardRecipe
+    updates: int
+    seed: int
+    warm_start: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise ConfigurationError(f"{self.updates} updates train nothing; give at least 1")
+
+
+class TrainingRun:
+    """One training.
+
+    Args:
+        networks: as they are to start; trained in place.
+
+    Attributes:
+        rows: one for each update done: `update`, `reward`, `accuracy`, `latency_ms`, `violation_rate` (means over its
+            roll-outs, drawn, not the likeliest), `advantage_groups` (share of groups whose rewards differ) and what
+            `grpo.update` returns.
+    """
+
+    def __init__(self, networks: TwoStageNetworks, environment: Environment, plan: TrainingPlan) -> None:
+        self.networks = networks
+        self.environment = environment
+        self.plan = plan
+        networks.budget.requires_grad_(not environment.budget_token_is_fixed)
+        self._reference = copy.deepcopy(networks).requires_grad_(False)
+        trained = [each for each in networks.parameters() if each.requires_grad]
+        self._optimiser = torch.optim.Adam(trained, lr=plan.grpo.learning_rate)
+        self._generator = torch.Generator().manual_seed(plan.seed)
+        self.rows: list[dict[str, float]] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """All updates are done."""
+        return len(self.rows) >= self.plan.updates
+
+    def step(self) -> dict[str, float]:
+        """One update; returns its row."""
+        recipe = self.plan.grpo
+        asks = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
+        rolled = self.environment.roll_out(self.networks, asks, self._generator)
+        gained = rewards(self.plan.reward, rolled.accuracy, rolled.latency_s, asks.budgets_s)
+        left = 1.0 - len(self.rows) / self.plan.updates
+        found = update(
+            self.networks, self._reference, self._optimiser, rolled, gained, recipe, recipe.entropy_weight * left
+        )
+        groups = gained.view(-1, recipe.group_size)
+        row = {
+            "update": len(self.rows) + 1,
+            "reward": float(gained.mean()),
+            "accuracy": float(rolled.accuracy.mean()),
+            "latency_ms": 1000 * float(rolled.latency_s.mean()),
+            "violation_rate": float((rolled.latency_s > asks.budgets_s).double().mean()),
+            "advantage_groups": float((groups.amax(dim=1) > groups.amin(dim=1)).double().mean()),
+            **found,
+        }
+        self.rows.append(row)
+        return row
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint whole or not at all; raises ResultsNotSaved where the disk does not take it."""
+        content = {
+            "plan": asdict(self.plan),
+            "environment": self.environment.describe(),
+            "space": asdict(self.environment.space),
+            "hidden_size": self.networks.hidden_size,
+            "networks": self.networks.state_dict(),
+            "reference": self._reference.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+            "rows": self.rows,
+        }
+        write_tensor_file(path, KIND, VERSION, content)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint of this very training.
+
+        Raises:
+            ConfigurationError: it is of another plan or environment.
+            ResultsError: it is no checkpoint.
+        """
+        content = read_tensor_file(path, KIND, VERSION)
+        for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):
+            if content[name] != own:
+                differing = sorted(key for key in own if content[name].get(key) != own[key]) or sorted(content[name])
+                raise ConfigurationError(
+                    f"{path} is of a training with another {name} ({', '.join(differing)}); give the same flags, or "
+                    "another --output_dir"
+                )
+        self.networks.load_state_dict(content["networks"])
+        self._reference.load_state_dict(content["reference"])
+        self._optimiser.load_state_dict(content["optimiser"])
+        self._generator.set_state(content["generator"])
+        self.rows = content["rows"]
+
+
+def load_networks(path: Path) -> TwoStageNetworks:
+    """The networks of a checkpoint, on the host; raises ResultsError for any other file."""
+    content = read_tensor_file(path, KIND, VERSION)
+    networks = TwoStageNetworks(space_of(content["space"]), content["hidden_size"], 1.0, seed=0)
+    networks.load_state_dict(content["networks"])
+    return networks

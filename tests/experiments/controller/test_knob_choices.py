@@ -1,0 +1,89 @@
+"""What a controller may choose, and what a choice becomes, against hand-made values."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import CropRange, KnobLimits
+from experiments.controller.knob_choices import KnobChoice, published_space, request_setting
+from experiments.core_exp.latency_features import RequestSetting
+
+LIMITS = KnobLimits(num_total_blocks=16, num_experts=64, default_top_k=8)
+
+
+def test_the_published_space_of_16_blocks_and_8_experts():
+    space = published_space(LIMITS)
+    assert space.tiers == ("low", "medium", "high")
+    assert space.top_ks == (4, 5, 6, 7, 8)
+    assert space.block_counts == (12, 13, 14, 15, 16)
+    assert space.first_top_k == 8
+    choices = space.choices()
+    assert len(set(choices)) == 3 * 5 * 5
+    assert choices[0] == KnobChoice("low", 4, 12)
+    assert choices[1] == KnobChoice("low", 4, 13)
+    assert choices[5] == KnobChoice("low", 5, 12)
+    assert choices[-1] == space.full == KnobChoice("high", 8, 16)
+
+
+def test_another_model_has_its_own_number_of_blocks_and_experts():
+    space = published_space(KnobLimits(num_total_blocks=24, num_experts=32, default_top_k=6))
+    assert space.block_counts == (20, 21, 22, 23, 24)
+    assert space.top_ks == (4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        KnobLimits(16, None, None),
+        KnobLimits(16, 64, 8, vision_refusal="its pictures are not cut"),
+        KnobLimits(4, 64, 8),
+        KnobLimits(16, 64, 2),
+    ],
+)
+def test_a_model_without_these_knobs_is_refused(limits):
+    with pytest.raises(ConfigurationError):
+        published_space(limits)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (KnobChoice("huge", 8, 16), "tier 'huge' cannot be chosen; choose among low, medium, high"),
+        (KnobChoice("low", 3, 16), "top_k 3 cannot be chosen; choose among 4, 5, 6, 7, 8"),
+        (KnobChoice("low", 8, 11), "num_active_blocks 11 cannot be chosen; choose among 12, 13, 14, 15, 16"),
+        (KnobChoice("low", 8, 17), "num_active_blocks 17"),
+    ],
+)
+def test_a_choice_outside_the_space_says_what_is_allowed(choice, message):
+    with pytest.raises(ConfigurationError, match=message):
+        published_space(LIMITS).setting(choice, BlockChoice())
+
+
+def test_block_0_runs_and_the_others_by_importance():
+    # Block 0 has the lowest score and runs all the same; of the others 3, 7, 9 and 14 are the least important.
+    scores = dict.fromkeys(range(16), 1.0) | {0: -5.0, 3: 0.1, 7: 0.2, 9: 0.3, 14: 0.4}
+    space = published_space(LIMITS)
+    choice = KnobChoice("medium", 5, 12)
+    setting = space.setting(choice, BlockChoice(scores=scores))
+    assert setting.active_blocks == (0, 1, 2, 4, 5, 6, 8, 10, 11, 12, 13, 15)
+    assert setting.num_active_blocks == 12
+    assert setting.top_k == 5
+    assert setting.vision.crops == CropRange(4, 8)
+    assert setting.key == choice.key == "tier-medium_topk5_blocks12"
+    # One more block: the most important of those left out.
+    more = space.setting(replace(choice, num_active_blocks=13), BlockChoice(scores=scores))
+    assert set(more.active_blocks) - set(setting.active_blocks) == {14}
+
+
+def test_without_scores_the_first_blocks_run():
+    setting = published_space(LIMITS).setting(KnobChoice("low", 8, 13), BlockChoice())
+    assert setting.active_blocks == tuple(range(13))
+
+
+def test_the_estimator_is_asked_for_all_blocks_and_the_later_top_k():
+    asked = request_setting(KnobChoice("low", 6, 12), crops=2, vision_tokens=432, text_tokens=30, output_tokens=None)
+    assert asked == RequestSetting(
+        vision_tokens=432, crops=2, text_tokens=30, top_k=6, num_active_blocks=12, output_tokens=None
+    )

@@ -1,0 +1,104 @@
+"""A grid read from hand-made results: order, features, what is left out, and how it is parted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.paths import REPOSITORY
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.lookup import main as lookup_command
+from experiments.controller.measured_grid import load_grid, split_by_picture
+from experiments.controller.policies import VisionShape
+from tests.experiments.controller.hand_made_requests import grid
+from tests.experiments.hand_made_sweep import result, setting, write
+from tests.hand_made_records import answered_sample, measured_sample, staged_run
+
+
+def test_results_become_a_grid_in_order_of_the_knobs(tmp_path: Path):
+    # 0.5 + 0.25 + 2 * 0.125 = 1 s; without vision 0.5 s.
+    quick = measured_sample(1, staged_run(vision_s=0.0), prediction="0.5")
+    write(
+        tmp_path,
+        result(setting("high", 2, 3)),
+        result(setting("low", 2, 4)),
+        result(setting("low", 2, 3), [measured_sample(0), quick]),
+    )
+    made = load_grid([tmp_path])
+    assert made.choices == (KnobChoice("low", 2, 3), KnobChoice("low", 2, 4), KnobChoice("high", 2, 3))
+    assert made.tasks == ("signs", "signs")
+    assert made.sample_ids == (0, 1)
+    assert made.pictures == ("signs picture-0", "signs picture-1")
+    assert made.total_s.tolist() == [[1.0, 0.5], [1.0, 1.0], [1.0, 1.0]]
+    assert made.scores.tolist() == [[1.0, 0.5], [1.0, 1.0], [1.0, 1.0]]
+    assert made.metrics == {"signs": "read_off"}
+    assert made.left_out == ()
+    assert made.requests is not None
+    first = made.requests[0]
+    # Ten text tokens; 2 tiles and 384 features, the same at both tiers here.
+    assert (first.task, first.sample_id, first.text_tokens) == ("signs", 0, 10)
+    assert first.shapes == {"low": VisionShape(2, 384), "high": VisionShape(2, 384)}
+    assert first.output_tokens is None
+
+
+def test_samples_without_times_have_none_in_the_grid(tmp_path: Path):
+    write(tmp_path, result(setting("low", 2, 3), [measured_sample(0), answered_sample(1)]))
+    made = load_grid([tmp_path])
+    assert np.isnan(made.total_s).tolist() == [[False, True]]
+    assert made.complete().sample_ids == (0,)
+
+
+def test_random_weights_are_refused(tmp_path: Path):
+    write(tmp_path, result(setting("low", 2, 3), experimental_variables={"random_weights": True}))
+    with pytest.raises(ResultsError, match="random weights"):
+        load_grid([tmp_path])
+
+
+def test_a_recorded_table_is_a_grid_without_features():
+    made = load_grid([REPOSITORY / "docs" / "core_exp" / "pareto_table.json"])
+    assert len(made.choices) == 3 * 4 * 5
+    assert made.total_s.shape == (60, 150)
+    assert made.requests is None
+
+
+def test_the_order_of_a_table_does_not_matter(tmp_path: Path):
+    content = json.loads((REPOSITORY / "docs" / "core_exp" / "pareto_table.json").read_text())
+    content["settings"] = dict(reversed(content["settings"].items()))
+    (tmp_path / "table.json").write_text(json.dumps(content))
+    reordered, made = load_grid([tmp_path / "table.json"]), load_grid([REPOSITORY / "docs/core_exp/pareto_table.json"])
+    assert reordered.choices == made.choices
+    assert made.choices[0] == KnobChoice("low", 1, 12) and made.choices[-1] == KnobChoice("high", 8, 16)
+    np.testing.assert_array_equal(reordered.total_s, made.total_s)
+
+
+def test_taking_requests_keeps_everything_together():
+    some = grid().take(np.array([False, True, False, True]))
+    assert some.sample_ids == (1, 3)
+    assert some.pictures == ("signs b", "signs d")
+    assert some.total_s.tolist() == [[0.1, 0.2], [0.2, 0.4], [0.5, 0.7]]
+    assert some.requests is not None
+    assert [each.sample_id for each in some.requests] == [1, 3]
+
+
+def test_parts_have_no_picture_in_common():
+    made = replace(grid(), pictures=("signs a", "signs a", "signs b", "signs c"))
+    for seed in range(6):
+        calibration, rest = split_by_picture(made, 0.34, seed)
+        # round(0.34 * 3 pictures) = 1 of them.
+        assert len(set(calibration.pictures)) == 1
+        assert not set(calibration.pictures) & set(rest.pictures)
+        assert len(calibration) + len(rest) == 4
+    with pytest.raises(ResultsError, match="3 pictures cannot be parted at 0.1"):
+        split_by_picture(made, 0.1, 0)
+
+
+def test_a_lookup_is_built_from_a_folder_by_command(tmp_path: Path, capsys):
+    write(tmp_path / "run", result(setting("low", 2, 3)), result(setting("high", 2, 3)))
+    file = tmp_path / "lookup.json"
+    assert lookup_command(["build", str(tmp_path / "run"), "--output", str(file)]) == 0
+    assert lookup_command(["predict", str(file), "--budget_ms", "1000"]) == 0
+    assert "1000 ms: tier-low_topk2_blocks3, 1000.0 ms by mean, accuracy 1.000" in capsys.readouterr().out
+    assert lookup_command(["build", str(tmp_path / "nothing"), "--output", str(file)]) == 1

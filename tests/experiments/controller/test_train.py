@@ -1,0 +1,78 @@
+"""The training command: a whole run, one that goes on, its files, and what it refuses."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiment_core_utils.primitives.paths import REPOSITORY
+from experiments.controller.learning_curves import COLUMNS, running_means
+from experiments.controller.train import build_parser, main
+
+DOCUMENT = REPOSITORY / "docs" / "controller" / "training.md"
+SMALL = ["--environment", "synthetic", "--asks_per_update", "4", "--checkpoint_every", "2"]
+
+
+def test_a_run_writes_checkpoint_curves_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*SMALL, "--controller_dir", str(tmp_path / "a"), "--updates", "3", "--warm_start", "per_sample"]
+    assert main([*flags, "--warm_start_steps", "5"]) == 0
+    with (tmp_path / "a" / "learning_curves.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["update"] for row in rows] == ["1", "2", "3"] and tuple(rows[0]) == COLUMNS
+    content = json.loads((tmp_path / "a" / "training.json").read_text())
+    assert content["spent"]["updates"] == 3 and content["num_parameters"] < 250_000
+    assert [each["policy"] for each in content["parts"]] == ["two_stage", "per_budget", "per_sample"]
+    rewards = [each["reward"] for each in content["parts"]]
+    assert rewards[2] > rewards[1] > 0.3
+    assert (tmp_path / "a" / "learning_curves.png").stat().st_size > 1000
+    assert "update 3/3: reward" in capsys.readouterr().out
+
+
+def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "4"]
+    assert main(flags) == 0
+    assert main(flags) == 2
+    assert "add --resume to go on" in capsys.readouterr().err
+    before = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["rows"]
+    assert main([*flags, "--resume"]) == 0
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["rows"] == before
+    assert main([*flags, "--resume", "--training_seed", "1"]) == 2
+    assert "another plan (seed)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--environment", "synthetic", "--model_path", "x"], "takes no grid, model"),
+        (["--environment", "replay"], "--grid RESULTS goes with --environment replay"),
+        (["--environment", "synthetic", "--group_size", "1"], "has nothing to compare"),
+        (["--environment", "synthetic", "--updates", "0"], "0 updates train nothing"),
+        (["--environment", "synthetic", "--checkpoint_every", "0"], "must be at least 1"),
+        (["--environment", "elsewhere"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main([*flags, "--controller_dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_running_means_by_hand() -> None:
+    assert running_means([1.0, 3.0, 5.0, 7.0], 2).tolist() == [1.0, 2.0, 4.0, 6.0]
+
+
+def test_every_flag_column_and_key_is_documented(tmp_path: Path) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    flags = [
+        flag for action in build_parser()._actions for flag in action.option_strings if flag not in ("-h", "--help")
+    ]
+    assert main([*SMALL, "--controller_dir", str(tmp_path), "--updates", "1"]) == 0
+    content = json.loads((tmp_path / "training.json").read_text())
+    names = {*flags, *COLUMNS, *content, *content["spent"], *content["parts"][0]}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
