@@ -28,7 +28,6 @@ from experiments.controller.evaluation import (
 from experiments.controller.evaluation_figures import draw_evaluation
 from experiments.controller.lookup import Lookup
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
-from experiments.controller.outcomes import NUM_DRAWS
 from experiments.controller.policies import Policy, check_budget
 from experiments.controller.policy_set import add_policy_flags, lookup_of, num_seen, policies_of
 from experiments.controller.replay import (
@@ -62,9 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
                          help="spread over what the calibration samples took (%(default)s)")  # fmt: skip
     add_policy_flags(parser)
-    parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
-                        help="paired draws of the pictures behind intervals (%(default)s)")  # fmt: skip
-    parser.add_argument("--evaluation_seed", type=int, default=0, help="of the split, random, draws (%(default)s)")
+    parser.add_argument("--evaluation_seed", type=int, default=0, help="of the split, random, the turns (%(default)s)")
     parser.add_argument("--output_dir", type=Path, metavar="DIR",
                         help="default: controller_<mode> in the folder of the first results")  # fmt: skip
     return parser
@@ -89,11 +86,8 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigurationError(f"unknown flag {rest[0]}; flags of the profiler go with --mode live only")
     if not 0.0 < given.calibration_share < 1.0:
         raise ConfigurationError(f"--calibration_share {given.calibration_share:g}: give a share between 0 and 1")
-    if given.num_draws < 100 or given.evaluation_seed < 0:
-        raise ConfigurationError(
-            f"--num_draws {given.num_draws} --evaluation_seed {given.evaluation_seed}: give at least 100 draws and a "
-            "seed from 0"
-        )
+    if given.evaluation_seed < 0:
+        raise ConfigurationError(f"--evaluation_seed {given.evaluation_seed}: give a number from 0")
 
 
 def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
@@ -123,15 +117,23 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     """
     calibration, asked = parts_of(given)
     grid, seed = asked.complete(), given.evaluation_seed
+    learned: list[Policy] = []
+    notes = ["overhead is that of choosing, on this machine; it is in no latency"]
+    if given.learned is not None:
+        # torch takes seconds to import; the other policies do not need it.
+        from experiments.controller.learned_replay import learned_replay
+
+        found = learned_replay(given.learned, given.states, calibration, grid)
+        grid, learned, notes = found.grid, [found.policy], [*notes, *found.caveats]
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
-    policies: list[Policy] = [*policies_of(given, grid.choices, lookup, seed), PerSampleOracle(grid)]
+    policies: list[Policy] = [*policies_of(given, grid.choices, lookup, seed), *learned, PerSampleOracle(grid)]
     outcomes = [best_static(grid, seconds), *(replay(policy, grid, seconds) for policy in policies)]
     could, can = possible(grid, seconds), meetable(grid, seconds)
     budgets = [Budget(s, can[at], float(could[at].mean())) for at, s in enumerate(seconds)]
     names = (lookup.name, BEST_STATIC)
-    evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names, given.num_draws, seed)
-    caveats = [*caveats_of(grid, lookup), "overhead is that of choosing, on this machine; it is in no latency"]
+    evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
+    caveats = [*caveats_of(grid, lookup), *notes]
     write(given, evaluation, grid, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid), "caveats": caveats,
     })  # fmt: skip
@@ -158,10 +160,10 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     seconds = budgets_of(given, calibration)
     policies = policies_of(given, grid.choices, lookup, seed)
     job = open_live(flags, policies)
-    outcomes = live_outcomes(job, controllers_of(job), seconds, seed)
+    outcomes = live_outcomes(job, controllers_of(job, given.learned), seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
-    evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,), given.num_draws, seed)
+    evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,))
     ids = [request.sample.sample_id for request in job.measured]
     seen = num_seen(lookup, job.asked.tasks, ids)
     write(given, evaluation, grid.complete(), {
@@ -187,7 +189,6 @@ def shared_content(
         "lookup": {"aggregation_method": lookup.aggregation_method, "tolerance": lookup.tolerance},
         "margin": given.margin if given.estimator is not None else None,
         "evaluation_seed": given.evaluation_seed,
-        "num_draws": given.num_draws,
     }
 
 

@@ -83,8 +83,6 @@ def evaluate(
     budgets: Sequence[Budget],
     possible: np.ndarray | None,
     baselines: Sequence[str],
-    num_draws: int,
-    seed: int,
 ) -> Evaluation:
     """Figures of each policy, and each against each baseline.
 
@@ -107,7 +105,7 @@ def evaluate(
     by_name = {each.name: each for each in outcomes}
     comparisons = [
         Comparison(each.name, name, None if len(at) != 1 or whole else seconds[at[0]],
-                   paired(each, by_name[name], seconds, requests, at, seed, num_draws))
+                   paired(each, by_name[name], seconds, requests, at))
         for name in baselines
         if name in by_name
         for each in outcomes
@@ -213,7 +211,8 @@ def _comparison_content(each: Comparison) -> dict[str, Any]:
 def _difference(found: Difference | None, scale: float = 1.0) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {"difference": scale * found.value, "ci95": [scale * end for end in found.ci95]}
+    ends = None if found.ci95 is None else [scale * end for end in found.ci95]
+    return {"difference": scale * found.value, "ci95": ends}
 
 
 def rows_of(evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.device import synchronize
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import tier_target
-from experiment_core_utils.primitives.records import PreparedRequest
+from experiment_core_utils.primitives.records import PreparedRequest, RequestShape
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.outcomes import Outcomes, Requests
@@ -113,13 +113,16 @@ def prepare_requests(
 def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str]) -> LiveRequest:
     prompt = task.prompt(sample)
     prepared = {tier: model.prepare(sample, prompt, tier_target(tier).crops) for tier in tiers}
-    shapes = {
-        tier: VisionShape(0 if each.shape.actual is None else each.shape.actual.tiles, each.shape.vision_tokens)
-        for tier, each in prepared.items()
-    }
+    shapes = {tier: _vision_shape(each.shape) for tier, each in prepared.items()}
     text_tokens = prepared[tiers[0]].shape.text_tokens
     features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None)
     return LiveRequest(task.name, sample, prompt, prepared, features)
+
+
+def _vision_shape(shape: RequestShape) -> VisionShape:
+    """Without a picture, or with one that is not cut, there are no tiles."""
+    tiles = None if shape.actual is None else shape.actual.tiles
+    return VisionShape(0 if tiles is None else tiles, shape.vision_tokens)
 
 
 def warm_up(

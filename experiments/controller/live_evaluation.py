@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
@@ -20,6 +22,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.knob_choices import KnobSpace, published_space
+from experiments.controller.learned_policy import TwoStageController
 from experiments.controller.live import (
     ChosenBefore,
     Controller,
@@ -32,6 +35,7 @@ from experiments.controller.live import (
 )
 from experiments.controller.outcomes import Outcomes, Requests
 from experiments.controller.policies import Policy
+from experiments.controller.training_run import load_networks
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,27 @@ def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
     )  # fmt: skip
 
 
-def controllers_of(job: LiveJob) -> list[Controller]:
-    """The job's policies, as what answers a request."""
-    return [ChosenBefore(policy, job.model, job.space, job.blocks, job.max_new_tokens) for policy in job.policies]
+def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
+    """The job's policies as what answers a request, and the two-stage controller of a checkpoint.
+
+    Raises:
+        ConfigurationError: there is one, and the model is not the kind that it pauses in, or not as wide.
+        ResultsError: the file is no checkpoint.
+    """
+    controllers: list[Controller] = [
+        ChosenBefore(policy, job.model, job.space, job.blocks, job.max_new_tokens) for policy in job.policies
+    ]
+    if learned is None:
+        return controllers
+    networks = load_networks(learned)
+    if not isinstance(job.model, MolmoeStagedModel):
+        raise ConfigurationError(f"--learned pauses inside MolmoE, and {job.model.name} is no MolmoE; drop it")
+    width = int(job.model.model.config.text_config.hidden_size)
+    if networks.hidden_size != width:
+        raise ConfigurationError(
+            f"--learned {learned} is for a model of width {networks.hidden_size}, this one has {width}; train anew"
+        )
+    return [*controllers, TwoStageController(networks, job.model, job.blocks, job.max_new_tokens)]
 
 
 def live_outcomes(

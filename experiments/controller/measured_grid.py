@@ -59,7 +59,7 @@ class MeasuredGrid:
 
     def take(self, which: np.ndarray) -> "MeasuredGrid":
         """The requests of a mask [N] or of places."""
-        places = np.flatnonzero(which) if which.dtype == bool else which
+        places: list[int] = (np.flatnonzero(which) if which.dtype == bool else which).tolist()
 
         def of(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(values[place] for place in places)

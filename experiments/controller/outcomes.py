@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiment_core_utils.primitives.distributions import bootstrap_interval, cluster_totals
+from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.controller.knob_choices import KnobChoice
-from experiments.core_exp.paired_objectives import draw_counts, interval
-
-NUM_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,15 @@ class BudgetFigures:
 
 @dataclass(frozen=True)
 class Difference:
-    """Policy less baseline on the same requests, with a 95 % bootstrap interval over pictures."""
+    """Policy less baseline on the same requests.
+
+    Attributes:
+        ci95: bootstrap over pictures. Where every request differs by the same (by nothing, say), for shares from how
+            many pictures could have differed otherwise unseen (Wilson), for latencies None.
+    """
 
     value: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Paired:
 
     accuracy: Difference | None
     accuracy_in_time: Difference | None
-    violation_rate: Difference
+    violation_rate: Difference | None
     latency_s: Difference
 
 
@@ -160,18 +164,12 @@ def share_of_gain(policy: float | None, static: float | None, oracle: float | No
 
 
 def paired(
-    policy: Outcomes,
-    baseline: Outcomes,
-    budgets_s: Sequence[float],
-    requests: Requests,
-    at: Sequence[int],
-    seed: int,
-    num_draws: int = NUM_DRAWS,
+    policy: Outcomes, baseline: Outcomes, budgets_s: Sequence[float], requests: Requests, at: Sequence[int]
 ) -> Paired:
     """A policy less a baseline, over the budgets at the places `at`, each budget counting the same.
 
-    Pictures are drawn with replacement; a drawn picture brings all of its requests at all of these budgets. Accuracies
-    stand on the requests to which both gave an answer that has a score at all of these budgets.
+    Pictures are drawn with replacement, with a fixed seed; a drawn picture brings all of its requests at all of these
+    budgets. Accuracies stand on the requests to which both gave an answer that has a score at all of these budgets.
 
     Raises:
         ValueError: no budgets.
@@ -182,28 +180,26 @@ def paired(
     over = [late(each, budgets_s)[rows].astype(float) for each in (policy, baseline)]
     shares = [shares_of(each, requests)[rows] for each in (policy, baseline)]
     in_time = [share * (1 - gone) for share, gone in zip(shares, over, strict=True)]
-    seconds = policy.latency_s[rows] - baseline.latency_s[rows]
-    counts = draw_counts(requests.pictures, np.zeros(len(requests.pictures)), num_draws, seed)
-    scored = np.isfinite(shares[0] - shares[1]).all(axis=0)
+    seconds = (policy.latency_s[rows] - baseline.latency_s[rows]).mean(axis=0)
     return Paired(
-        accuracy=_difference((shares[0] - shares[1]).mean(axis=0), counts, scored),
-        accuracy_in_time=_difference((in_time[0] - in_time[1]).mean(axis=0), counts, scored),
-        violation_rate=_all_of((over[0] - over[1]).mean(axis=0), counts),
-        latency_s=_all_of(seconds.mean(axis=0), counts),
+        accuracy=_share_difference((shares[0] - shares[1]).mean(axis=0), requests.pictures),
+        accuracy_in_time=_share_difference((in_time[0] - in_time[1]).mean(axis=0), requests.pictures),
+        violation_rate=_share_difference((over[0] - over[1]).mean(axis=0), requests.pictures),
+        latency_s=_difference(seconds, requests.pictures),
     )
 
 
-def _difference(values: np.ndarray, counts: np.ndarray, which: np.ndarray) -> Difference | None:
-    """Mean of the values [N] at `which`, and its interval; draws that hold none of them do not count."""
-    if not which.any():
+def _share_difference(values: np.ndarray, pictures: Sequence[str]) -> Difference | None:
+    """Mean of differences [N] between shares; nan does not count, None where all are."""
+    known: list[int] = np.flatnonzero(np.isfinite(values)).tolist()
+    if not known:
         return None
-    own, drawn = values[which], counts[:, which]
-    number = drawn.sum(axis=1)
-    draws = (drawn @ own)[number > 0] / number[number > 0]
-    return Difference(float(own.mean()), interval(draws))
+    own = [float(values[place]) for place in known]
+    return Difference(float(np.mean(own)), difference_interval(own, [pictures[place] for place in known], 1.0))
 
 
-def _all_of(values: np.ndarray, counts: np.ndarray) -> Difference:
-    found = _difference(values, counts, np.ones(len(values), dtype=bool))
-    assert found is not None
-    return found
+def _difference(values: np.ndarray, pictures: Sequence[str]) -> Difference:
+    """Mean of differences [N] that have no bounds."""
+    sums, counts = cluster_totals(values, pictures)
+    is_told = len(sums) > 1 and float(np.ptp(values)) > 0.0
+    return Difference(float(values.mean()), bootstrap_interval(sums, counts) if is_told else None)

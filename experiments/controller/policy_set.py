@@ -28,6 +28,10 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
                         help="e3_latency_estimator.json, for lookup_guardrail (default: without it)")  # fmt: skip
     parser.add_argument("--margin", type=float, default=0.0, metavar="SHARE",
                         help="of a predicted time, that the guardrail keeps free (%(default)s)")  # fmt: skip
+    parser.add_argument("--learned", type=Path, metavar="CHECKPOINT",
+                        help="of experiments.controller.train, for two_stage (default: without it)")  # fmt: skip
+    parser.add_argument("--states", type=Path, metavar="FILE",
+                        help="its recorded states, in a replay (default: states.pt beside the checkpoint)")  # fmt: skip
 
 
 def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lookup:

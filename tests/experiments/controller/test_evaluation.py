@@ -30,7 +30,7 @@ def made():
     could = possible(found, BUDGETS)
     budgets = [Budget(s, can, float(could[at].mean())) for at, (s, can) in enumerate(zip(BUDGETS, (False, True, True),
                                                                                           strict=True))]  # fmt: skip
-    return evaluate("replay", outcomes, requests_in(found), budgets, could, ("lookup_mean", "absent"), 200, 0)
+    return evaluate("replay", outcomes, requests_in(found), budgets, could, ("lookup_mean", "absent"))
 
 
 def test_the_oracles_gain_is_shared_out():
@@ -94,7 +94,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_command_writes_json_csv_and_figures(folder: Path, capsys):
-    assert main([str(folder), "--budgets_ms", "600", "1100", "400", "--num_draws", "100"]) == 0
+    assert main([str(folder), "--budgets_ms", "600", "1100", "400"]) == 0
     out = folder / "controller_replay"
     content = json.loads((out / "controller_evaluation.json").read_text())
     assert content["num_requests"] + content["num_calibration_requests"] == 8
@@ -114,7 +114,7 @@ def test_the_command_writes_json_csv_and_figures(folder: Path, capsys):
 
 def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path):
     save(build(load_grid([folder])), tmp_path / "lookup.json")
-    arguments = [str(folder), "--lookup", str(tmp_path / "lookup.json"), "--budgets_ms", "600", "--num_draws", "100"]
+    arguments = [str(folder), "--lookup", str(tmp_path / "lookup.json"), "--budgets_ms", "600"]
     assert main([*arguments, "--output_dir", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
     assert content["num_requests"] == 8
@@ -128,7 +128,7 @@ def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path):
         (["--static", "tier-low_topk9_blocks3"], 2, "--static tier-low_topk9_blocks3 is not measured"),
         (["--num_samples", "3"], 2, "unknown flag --num_samples"),
         (["--calibration_share", "1"], 2, "give a share between 0 and 1"),
-        (["--num_draws", "10"], 2, "at least 100 draws"),
+        (["--evaluation_seed", "-1"], 2, "give a number from 0"),
         (["--lookup", "nowhere.json"], 1, "nowhere.json cannot be read"),
     ],
 )

@@ -1,5 +1,6 @@
 """A grid read from hand-made results: order, features, what is left out, and how it is parted."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def test_a_recorded_table_is_a_grid_without_features():
     assert len(made.choices) == 3 * 4 * 5
     assert made.total_s.shape == (60, 150)
     assert made.requests is None
+
+
+def test_the_order_of_a_table_does_not_matter(tmp_path: Path):
+    content = json.loads((REPOSITORY / "docs" / "core_exp" / "pareto_table.json").read_text())
+    content["settings"] = dict(reversed(content["settings"].items()))
+    (tmp_path / "table.json").write_text(json.dumps(content))
+    reordered, made = load_grid([tmp_path / "table.json"]), load_grid([REPOSITORY / "docs/core_exp/pareto_table.json"])
+    assert reordered.choices == made.choices
+    assert made.choices[0] == KnobChoice("low", 1, 12) and made.choices[-1] == KnobChoice("high", 8, 16)
+    np.testing.assert_array_equal(reordered.total_s, made.total_s)
 
 
 def test_taking_requests_keeps_everything_together():

@@ -1,0 +1,134 @@
+"""A trained policy on a grid: which requests it is judged on, what is said of its training, and the command."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.errors import ResultsError
+from experiments.controller.evaluate_controller import main
+from experiments.controller.grpo import GrpoRecipe
+from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.learned_replay import learned_replay
+from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
+from experiments.controller.recorded_states import RecordedStates
+from experiments.controller.replay import replay
+from experiments.controller.replay_environment import replay_environment
+from experiments.controller.rewards import RewardRecipe
+from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
+from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
+from tests.experiments.hand_made_sweep import result, setting, write
+from tests.hand_made_records import measured_sample, staged_run
+
+WIDTH = 8
+KNOBS = KnobSpace(("low", "high"), (2,), (3,), 4, 2)
+BUDGETS = torch.tensor([0.6, 1.1], dtype=torch.float64)
+
+
+def networks_with(seed: int) -> TwoStageNetworks:
+    return TwoStageNetworks(action_space(KNOBS, BlockChoice(), (1, 2)), WIDTH, 1.0, seed)
+
+
+def states_of(networks: TwoStageNetworks, sample_ids: range) -> RecordedStates:
+    """Random states: what is tested here does not depend on what they say."""
+    generator = torch.Generator().manual_seed(3)
+    size, tiers, pauses = len(sample_ids), 2, 2
+    return RecordedStates(
+        keys=tuple(("signs", each) for each in sample_ids),
+        prompts=torch.randn(size, WIDTH, generator=generator),
+        last=torch.randn(size, tiers, pauses, WIDTH, generator=generator),
+        tokens=torch.randn(size, tiers, pauses, len(BUDGETS), WIDTH, generator=generator),
+        budgets_s=BUDGETS,
+        space=networks.space,
+        budget=networks.budget.state_dict(),
+        failed={},
+        model={"name": "none"},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Eight samples at two settings of 0.5 s and 1 s."""
+    low, high = ([measured_sample(at, staged_run(vision_s=vision_s)) for at in range(8)] for vision_s in (0.0, 0.5))
+    return write(tmp_path / "run", result(setting("low", 2, 3), low), result(setting("high", 2, 3), high))
+
+
+@pytest.fixture
+def parts(folder: Path) -> tuple[MeasuredGrid, MeasuredGrid]:
+    return split_by_picture(load_grid([folder]), 0.5, 0)
+
+
+def trained(folder: Path, part: MeasuredGrid, num_states: int = 8) -> Path:
+    """A checkpoint of one update, and its states beside it."""
+    networks = networks_with(0)
+    states = states_of(networks, range(num_states))
+    states.save(folder / "states.pt")
+    run = TrainingRun(networks, replay_environment(part, states), TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
+    run.step()
+    run.save(folder / CHECKPOINT)
+    return folder / CHECKPOINT
+
+
+def test_it_chooses_as_in_its_training(tmp_path: Path, parts):
+    calibration, rest = parts
+    found = learned_replay(trained(tmp_path, calibration), None, calibration, rest)
+    outcomes = replay(found.policy, found.grid, BUDGETS.tolist())
+    states = states_of(networks_with(0), range(8))
+    environment = replay_environment(rest, states)
+    asks = environment.every_ask()
+    run = TrainingRun(networks_with(0), environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
+    run.networks.load_state_dict(torch.load(tmp_path / CHECKPOINT, weights_only=True)["networks"])
+    tiers = environment.roll_out(run.networks, asks, None).actions[:, 0].reshape(len(rest), len(BUDGETS)).T
+    assert [[KNOBS.tiers.index(choice.tier) for choice in row] for row in outcomes.choices] == tiers.tolist()
+
+
+def test_a_training_on_the_calibration_samples_is_no_caveat_another_is(tmp_path: Path, parts):
+    calibration, rest = parts
+    checkpoint = trained(tmp_path, calibration)
+    assert len(learned_replay(checkpoint, None, calibration, rest).caveats) == 1
+    caveats = learned_replay(checkpoint, None, rest, calibration).caveats
+    assert len(caveats) == 2
+    assert "two_stage was trained on other samples" in caveats[1]
+
+
+def test_requests_without_states_are_left_out(tmp_path: Path, parts):
+    calibration, rest = parts
+    last = max(rest.sample_ids)
+    checkpoint = trained(tmp_path, calibration)
+    states = states_of(networks_with(0), range(8))
+    without = [place for place, (_, sample_id) in enumerate(states.keys) if sample_id != last]
+    replace(
+        states,
+        keys=tuple(states.keys[place] for place in without),
+        prompts=states.prompts[without],
+        last=states.last[without],
+        tokens=states.tokens[without],
+    ).save(tmp_path / "fewer.pt")
+    found = learned_replay(checkpoint, tmp_path / "fewer.pt", calibration, rest)
+    assert found.grid.sample_ids == tuple(each for each in rest.sample_ids if each != last)
+
+
+def test_states_of_other_networks_are_refused(tmp_path: Path, parts):
+    calibration, rest = parts
+    checkpoint = trained(tmp_path, calibration)
+    states_of(networks_with(1), range(8)).save(tmp_path / "other.pt")
+    with pytest.raises(ResultsError, match="another budget token"):
+        learned_replay(checkpoint, tmp_path / "other.pt", calibration, rest)
+    with pytest.raises(ResultsError, match="states.pt"):
+        learned_replay(tmp_path / "states.pt", None, calibration, rest)
+
+
+def test_the_command_puts_it_beside_the_others(folder: Path, tmp_path: Path, parts):
+    checkpoint = trained(tmp_path, parts[0])
+    flags = ["--budgets_ms", "600", "1100", "--learned", str(checkpoint), "--output_dir", str(tmp_path / "out")]
+    assert main([str(folder), *flags]) == 0
+    content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
+    assert list(content["policies"])[-2:] == ["two_stage", "oracle"]
+    assert ("two_stage", "lookup_mean") in {(each["policy"], each["baseline"]) for each in content["paired"]}
+    assert sum(content["policies"]["two_stage"]["at_budgets"][0]["choices"].values()) == content["num_requests"] == 4
+    assert main([str(folder), *flags, "--evaluation_seed", "1", "--calibration_share", "0.25"]) == 0
+    again = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
+    assert any("trained on other samples" in caveat for caveat in again["caveats"])
