@@ -36,7 +36,7 @@ class GrpoRecipe:
     asks_per_update: int = 32
     epochs: int = 2
     clip: float = 0.2
-    entropy_weight: float = 0.05
+    entropy_weight: float = 0.1
     kl_weight: float = 0.0
     learning_rate: float = 3e-3
     max_grad_norm: float = 1.0

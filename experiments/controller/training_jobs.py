@@ -91,7 +91,9 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class LoadedModel:
+    """A MolmoE with what chooses its blocks."""
+
     config: ProfilingConfig
     source: ModelSource
     model: MolmoeStagedModel
@@ -99,6 +101,7 @@ class _Loaded:
 
     @property
     def described(self) -> dict[str, str]:
+        """Name and digest of the weights."""
         return {"name": self.source.name, "weights_sha256": weights_digest(self.source.folder)}
 
     def networks(self, knobs: KnobSpace, seed: int, init_from: Path | None) -> TwoStageNetworks:
@@ -117,7 +120,8 @@ class _Loaded:
         return networks.to(self.model.device)
 
 
-def _load(rest: Sequence[str]) -> _Loaded:
+def load_model(rest: Sequence[str]) -> LoadedModel:
+    """By the profiler's flags; raises ConfigurationError for another model than MolmoE."""
     config = parse_config(rest)
     source = find_model(config.model_path, config.hf_cache_dir)
     set_cpu_threads(config.num_threads, 1)
@@ -126,7 +130,7 @@ def _load(rest: Sequence[str]) -> _Loaded:
         raise ConfigurationError(
             f"{config.model_path} is no MolmoE; the two-stage controller pauses inside MolmoE only"
         )
-    return _Loaded(config, source, model, block_choice_of(config, source.folder))
+    return LoadedModel(config, source, model, block_choice_of(config, source.folder))
 
 
 def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
@@ -148,7 +152,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
 def _record(
     given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan, grid: MeasuredGrid, train_part: MeasuredGrid
 ) -> tuple[RecordedStates, TwoStageNetworks]:
-    loaded = _load(rest)
+    loaded = load_model(rest)
     total, own = loaded.model.num_total_blocks, loaded.model.default_top_k
     networks = loaded.networks(grid_space(grid, total, own), plan.seed, given.init_from)
     tasks = {name: open_task(replace(loaded.config, dataset_name=name)) for name in dict.fromkeys(grid.tasks)}
@@ -171,7 +175,7 @@ def _networks_of(states: RecordedStates, seed: int, init_from: Path | None) -> T
 
 
 def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
-    loaded = _load(rest)
+    loaded = load_model(rest)
     config, model = loaded.config, loaded.model
     networks = loaded.networks(published_space(loaded.source.limits), plan.seed, given.init_from)
     space, task = networks.space, open_task(config)

@@ -1,0 +1,109 @@
+"""In: a model, samples; out: what the two stages cost a request, against plain runs at the very settings they chose.
+
+python -m experiments.controller.bench_overhead --num_samples 8 --tier_list low
+python -m experiments.controller.bench_overhead --checkpoint results/controller/checkpoint.pt --device cuda
+
+Flags that are not this program's own go to the profiler's configuration.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.fingerprint import max_new_tokens_of
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun
+from experiments.controller.deciders import NetworkDecider
+from experiments.controller.knob_choices import published_space
+from experiments.controller.live import LiveRequest, prepare_requests
+from experiments.controller.live_environment import request_of
+from experiments.controller.training_jobs import LoadedModel, load_model
+
+WARM_UPS = 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The program's own flags."""
+    parser = OneLineParser(prog="bench_overhead.py", description="What the two stages cost.", allow_abbrev=False)
+    parser.add_argument("--checkpoint", type=Path, help="trained networks (default: untrained ones)")
+    parser.add_argument("--budgets_ms", type=float, nargs="+", default=[500.0], metavar="MS")
+    parser.add_argument("--rounds", type=int, default=3, help="of all samples at all budgets (%(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints JSON. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
+    try:
+        given, rest = build_parser().parse_known_args(argv)
+        print(json.dumps(measured(given, rest), indent=1))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
+    """Medians and 95th percentiles in ms, over every sample at every budget in every round.
+
+    Raises:
+        ConfigurationError: flags, model or task do not allow it.
+    """
+    loaded = load_model(rest)
+    networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
+    task = open_task(loaded.config)
+    ids = draw_samples(task, loaded.config).sample_ids
+    requests, _ = prepare_requests(loaded.model, task, ids, networks.space.knobs.tiers)
+    if not requests or given.rounds < 1:
+        raise ConfigurationError(f"{given.rounds} rounds of {len(requests)} samples measure nothing; give some")
+    limit = max_new_tokens_of(loaded.config, task)
+    adaptive = AdaptiveModel(loaded.model, NetworkDecider(networks), loaded.blocks)
+    asked = [(request, budget / 1000) for request in requests for budget in given.budgets_ms]
+    for request, budget_s in asked[:WARM_UPS]:
+        _pair(loaded, adaptive, request, budget_s, limit)
+    pairs = [_pair(loaded, adaptive, *each, limit) for _ in range(given.rounds) for each in asked]
+    runs, plain_s = [run for run, _ in pairs], np.array([seconds for _, seconds in pairs])
+    total_s = np.array([run.times.total_s for run in runs])
+    columns = {
+        "first_stage_ms": np.array([run.times.first_stage_s for run in runs]),
+        "second_stage_ms": np.array([run.times.second_stage_s for run in runs]),
+        "controller_ms": np.array([run.times.controller_s for run in runs]),
+        "adaptive_total_ms": total_s,
+        "plain_total_ms": plain_s,
+        "adaptive_less_plain_ms": total_s - plain_s,
+    }
+    return {
+        "device": str(loaded.model.device),
+        "num_runs": len(runs),
+        "num_parameters": sum(each.numel() for each in networks.parameters()),
+        **{name: _spread(1000 * values) for name, values in columns.items()},
+        "controller_share": float(np.median(columns["controller_ms"] / total_s)),
+    }
+
+
+Pair = tuple[AdaptiveRun, float]
+
+
+def _pair(loaded: LoadedModel, adaptive: AdaptiveModel, request: LiveRequest, budget_s: float, limit: int) -> Pair:
+    """One adaptive run, and at once a plain one at the setting that it chose."""
+    run = adaptive.adaptive_generate(request_of(request, limit), budget_s)
+    inputs = loaded.model.to_device(request.prepared[run.choice.tier].inputs)
+    with loaded.model.kept():
+        loaded.model.apply(run.setting)
+        plain = run_staged(loaded.model, inputs, limit)
+    return run, plain.total_s
+
+
+def _spread(values: np.ndarray) -> Mapping[str, float]:
+    return {"p50": float(np.median(values)), "p95": float(np.percentile(values, 95))}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
