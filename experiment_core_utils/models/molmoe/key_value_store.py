@@ -1,4 +1,4 @@
-"""In: the sizes of a run; out: keys and values of fixed size, and how many of their slots are in use."""
+"""In: the sizes of a run; out: what a decode step works on, of fixed size: keys, values, lengths and last tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ class KeyValueStore:
     values: torch.Tensor  # [L, B, KV, T, D], contiguous
     lengths: list[int]  # [B], slots in use, as the host knows them
     device_lengths: torch.Tensor  # [B] int64, the same beside the keys; a captured step reads and advances it itself
+    next_tokens: torch.Tensor  # [B] int64, the last token of each request: a step reads it and puts its choice there
 
     @classmethod
     @torch.inference_mode(False)
@@ -30,7 +31,7 @@ class KeyValueStore:
         shape = (rows, batch, decoder.num_kv_heads, slots, decoder.head_width)
         keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         lengths = torch.zeros(batch, dtype=torch.int64, device=decoder.device)
-        return cls(keys, torch.zeros_like(keys), [0] * batch, lengths)
+        return cls(keys, torch.zeros_like(keys), [0] * batch, lengths, torch.zeros_like(lengths))
 
     @property
     def slots(self) -> int:
