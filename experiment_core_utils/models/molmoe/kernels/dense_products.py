@@ -24,11 +24,10 @@ def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.conste
 @triton.jit
 def stream_row(stream, tokens, request, WIDTH: tl.constexpr, EMBED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the request's residual stream begins: its own row, or at the start of a step its token's embedding."""
+    row = request
     if EMBED:
-        place = stream + tl.load(tokens + request) * WIDTH
-    else:
-        place = stream + request * WIDTH
-    return place
+        row = tl.load(tokens + request)
+    return stream + row * WIDTH
 
 
 @triton.jit

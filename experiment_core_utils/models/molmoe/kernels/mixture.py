@@ -116,10 +116,10 @@ def down_kernel(  # type: ignore[no-untyped-def]
     rank = _ranks(logits + request * E, E, PADDED_E)
     logit = tl.load(logits + request * E + expert, mask=expert < E, other=float("-inf"))
     share = tl.exp(logit - tl.max(logit, axis=0))
+    among = expert < E
     if NORMALISE:
-        share = share / tl.sum(tl.where(rank < TOP_K, share, 0.0), axis=0)
-    else:
-        share = share / tl.sum(share, axis=0)
+        among = rank < TOP_K
+    share = share / tl.sum(tl.where(among, share, 0.0), axis=0)
     chosen = (rank[None, :] == slot[:, None]) & (slot < TOP_K)[:, None]
     shares = tl.sum(tl.where(chosen, share[None, :], 0.0), axis=1)
     experts = tl.minimum(tl.sum(tl.where(chosen, expert[None, :], 0), axis=1), E - 1)

@@ -23,23 +23,35 @@ class StepTiles:
     output: Tile
     router: Tile
     gate_up: Tile  # rows of the gate, and as many of the up-projection
-    down: Tile
+    down: Tile  # rows of each slot's expert
     head: Tile
 
 
 def tiles_for(decoder: PackedDecoder, top_k: int) -> StepTiles:
-    """The tiles that were fastest at MolmoE-1B's widths in bfloat16; half the rows where a weight takes twice the bytes.
+    """The tiles that were fastest at MolmoE-1B's widths in bfloat16; for others, tiles of as many bytes.
 
-    A tile is read by one load, so that all of it is on its way at once; its size is bounded by registers.
+    A tile is read by one load for each thread's share, so that all of it is on its way at once; registers bound it.
     """
-    share = 1 if decoder.dtype.itemsize == 2 else 2
+    width, inner, size = decoder.width, decoder.expert_width, decoder.dtype.itemsize
+    attended = decoder.num_heads * decoder.head_width
+    slots = _padded(top_k)
     return StepTiles(
-        qkv=Tile(8 // share, 8),
-        attention=Tile(128 // share, 8),
+        qkv=Tile(_rows(32, width * size), 8),
+        attention=Tile(_rows(32, decoder.head_width * size), 8),
         splits=8,
-        output=Tile(16 // share, 8),
+        output=Tile(_rows(32, attended * size), 8),
         router=Tile(1, 4),
-        gate_up=Tile(4 // share, 4),
-        down=Tile(4 // share, 8),
-        head=Tile(16 // share, 8),
+        gate_up=Tile(_rows(16, width * size), 8),
+        down=Tile(_rows(64, slots * inner * size), 8),
+        head=Tile(_rows(64, width * size), 8),
     )
+
+
+def _rows(kibibytes: int, row_bytes: int) -> int:
+    """The power of two of rows that fill so much, at least 1."""
+    return max(1, kibibytes * 1024 // _padded(row_bytes))
+
+
+def _padded(size: int) -> int:
+    """The power of two that covers it."""
+    return 1 << (size - 1).bit_length()
