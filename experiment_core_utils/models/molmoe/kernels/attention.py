@@ -8,28 +8,27 @@ Importing this module needs Triton.
 import triton
 import triton.language as tl
 
-from experiment_core_utils.models.molmoe.kernels.dense_products import stream_row, wait_for_previous, weight_rows
+from experiment_core_utils.models.molmoe.kernels.dense_products import (
+    fetch_ahead,
+    stream_row,
+    wait_for_previous,
+    weight_rows,
+)
 
 # Below any score; finite, so that a part without positions has weights of 0 and not NaN.
 LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _spread(row, WIDTH: tl.constexpr, PADDED: tl.constexpr, eps):  # type: ignore[no-untyped-def]
-    """Factor of the root-mean-square norm over WIDTH values from `row` on."""
-    column = tl.arange(0, PADDED)
-    values = tl.load(row + column, mask=column < WIDTH, other=0.0)
+def _spread(values, WIDTH: tl.constexpr, eps):  # type: ignore[no-untyped-def]
+    """Factor of the root-mean-square norm of WIDTH values (zeros beyond them)."""
     return tl.rsqrt(tl.sum(values * values, axis=0) / WIDTH + eps)
 
 
 @triton.jit
-def _rotated(row, norm, spread, cosine, sine, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One head's D values, normed and turned to their position."""
-    along = tl.arange(0, D)
-    partner = (along + D // 2) % D
-    own = tl.load(row + along) * tl.load(norm + along).to(tl.float32) * spread
-    other = tl.load(row + partner) * tl.load(norm + partner).to(tl.float32) * spread
-    return own * cosine + tl.where(along < D // 2, -other, other) * sine
+def _rotated(own, other, cosine, sine, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """D values of one head turned to their position; `other` are the values half a head away."""
+    return own * cosine + tl.where(tl.arange(0, D) < D // 2, -other, other) * sine
 
 
 @triton.jit
@@ -57,6 +56,8 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     partial,
     peaks,
     totals,
+    ahead,
+    ahead_lines,
     slots,
     eps,
     scale,
@@ -67,9 +68,13 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     PADDED_KV: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Programs: (head, split, request). The first split also takes the new token, and stores its key and value."""
+    """Programs: (head, split, request). The first split also takes the new token, and stores its key and value.
+
+    As little memory traffic is left to attention, its programs also fetch LINES each of the weight `ahead`.
+    """
     head = tl.program_id(0)
     split = tl.program_id(1)
     request = tl.program_id(2)
@@ -88,13 +93,27 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     place = slot[:, None] * D + along[None, :]
     key = tl.load(keys + place, mask=(slot < end)[:, None], other=0.0)
     value = tl.load(values + place, mask=(slot < end)[:, None], other=0.0)
+    partner = (along + D // 2) % D
+    query_scale = tl.load(query_norm + head * D + along).to(tl.float32) * scale
+    query_scale_other = tl.load(query_norm + head * D + partner).to(tl.float32) * scale
+    key_scale = tl.load(key_norm + kv_head * D + along).to(tl.float32)
+    key_scale_other = tl.load(key_norm + kv_head * D + partner).to(tl.float32)
     wait_for_previous(PDL)
-    row = qkv + request * (Q + 2 * KV) * D
-    query_spread = _spread(row, Q * D, PADDED_Q, eps)
-    key_spread = _spread(row + Q * D, KV * D, PADDED_KV, eps)
-    query = _rotated(row + head * D, query_norm + head * D, query_spread, cosine, sine, D) * scale
-    new_key = _rotated(row + (Q + kv_head) * D, key_norm + kv_head * D, key_spread, cosine, sine, D)
-    new_value = tl.load(row + (Q + KV + kv_head) * D + along)
+    # All loads before the first sum, which waits for the slowest.
+    queries = qkv + request * (Q + 2 * KV) * D
+    column = tl.arange(0, PADDED_Q)
+    every_query = tl.load(queries + column, mask=column < Q * D, other=0.0)
+    kv_column = tl.arange(0, PADDED_KV)
+    every_key = tl.load(queries + Q * D + kv_column, mask=kv_column < KV * D, other=0.0)
+    query = tl.load(queries + head * D + along) * query_scale
+    query_other = tl.load(queries + head * D + partner) * query_scale_other
+    new_key = tl.load(queries + (Q + kv_head) * D + along) * key_scale
+    key_other = tl.load(queries + (Q + kv_head) * D + partner) * key_scale_other
+    new_value = tl.load(queries + (Q + KV + kv_head) * D + along)
+    if LINES > 0:
+        fetch_ahead(ahead, ahead_lines, head + Q * (split + SPLITS * request), LINES)
+    query = _rotated(query, query_other, cosine, sine, D) * _spread(every_query, Q * D, eps)
+    new_key = _rotated(new_key, key_other, cosine, sine, D) * _spread(every_key, KV * D, eps)
     stores = (split == 0) & (head % (Q // KV) == 0)
     tl.store(keys + length * D + along, new_key.to(keys.dtype.element_ty), mask=stores & (along < D))
     tl.store(values + length * D + along, new_value.to(values.dtype.element_ty), mask=stores & (along < D))

@@ -20,7 +20,7 @@ from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, Packe
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """What one kernel leaves for the next: B requests, S splits, T slots; all float32 but `products`, `best_rows`."""
+    """What one kernel leaves for the next: B requests, S splits, T slots, K up to E; float32 unless said."""
 
     stream: torch.Tensor  # [B, H] the residual stream
     qkv: torch.Tensor  # [B, (Q + 2 * KV) * D]
@@ -29,7 +29,9 @@ class StepBuffers:
     totals: torch.Tensor  # [B, S, Q]
     state: torch.Tensor  # [B, H] normed, for the experts
     router_logits: torch.Tensor  # [B, E]
-    products: torch.Tensor  # [B, K, I] in the weights' dtype, for the largest K
+    chosen: torch.Tensor  # [B, K] int32, each slot's expert
+    shares: torch.Tensor  # [B, K], its weight
+    products: torch.Tensor  # [B, K, I] in the weights' dtype
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
     best_rows: torch.Tensor  # [B, blocks of the head] int32
@@ -57,6 +59,8 @@ class StepBuffers:
             totals=floats(batch, splits, heads),
             state=floats(batch, decoder.width),
             router_logits=floats(batch, decoder.num_experts),
+            chosen=torch.empty((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
+            shares=floats(batch, decoder.num_experts),
             products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
             logits=floats(batch, rows),
             best_logits=floats(batch, blocks),
@@ -91,7 +95,8 @@ class DecodeStep:
             # The first block that runs reads the tokens' embeddings, and writes the stream.
             source = decoder.embedding if row == 0 else buffers.stream
             self.launch_qkv(block, source, embed=row == 0)
-            self.launch_attention(block, row)
+            following = knobs.blocks[row + 1 : row + 2]
+            self.launch_attention(block, row, decoder.blocks[following[0]].qkv if following else decoder.head)
             self.launch_output(block, source, embed=row == 0)
             self.launch_router(block)
             top_k = decoder.default_top_k if index == 0 else knobs.top_k
@@ -111,10 +116,11 @@ class DecodeStep:
         rows = block.qkv.shape[0]
         self._launch(
             dense_products.normed_product_kernel,
-            (self._store.batch, triton.cdiv(rows, tile.rows)),
+            (self._store.batch, triton.cdiv(rows, tile.rows * tile.steps)),
             tile,
             (source, self._store.next_tokens, block.input_norm, block.qkv, buffers.qkv, rows, decoder.norm_eps),
             **self._width(rows, tile),
+            STEPS=tile.steps,
             EMBED=embed,
         )
 
@@ -125,12 +131,14 @@ class DecodeStep:
             "WIDTH": width,
             "PADDED": padded,
             "BLOCK": tile.rows,
-            "EXACT": padded == width and rows % tile.rows == 0,
+            "EXACT": padded == width and rows % (tile.rows * tile.steps) == 0,
         }
 
-    def launch_attention(self, block: PackedBlock, row: int) -> None:
+    def launch_attention(self, block: PackedBlock, row: int, ahead: torch.Tensor) -> None:
         decoder, buffers, tiles, store = self._decoder, self._buffers, self._tiles, self._store
         width = decoder.head_width
+        fetched = tiles.ahead * 1024 * 1024 // 128
+        programs = decoder.num_heads * tiles.splits * store.batch
         cached = (store.keys[row], store.values[row], store.device_lengths)
         parts = (buffers.partial, buffers.peaks, buffers.totals)
         self._launch(
@@ -145,6 +153,8 @@ class DecodeStep:
                 buffers.sines,
                 *cached,
                 *parts,
+                ahead,
+                min(fetched, ahead.numel() * ahead.element_size() // 128),
                 store.slots,
                 decoder.norm_eps,
                 width**-0.5,
@@ -156,6 +166,7 @@ class DecodeStep:
             PADDED_KV=triton.next_power_of_2(decoder.num_kv_heads * width),
             SPLITS=tiles.splits,
             BLOCK=tiles.attention.rows,
+            LINES=triton.next_power_of_2(triton.cdiv(fetched, programs)) if self._overlap and fetched else 0,
         )
 
     def launch_output(self, block: PackedBlock, source: torch.Tensor, embed: bool) -> None:
@@ -200,33 +211,39 @@ class DecodeStep:
         inner = decoder.expert_width
         self._launch(
             mixture.gate_up_kernel,
-            (self._store.batch * top_k, triton.cdiv(inner, tile.rows)),
+            (self._store.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
             tile,
-            (buffers.router_logits, buffers.state, block.gate_up, buffers.products, top_k),
+            (
+                buffers.router_logits,
+                buffers.state,
+                block.gate_up,
+                buffers.products,
+                buffers.chosen,
+                buffers.shares,
+                top_k,
+            ),
             E=decoder.num_experts,
             PADDED_E=triton.next_power_of_2(decoder.num_experts),
             INNER=inner,
             **self._width(inner, tile),
+            STEPS=tile.steps,
+            NORMALISE=decoder.normalise_top_k,
         )
 
     def launch_down(self, block: PackedBlock, top_k: int) -> None:
         decoder, buffers, tile = self._decoder, self._buffers, self._tiles.down
         rows, inner = decoder.width, decoder.expert_width
-        padded, used = triton.next_power_of_2(inner), triton.next_power_of_2(top_k)
+        padded = triton.next_power_of_2(inner)
         self._launch(
             mixture.down_kernel,
             (self._store.batch, triton.cdiv(rows, tile.rows)),
             tile,
-            (buffers.router_logits, buffers.products, block.down, buffers.stream, rows),
-            E=decoder.num_experts,
-            PADDED_E=triton.next_power_of_2(decoder.num_experts),
+            (buffers.chosen, buffers.shares, buffers.products, block.down, buffers.stream, rows),
             TOP_K=top_k,
-            SLOTS=used,
             INNER=inner,
             PADDED=padded,
             BLOCK=tile.rows,
-            EXACT=padded == inner and used == top_k and rows % tile.rows == 0,
-            NORMALISE=decoder.normalise_top_k,
+            EXACT=padded == inner and rows % tile.rows == 0,
         )
 
     def launch_head(self) -> None:

@@ -44,6 +44,20 @@ def wait_for_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def fetch_ahead(weight, lines, program, LINES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Ask for LINES of the weight's lines (128 bytes) in the second-level cache, where they shall stay until used."""
+    line = tl.minimum(program * LINES + tl.arange(0, LINES), lines - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2::evict_last [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [weight.to(tl.int64) + line.to(tl.int64) * 128],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def normed_product_kernel(  # type: ignore[no-untyped-def]
     stream,
     tokens,
@@ -55,13 +69,14 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
     EXACT: tl.constexpr,
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """output [B, rows] = weight [rows, WIDTH] times the norm of the stream; programs: (request, block of rows)."""
+    """output [B, rows] = weight [rows, WIDTH] times the norm of the stream; programs: (request, STEPS row blocks)."""
     request = tl.program_id(0)
-    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
@@ -69,8 +84,14 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
     wait_for_previous(PDL)
     state = tl.load(stream_row(stream, tokens, request, WIDTH, EMBED) + column, mask=inside, other=0.0)
     state = normed(state.to(tl.float32), scale, WIDTH, eps)
-    total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
-    tl.store(output + request * rows + row, total, mask=row < rows)
+    for step in tl.static_range(STEPS):
+        following = tile
+        if step + 1 < STEPS:
+            following = weight_rows(weight, row + BLOCK, column, rows, WIDTH, EXACT)
+        total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
+        tl.store(output + request * rows + row, total, mask=row < rows)
+        row += BLOCK
+        tile = following
 
 
 @triton.jit

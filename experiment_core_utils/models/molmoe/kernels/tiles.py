@@ -7,10 +7,14 @@ from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program takes: so many rows of a weight (positions of the store, in attention), by so many warps."""
+    """What one program takes, by so many warps: in each of so many steps, so many rows of a weight.
+
+    In attention the rows are positions of the store, and the steps as many as there are.
+    """
 
     rows: int
     warps: int
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class StepTiles:
     qkv: Tile
     attention: Tile
     splits: int  # programs that share one head's positions
+    ahead: int  # mebibytes of the next weight that attention's programs fetch into the second-level cache; 0 for none
     output: Tile
     router: Tile
     gate_up: Tile  # rows of the gate, and as many of the up-projection
@@ -36,14 +41,15 @@ def tiles_for(decoder: PackedDecoder, top_k: int) -> StepTiles:
     attended = decoder.num_heads * decoder.head_width
     slots = _padded(top_k)
     return StepTiles(
-        qkv=Tile(_rows(32, width * size), 8),
+        qkv=Tile(_rows(8, width * size), 4),
         attention=Tile(_rows(32, decoder.head_width * size), 8),
         splits=8,
-        output=Tile(_rows(32, attended * size), 8),
-        router=Tile(1, 4),
-        gate_up=Tile(_rows(16, width * size), 8),
-        down=Tile(_rows(64, slots * inner * size), 8),
-        head=Tile(_rows(64, width * size), 8),
+        ahead=0,
+        output=Tile(_rows(64, attended * size), 16),
+        router=Tile(1, 8),
+        gate_up=Tile(_rows(16, width * size), 4),
+        down=Tile(_rows(32, slots * inner * size), 4),
+        head=Tile(_rows(32, width * size), 8),
     )
 
 
