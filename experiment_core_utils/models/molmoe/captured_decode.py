@@ -77,6 +77,11 @@ class CapturedDecode:
         self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
         self._kernels = _decode_step_module()
 
+    @property
+    def ready(self) -> tuple[DecoderKnobs, ...]:
+        """The settings whose graphs are kept, the one that was used longest ago first."""
+        return tuple(knobs for _, knobs in self._graphs)
+
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
         """As `DecodeEngine.make_ready`.
 

@@ -24,9 +24,7 @@ class StepTiles:
     qkv: Tile
     attention: Tile
     splits: int  # programs that share one head's positions
-    ahead: int  # mebibytes of the next weight that attention's programs fetch into the second-level cache; 0 for none
     output: Tile
-    router: Tile
     gate_up: Tile  # rows of the gate, and as many of the up-projection
     down: Tile  # rows of each slot's expert
     head: Tile
@@ -41,13 +39,11 @@ def tiles_for(decoder: PackedDecoder, top_k: int) -> StepTiles:
     attended = decoder.num_heads * decoder.head_width
     slots = _padded(top_k)
     return StepTiles(
-        qkv=Tile(_rows(8, width * size), 4),
-        attention=Tile(_rows(32, decoder.head_width * size), 8),
-        splits=8,
-        ahead=0,
+        qkv=Tile(_rows(16, width * size), 4, 2),
+        attention=Tile(_rows(16, decoder.head_width * size), 4),
+        splits=17,
         output=Tile(_rows(64, attended * size), 16),
-        router=Tile(1, 8),
-        gate_up=Tile(_rows(16, width * size), 4),
+        gate_up=Tile(_rows(8, width * size), 4, 2),
         down=Tile(_rows(32, slots * inner * size), 4),
         head=Tile(_rows(32, width * size), 8),
     )
