@@ -99,10 +99,8 @@ class _Straight:
         normed = self._normed(states, block.ffn_norm)
         weights, chosen = self._routed(block, normed, top_k if index else self._decoder.default_top_k)
         self._chosen[index] = chosen
-        mixed = (
-            _few_rows(block, normed, weights, chosen) if len(normed) == 1 else _grouped(block, normed, weights, chosen)
-        )
-        return states + mixed
+        mixture = _of_one_row if len(normed) == 1 else _grouped
+        return states + mixture(block, normed, weights, chosen)
 
     def _routed(self, block: PackedBlock, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [T, k] and experts [T, k]."""
