@@ -99,9 +99,7 @@ class CapturedVision:
         """Of zeros; held from the first request of this size on."""
         vision = self._vision
         patches = vision.positions.shape[0] - 1
-        pixels = torch.zeros(
-            crops * patches, vision.patch_weight.shape[1], dtype=vision.dtype, device=vision.device
-        )
+        pixels = torch.zeros(crops * patches, vision.patch_weight.shape[1], dtype=vision.dtype, device=vision.device)
         return _Crops(pixels, torch.ones(crops, patches, dtype=vision.dtype, device=vision.device))
 
 

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight."""
+    """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
+
+    `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
+    """
 
     strip: int
     step: int
@@ -22,6 +26,7 @@ class Tile:
     tail: int
     warps: int
     stages: int
+    bulk: bool = False
 
     @property
     def chunk(self) -> int:
@@ -39,25 +44,27 @@ def _products(  # type: ignore[no-untyped-def]
     first,
     count,
     strip_index,
+    top_k,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
-    TOP_K: tl.constexpr,
     GATED: tl.constexpr,
     HEAD: tl.constexpr,
     TAIL: tl.constexpr,
     STRIP: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     """`count` rows from `first` on, at most HEAD + TAIL; TAIL 0 is a chunk without a second part."""
     strip = strip_index * STRIP + tl.arange(0, STRIP)
     inner = tl.arange(0, STEP)
-    own = weight + expert.to(tl.int64) * (OUTER * (1 + GATED) * INNER)
-    left = own + strip[:, None] * INNER + inner[None, :]
+    first_row = expert * (OUTER * (1 + GATED)) + strip_index * STRIP
+    if not BULK:
+        left = weight + first_row.to(tl.int64) * INNER + tl.arange(0, STRIP)[:, None] * INNER + inner[None, :]
     head = tl.arange(0, HEAD)
     head_slot = tl.load(order + first + head, mask=head < count, other=0)
     # Rows past the count read row 0 and are not stored: cheaper than a mask on every load.
-    head_source = head_slot // TOP_K if GATED else tl.where(head < count, first + head, 0)
+    head_source = head_slot // top_k if GATED else tl.where(head < count, first + head, 0)
     right = given + head_source[None, :] * INNER + inner[:, None]
     total = tl.zeros((STRIP, HEAD), dtype=tl.float32)
     if GATED:
@@ -65,16 +72,22 @@ def _products(  # type: ignore[no-untyped-def]
     if TAIL > 0:
         tail = HEAD + tl.arange(0, TAIL)
         tail_slot = tl.load(order + first + tail, mask=tail < count, other=0)
-        tail_source = tail_slot // TOP_K if GATED else tl.where(tail < count, first + tail, 0)
+        tail_source = tail_slot // top_k if GATED else tl.where(tail < count, first + tail, 0)
         right_tail = given + tail_source[None, :] * INNER + inner[:, None]
         rest = tl.zeros((STRIP, TAIL), dtype=tl.float32)
         if GATED:
             rest_up = tl.zeros((STRIP, TAIL), dtype=tl.float32)
-    for _ in range(0, INNER, STEP):
-        weights = tl.load(left)
+    for start in range(0, INNER, STEP):
+        if BULK:
+            weights = weight.load([first_row, start])
+        else:
+            weights = tl.load(left + start)
         rows = tl.load(right)
         if GATED:
-            weights_up = tl.load(left + OUTER * INNER)
+            if BULK:
+                weights_up = weight.load([first_row + OUTER, start])
+            else:
+                weights_up = tl.load(left + OUTER * INNER + start)
         if TAIL > 0:
             rows_tail = tl.load(right_tail)
         total = tl.dot(weights, rows, total, input_precision=PRECISION)
@@ -85,7 +98,6 @@ def _products(  # type: ignore[no-untyped-def]
             if GATED:
                 rest_up = tl.dot(weights_up, rows_tail, rest_up, input_precision=PRECISION)
             right_tail += STEP
-        left += STEP
         right += STEP
     if GATED:
         total = total * tl.sigmoid(total) * total_up
@@ -100,22 +112,23 @@ def _products(  # type: ignore[no-untyped-def]
         tl.store(out, rest.to(output.dtype.element_ty), mask=(tail < count)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["top_k"])
 def grouped_product_kernel(  # type: ignore[no-untyped-def]
     given,
     weight,
     output,
     order,
     chunks,
+    top_k,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
-    TOP_K: tl.constexpr,
     GATED: tl.constexpr,
     HEAD: tl.constexpr,
     TAIL: tl.constexpr,
     STRIP: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     """`chunks` [1 + 3 * C]: how many there are, then expert, first row and row count of each."""
     strips: tl.constexpr = OUTER // STRIP
@@ -128,14 +141,14 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     count = tl.load(chunks + 3 + 3 * chunk)
     # fmt: off
     if count > HEAD:
-        _products(given, weight, output, order, expert, first, count, strip,
-                  INNER, OUTER, TOP_K, GATED, HEAD, TAIL, STRIP, STEP, PRECISION)
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, TAIL, STRIP, STEP, PRECISION, BULK)
     elif count > TAIL:
-        _products(given, weight, output, order, expert, first, count, strip,
-                  INNER, OUTER, TOP_K, GATED, HEAD, 0, STRIP, STEP, PRECISION)
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, 0, STRIP, STEP, PRECISION, BULK)
     else:
-        _products(given, weight, output, order, expert, first, count, strip,
-                  INNER, OUTER, TOP_K, GATED, TAIL, 0, STRIP, STEP, PRECISION)
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, TAIL, 0, STRIP, STEP, PRECISION, BULK)
     # fmt: on
 
 
@@ -161,21 +174,23 @@ def grouped_product(
     outer, inner = output.shape[1], given.shape[1]
     strips = outer // tile.strip
     precision = "ieee" if given.dtype == torch.float32 else "tf32"
+    factor = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.strip, tile.step]) if tile.bulk else weight
     grouped_product_kernel[((len(chunks) - 1) // 3 * strips,)](
         given,
-        weight,
+        factor,
         output,
         order,
         chunks,
+        top_k,
         INNER=inner,
         OUTER=outer,
-        TOP_K=top_k,
         GATED=gated,
         HEAD=tile.head,
         TAIL=tile.tail,
         STRIP=tile.strip,
         STEP=tile.step,
         PRECISION=precision,
+        BULK=tile.bulk,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
