@@ -37,7 +37,7 @@ def captured_vision_problem(vision: PackedVision) -> str | None:
 
 
 def cut_patches(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
-    """A view: [N, 3, S, S] -> [N, S / side, S / side, 3, side, side], each patch's pixels as a convolution reads them."""
+    """A view: [N, 3, S, S] -> [N, S / side, S / side, 3, side, side], pixels of a patch as a convolution reads them."""
     crops, colours, height, width = pixel_values.shape
     cut = pixel_values.view(crops, colours, height // side, side, width // side, side)
     return cut.permute(0, 2, 4, 1, 3, 5)

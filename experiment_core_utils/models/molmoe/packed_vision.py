@@ -1,7 +1,7 @@
 """In: a MolmoE model on its device; out: the weights of its vision tower and connector, for few products a block.
 
-Weights that are multiplied with the same rows become views of one tensor, as in `packed_blocks`, so that next to nothing
-is held twice (the patch embedding is: its columns are padded).
+Weights that are multiplied with the same rows become views of one tensor, as in `packed_blocks`, so that next to
+nothing is held twice (the patch embedding is: its columns are padded).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """In: nothing; out: one line a check, its name and the largest relative error of Triton's kernels against the modules.
 
-Run with TRITON_INTERPRET=1, which Triton reads when it is imported: `python -m tests.models.molmoe.interpreted_kernels`.
+Run as `python -m tests.models.molmoe.interpreted_kernels` with TRITON_INTERPRET=1, which Triton reads when imported.
 """
 
 from typing import Any

@@ -78,16 +78,10 @@ def _products(  # type: ignore[no-untyped-def]
         if GATED:
             rest_up = tl.zeros((STRIP, TAIL), dtype=tl.float32)
     for start in range(0, INNER, STEP):
-        if BULK:
-            weights = weight.load([first_row, start])
-        else:
-            weights = tl.load(left + start)
+        weights = weight.load([first_row, start]) if BULK else tl.load(left + start)
         rows = tl.load(right)
         if GATED:
-            if BULK:
-                weights_up = weight.load([first_row + OUTER, start])
-            else:
-                weights_up = tl.load(left + OUTER * INNER + start)
+            weights_up = weight.load([first_row + OUTER, start]) if BULK else tl.load(left + OUTER * INNER + start)
         if TAIL > 0:
             rows_tail = tl.load(right_tail)
         total = tl.dot(weights, rows, total, input_precision=PRECISION)

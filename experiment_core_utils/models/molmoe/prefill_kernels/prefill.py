@@ -43,8 +43,8 @@ def prefill(
             nothing, and no expert is spent on them.
         length: one int64, tokens of the prompt, 1 to T.
         top_k: experts per token of every block but block 0, which keeps the model's own number.
-        keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block that
-            runs. Slots from `length` to T get the keys and values of the padding.
+        keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
+            that runs. Slots from `length` to T get the keys and values of the padding.
         rotary: as `rotary_table` makes it for T positions or more.
 
     Returns:
