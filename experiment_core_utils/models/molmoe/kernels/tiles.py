@@ -1,4 +1,4 @@
-"""In: a decoder's widths and a top-k; out: how much of a weight each program of a decode step's kernels takes."""
+"""In: a decoder's widths, a top-k and a store's slots; out: how much of a weight each program of a decode step's kernels takes."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,11 @@ class StepTiles:
     head: Tile
 
 
-def tiles_for(decoder: PackedDecoder, top_k: int) -> StepTiles:
+# Programs that share one head's positions, at most; further positions take further steps.
+MOST_SPLITS = 32
+
+
+def tiles_for(decoder: PackedDecoder, top_k: int, slots: int) -> StepTiles:
     """The tiles that were fastest at MolmoE-1B's widths in bfloat16; for others, tiles of as many bytes.
 
     A tile is read by one load for each thread's share, so that all of it is on its way at once; registers bound it.
@@ -38,10 +42,11 @@ def tiles_for(decoder: PackedDecoder, top_k: int) -> StepTiles:
     width, inner, size = decoder.width, decoder.expert_width, decoder.dtype.itemsize
     attended = decoder.num_heads * decoder.head_width
     slots = _padded(top_k)
+    positions = _rows(16, decoder.head_width * size)
     return StepTiles(
         qkv=Tile(_rows(16, width * size), 4, 2),
-        attention=Tile(_rows(16, decoder.head_width * size), 4),
-        splits=17,
+        attention=Tile(positions, 4),
+        splits=min(MOST_SPLITS, -(-slots // positions)),
         output=Tile(_rows(64, attended * size), 16),
         gate_up=Tile(_rows(8, width * size), 4, 2),
         down=Tile(_rows(32, slots * inner * size), 4),
