@@ -60,7 +60,7 @@ class _Straight:
 
     @property
     def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """See `PrefillEngine.chosen_experts`."""
+        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran."""
         return self._chosen
 
     def _rotary_for(self, positions: int) -> RotaryTable:
