@@ -20,7 +20,7 @@ from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 # What one program holds in registers: experts to rank, and one row of a weight.
-MOST_EXPERTS, MOST_WIDTH = 128, 8192
+MOST_EXPERTS, MOST_WIDTH = 128, 4096
 # Graphs kept; one holds its list of launches and next to no memory of its own.
 MOST_GRAPHS = 512
 # Launch with overlap (programmatic dependent launch) came with compute capability 9.

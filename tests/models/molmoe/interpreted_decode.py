@@ -29,11 +29,11 @@ TILES = StepTiles(
 SLOTS = 12
 
 
-def model_with(heads: int, kv_heads: int, width: int, normalise: bool) -> MolmoeForConditionalGeneration:
+def model_with(heads: int, kv_heads: int, width: int, experts: int, normalise: bool) -> MolmoeForConditionalGeneration:
     config = tiny_config()
     text = config.text_config
     text.num_attention_heads, text.num_key_value_heads = heads, kv_heads
-    text.hidden_size, text.norm_topk_prob = width, normalise
+    text.hidden_size, text.num_experts, text.norm_topk_prob = width, experts, normalise
     torch.manual_seed(7)
     return MolmoeForConditionalGeneration(config).eval()
 
@@ -78,14 +78,14 @@ def equal_logits(decoder: PackedDecoder) -> dict:
 
 @torch.inference_mode()
 def main() -> None:
-    plain = model_with(heads=2, kv_heads=2, width=32, normalise=False)
-    # 3 query heads on 1 key head, and widths of 48, which fill no power of two.
-    grouped = model_with(heads=3, kv_heads=1, width=48, normalise=True)
+    plain = model_with(heads=2, kv_heads=2, width=32, experts=8, normalise=False)
+    # 3 query heads on 1 key head, widths of 48, which fill no power of two, and more slots than are read at once.
+    grouped = model_with(heads=3, kv_heads=1, width=48, experts=16, normalise=True)
     print(
         json.dumps(
             {
                 "plain": against_modules(plain, DecoderKnobs(3, (0, 1, 3)), [8], 2),
-                "grouped": against_modules(grouped, DecoderKnobs(2, (0, 2)), [1, 7], 1),
+                "grouped": against_modules(grouped, DecoderKnobs(10, (0, 2)), [1, 7], 1),
                 "equal": equal_logits(pack_decoder(plain)),
             }
         )

@@ -41,8 +41,8 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
     assert shape_refusal(replace(decoder, head_width=8)) == "the kernels take heads of 16, 32, 64, … values, not 8"
     wide = replace(decoder.blocks[0], router=torch.empty(129, 32, device="meta"))
     assert shape_refusal(replace(decoder, blocks=(wide,))) == "the kernels rank up to 128 experts, not 129"
-    wide = replace(decoder.blocks[0], down=torch.empty(8, 32, 8193, device="meta"))
-    assert shape_refusal(replace(decoder, blocks=(wide,))) == "the kernels take rows of up to 8192 values, not 8193"
+    wide = replace(decoder.blocks[0], down=torch.empty(8, 32, 4097, device="meta"))
+    assert shape_refusal(replace(decoder, blocks=(wide,))) == "the kernels take rows of up to 4096 values, not 4097"
     double = replace(decoder, head=decoder.head.double())
     assert shape_refusal(double) == "the kernels take bfloat16, float16 and float32, not float64"
 

@@ -13,9 +13,12 @@ import triton
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels import attention, dense_products, mixture
-from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
+from experiment_core_utils.models.molmoe.kernels.tiles import SLOTS_AT_ONCE, StepTiles, Tile
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+
+# Parts of the router's logits that the last program of the output projection reads before it adds them.
+PARTS_AT_ONCE = 16384
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,7 @@ class DecodeStep:
             E=decoder.num_experts,
             PADDED_E=triton.next_power_of_2(decoder.num_experts),
             PADDED_P=triton.next_power_of_2(blocks),
+            AT_ONCE=min(triton.next_power_of_2(blocks), PARTS_AT_ONCE // triton.next_power_of_2(decoder.num_experts)),
             NORMALISE=decoder.normalise_top_k,
             EMBED=embed,
         )
@@ -242,6 +246,7 @@ class DecodeStep:
             (buffers.chosen, buffers.shares, buffers.products, block.down, buffers.stream, rows),
             E=decoder.num_experts,
             TOP_K=top_k,
+            AT_ONCE=SLOTS_AT_ONCE,
             INNER=inner,
             PADDED=padded,
             BLOCK=tile.rows,

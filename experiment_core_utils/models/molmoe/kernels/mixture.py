@@ -29,17 +29,23 @@ def _route(  # type: ignore[no-untyped-def]
     E: tl.constexpr,
     PADDED_E: tl.constexpr,
     PADDED_P: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     NORMALISE: tl.constexpr,
 ):
     """One request's experts in the order of their rank, their weights, and the factor of the norm before them."""
-    program = tl.arange(0, PADDED_P)
     expert = tl.arange(0, PADDED_E)
-    # Other programs wrote these: past the first-level cache.
-    square = tl.load(squares + program, mask=program < programs, other=0.0, cache_modifier=".cg")
-    there = (program < programs)[:, None] & (expert < E)[None, :]
-    part = tl.load(parts + program[:, None] * E + expert[None, :], mask=there, other=0.0, cache_modifier=".cg")
-    factor = tl.rsqrt(tl.sum(square, axis=0) / width + eps)
-    logit = tl.where(expert < E, tl.sum(part, axis=0) * factor, float("-inf"))
+    square = tl.zeros((), dtype=tl.float32)
+    logit = tl.zeros((PADDED_E,), dtype=tl.float32)
+    for first in tl.static_range(0, PADDED_P, AT_ONCE):
+        program = first + tl.arange(0, AT_ONCE)
+        inside = program < programs
+        there = inside[:, None] & (expert < E)[None, :]
+        place = parts + program[:, None] * E + expert[None, :]
+        # Other programs wrote these: past the first-level cache.
+        square += tl.sum(tl.load(squares + program, mask=inside, other=0.0, cache_modifier=".cg"), axis=0)
+        logit += tl.sum(tl.load(place, mask=there, other=0.0, cache_modifier=".cg"), axis=0)
+    factor = tl.rsqrt(square / width + eps)
+    logit = tl.where(expert < E, logit * factor, float("-inf"))
     before = (logit[None, :] > logit[:, None]) | (
         (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
     )
@@ -79,6 +85,7 @@ def output_kernel(  # type: ignore[no-untyped-def]
     E: tl.constexpr,
     PADDED_E: tl.constexpr,
     PADDED_P: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     NORMALISE: tl.constexpr,
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
@@ -120,6 +127,7 @@ def output_kernel(  # type: ignore[no-untyped-def]
             E,
             PADDED_E,
             PADDED_P,
+            AT_ONCE,
             NORMALISE,
         )
 
@@ -179,6 +187,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     rows,
     E: tl.constexpr,
     TOP_K: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     INNER: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -187,21 +196,24 @@ def down_kernel(  # type: ignore[no-untyped-def]
 ):
     """stream [B, rows] += the weighted sum over slots, in their order; programs: (request, block of rows).
 
-    The weights are read before the wait: the experts were chosen in the last kernel but one.
+    The first AT_ONCE slots' weights are read before the wait: the last kernel but one chose the experts.
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
     total = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
-    tiles = ()
-    for slot in tl.static_range(TOP_K):
-        expert = tl.load(chosen + request * E + slot).to(tl.int64)
-        tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
-        tiles = tiles + (tile,)  # noqa: RUF005 (Triton has no unpacking)
-    wait_for_previous(PDL)
-    for slot in tl.static_range(TOP_K):
-        place = products + (request * TOP_K + slot) * INNER + column
-        product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
-        total += tiles[slot].to(tl.float32) * (product * tl.load(shares + request * E + slot))[None, :]
+    for first in tl.static_range(0, TOP_K, AT_ONCE):
+        tiles = ()
+        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
+            expert = tl.load(chosen + request * E + slot).to(tl.int64)
+            tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
+            tiles = tiles + (tile,)  # noqa: RUF005 (Triton has no unpacking)
+        if first == 0:
+            wait_for_previous(PDL)
+        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
+            place = products + (request * TOP_K + slot) * INNER + column
+            product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
+            product = product * tl.load(shares + request * E + slot)
+            total += tiles[slot - first].to(tl.float32) * product[None, :]
     before = tl.load(stream + request * rows + row, mask=row < rows, other=0.0)
     tl.store(stream + request * rows + row, before + tl.sum(total, axis=1), mask=row < rows)
