@@ -207,7 +207,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
         for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
             expert = tl.load(chosen + request * E + slot).to(tl.int64)
             tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
-            tiles = tiles + (tile,)  # noqa: RUF005 (Triton has no unpacking)
+            tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
         if first == 0:
             wait_for_previous(PDL)
         for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
