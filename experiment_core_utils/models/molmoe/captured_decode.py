@@ -1,0 +1,140 @@
+"""In: a packed decoder on a GPU; out: decode steps that replay a CUDA graph, captured once for each setting and store.
+
+The graph chooses the next token, puts it where the next step reads it, and advances the store's lengths, so that a
+replay needs nothing from the host. `capture_refusal` says why a decoder is not captured.
+"""
+
+import subprocess
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.captured_graphs import WARM_UPS, CapturedGraphs
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+
+# What one program holds in registers: experts to rank, and one row of a weight.
+MOST_EXPERTS, MOST_WIDTH = 128, 4096
+# Graphs kept; one holds its list of launches and next to no memory of its own.
+MOST_GRAPHS = 512
+# Launch with overlap (programmatic dependent launch) came with compute capability 9.
+FIRST_OVERLAPPING = 9
+
+
+def capture_refusal(decoder: PackedDecoder) -> str | None:
+    """None where a decode step of this decoder can be captured; else the reason."""
+    if decoder.device.type != "cuda":
+        return f"CUDA graphs need a GPU, and the model is on {decoder.device}"
+    return shape_refusal(decoder)
+
+
+def shape_refusal(decoder: PackedDecoder) -> str | None:
+    """None where the kernels cover the decoder's dtype and widths; else the reason."""
+    if decoder.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the kernels take bfloat16, float16 and float32, not {str(decoder.dtype).removeprefix('torch.')}"
+    width = decoder.head_width
+    if width < 16 or width & (width - 1):
+        return f"the kernels take heads of 16, 32, 64, … values, not {width}"
+    if decoder.num_experts > MOST_EXPERTS:
+        return f"the kernels rank up to {MOST_EXPERTS} experts, not {decoder.num_experts}"
+    widest = max(decoder.width, decoder.num_heads * width, decoder.expert_width)
+    if widest > MOST_WIDTH:
+        return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
+    return None
+
+
+class CapturedDecode:
+    """A `DecodeEngine` whose steps are replays; a store keeps its graphs' addresses as long as the engine lives.
+
+    Args:
+        graphs: shared with the other stages' engines; None makes its own.
+
+    Raises:
+        ConfigurationError: `capture_refusal` has something against the decoder, or Triton is not installed.
+    """
+
+    def __init__(self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None) -> None:
+        reason = capture_refusal(decoder)
+        if reason is not None:
+            raise ConfigurationError(f"the decode step cannot be captured: {reason}")
+        self._decoder = decoder
+        self._kernels = _decode_step_module()
+        self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
+        self._stores: dict[int, KeyValueStore] = {}
+        self._buffers: dict[tuple[int, int], Any] = {}
+        self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
+
+    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
+        """As `DecodeEngine.make_ready`.
+
+        Raises:
+            ConfigurationError: Triton cannot build the kernels here, or the store is too small to try them.
+        """
+        self._make_ready(knobs, store)
+
+    @torch.inference_mode()
+    def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
+        """As `DecodeEngine.step`; captures first what `make_ready` was not asked for."""
+        return self._graphs.replay(self._make_ready(knobs, store))
+
+    @torch.inference_mode()
+    def _make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> Hashable:
+        name = ("decode", id(store), knobs)
+        if name in self._graphs:
+            return name
+        if store.slots < WARM_UPS:
+            raise ConfigurationError(f"a captured decode step needs {WARM_UPS} slots at least, not {store.slots}")
+        self._stores[id(store)] = store
+        tiles = tiles_for(self._decoder, knobs.top_k, store.slots)
+        size = store.batch, store.slots
+        if size not in self._buffers:
+            self._buffers[size] = self._kernels.StepBuffers.allocate(self._decoder, *size, tiles)
+        step = self._kernels.DecodeStep(self._decoder, store, self._buffers[size], tiles, self._overlap)
+        with torch.cuda.device(self._decoder.device), _kept(store), _built():
+            self._graphs.capture(name, partial(step.launch, knobs))
+        return name
+
+
+def _decode_step_module() -> Any:
+    try:
+        from experiment_core_utils.models.molmoe.kernels import decode_step
+    except ImportError as error:
+        raise ConfigurationError(f"the decode step's kernels need Triton: {error}") from error
+    return decode_step
+
+
+@contextmanager
+def _kept(store: KeyValueStore) -> Iterator[None]:
+    """The last slots are free to write to; afterwards they, the lengths and the tokens are as before."""
+    first = store.slots - WARM_UPS
+    changed = (store.device_lengths, store.next_tokens, store.keys[:, :, :, first:], store.values[:, :, :, first:])
+    before = [tensor.clone() for tensor in changed]
+    store.device_lengths.fill_(first)
+    store.next_tokens.zero_()
+    try:
+        yield
+    finally:
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(old)
+
+
+@contextmanager
+def _built() -> Iterator[None]:
+    """Turns Triton's errors while it builds a kernel into ConfigurationError."""
+    from triton.errors import TritonError
+
+    try:
+        yield
+    except (TritonError, subprocess.CalledProcessError) as error:
+        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error
+    except RuntimeError as error:
+        # Triton says so by a bare RuntimeError where there is no C compiler for its launcher.
+        if "C compiler" not in str(error):
+            raise
+        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error

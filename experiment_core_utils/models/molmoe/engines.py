@@ -1,0 +1,69 @@
+"""In: a stage's tensors and the decoder's knobs; out: what anything that runs a stage in place of the modules promises.
+
+An engine is made once, for one packed decoder or one vision tower. `make_ready` does everything that a later call would
+otherwise do for the first time (compiling, capturing, allocating) and is never timed; it may come again for what is
+ready already, which costs nothing. It raises ConfigurationError, with the reason as its message, for what the engine
+cannot run; such a stage then runs otherwise. A store that was made ready with an engine lives as long as the engine:
+its addresses may be captured.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+
+
+@dataclass(frozen=True)
+class DecoderKnobs:
+    """The decoder's part of a setting: experts per token of every block but block 0, and the blocks that run."""
+
+    top_k: int
+    blocks: tuple[int, ...]
+
+
+class VisionEngine(Protocol):
+    """Encodes the pictures of one request."""
+
+    def make_ready(self, crops: int) -> None:
+        """For requests of so many crops, the overview among them."""
+        ...
+
+    def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
+        """[K, 3, S, S] and [K, P] -> features [K * F, H], which the next call may overwrite."""
+        ...
+
+
+class PrefillEngine(Protocol):
+    """Runs one request's prompt."""
+
+    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
+        """For prompts of so many tokens (of any length up to its bucket's end, where there are buckets)."""
+        ...
+
+    def prefill(
+        self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
+    ) -> torch.Tensor:
+        """[T, H] -> logits [1, V] of the last position, which the next call may overwrite.
+
+        Fills the request's slots 0 to T - 1; its length is set by the caller, afterwards.
+        """
+        ...
+
+
+class DecodeEngine(Protocol):
+    """Runs one step of all B requests of a store."""
+
+    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
+        """For steps of this store at these knobs. Leaves the store's lengths and next tokens as they were."""
+        ...
+
+    def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
+        """`store.next_tokens` [B] -> logits [B, V] of the tokens after them, which the next call may overwrite.
+
+        Puts the likeliest of those into `store.next_tokens` and advances `store.device_lengths` by one, all in the
+        order of the current stream and without waiting for it. The caller notes the step on the host
+        (`store.note_step`) and has made sure that there is a slot.
+        """
+        ...
