@@ -25,29 +25,30 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
-from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.packed_vision import PackedVision, pack_vision
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile, grouped_product
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import combine_norm, norm, turn_and_store
 from experiment_core_utils.models.molmoe.prefill_kernels.prefill import rotary_table
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route, plan_chunks
+from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import add_norm, quick_gelu_in_place
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
 PEAK_FLOPS = 790e12
 TOKENS, ROWS, TOP_K = 1053, 1088, 8
 GATED_TILES = (
     Tile(128, 64, 128, 32, warps=8, stages=3),
-    Tile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
-    Tile(128, 64, 128, 32, warps=8, stages=4, bulk=True),
+    Tile(128, 64, 128, 32, warps=8, stages=4),
+    Tile(128, 128, 128, 32, warps=8, stages=2),
+    Tile(64, 64, 128, 32, warps=4, stages=3),
     Tile(64, 64, 128, 32, warps=4, stages=3, bulk=True),
-    Tile(128, 64, 64, 32, warps=8, stages=4, bulk=True),
-    Tile(64, 64, 128, 32, warps=8, stages=3, bulk=True),
+    Tile(128, 64, 128, 64, warps=8, stages=3),
 )
 DOWN_TILES = (
-    Tile(128, 64, 128, 32, warps=8, stages=3),
     Tile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
-    Tile(256, 64, 128, 32, warps=8, stages=3, bulk=True),
     Tile(128, 64, 128, 32, warps=4, stages=3, bulk=True),
-    Tile(64, 64, 128, 32, warps=4, stages=4, bulk=True),
+    Tile(128, 128, 128, 32, warps=8, stages=2, bulk=True),
+    Tile(256, 64, 128, 32, warps=8, stages=4, bulk=True),
+    Tile(128, 64, 128, 64, warps=4, stages=3, bulk=True),
 )
 
 
@@ -219,23 +220,52 @@ def _said(tile: Tile) -> str:
     return f"strip {tile.strip}, {tile.head}+{tile.tail} rows, {tile.warps} warps, {tile.stages} stages{bulk}"
 
 
+def vision_parts(vision: PackedVision, crops: int) -> Iterator[Part]:
+    """Everything that a block of the tower runs, and attention by each kernel."""
+    blocks, heads = vision.blocks, vision.num_heads
+    tokens, width = vision.positions.shape
+    rows = crops * tokens
+    states = torch.randn(rows, width, device="cuda", dtype=vision.dtype)
+    wide = torch.randn(rows, blocks[0].inner.shape[0], device="cuda", dtype=vision.dtype)
+    packed = linear(states, blocks[0].qkv, blocks[0].qkv_bias).view(crops, tokens, 3, heads, width // heads)
+    queries, keys, values = packed.permute(2, 0, 3, 1, 4)
+    yield Part("qkv product", lambda i: linear(states, blocks[i].qkv, blocks[i].qkv_bias), 6.0 * rows * width**2)
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+
+        def attend(i: int, backend: SDPBackend = backend) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(queries, keys, values)
+
+        yield Part(f"attention, {backend.name}", attend, 4.0 * crops * tokens**2 * width)
+    yield Part(
+        "output product", lambda i: linear(states, blocks[i].output, blocks[i].output_bias), 2.0 * rows * width**2
+    )
+    yield Part("sum and norm", lambda i: add_norm(states, states, blocks[i].first_norm))
+    products = 2.0 * rows * width * wide.shape[1]
+    yield Part("inner product", lambda i: linear(states, blocks[i].inner, blocks[i].inner_bias), products)
+    yield Part("quick-GELU", lambda i: quick_gelu_in_place(wide))
+    yield Part("outer product", lambda i: linear(wide, blocks[i].outer, blocks[i].outer_bias), products)
+
+
 @torch.inference_mode()
-def parts(decoder: PackedDecoder) -> None:
+def parts(title: str, wanted: Iterator[Part], blocks: int) -> None:
     """Microseconds a block of each part."""
+    print(title)
     graphs = CapturedGraphs(limit=1)
-    for part in decoder_parts(decoder):
+    placeholder = torch.zeros(1, device="cuda")
+    for part in wanted:
 
         def every_block(part: Part = part) -> torch.Tensor:
-            for index in range(len(decoder.blocks)):
+            for index in range(blocks):
                 part.run(index)
-            return decoder.final_norm
+            return placeholder
 
         try:
             graphs.capture(part.name, every_block)
         except RuntimeError as error:
             print(f"{part.name:70s} {str(error).splitlines()[0][:100]}", flush=True)
             continue
-        ms = milliseconds(lambda part=part: graphs.replay(part.name)) / len(decoder.blocks)  # type: ignore[misc]
+        ms = milliseconds(lambda part=part: graphs.replay(part.name)) / blocks  # type: ignore[misc]
         print(f"{part.name:70s} {ms * 1e3:7.1f} us {part.flops / ms / 1e9:6.0f} TFLOP/s", flush=True)
 
 
@@ -245,6 +275,7 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
     store = KeyValueStore.allocate(decoder, 1152)
     engine = CapturedPrefill(decoder)
     every = tuple(range(len(decoder.blocks)))
+    free = torch.cuda.mem_get_info()[0]
     for tokens in (1053, 300):
         embeddings = decoder.embedding[torch.randint(0, 50000, (tokens,), device="cuda")]
         for top_k in (8, 4, 1):
@@ -252,6 +283,7 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
             engine.make_ready(knobs, store, tokens)
             ms = milliseconds(lambda: engine.prefill(embeddings, knobs, store))  # noqa: B023
             print(f"prefill {tokens} tokens, top-k {top_k}: {ms:.2f} ms", flush=True)
+    print(f"memory that six settings took: {(free - torch.cuda.mem_get_info()[0]) / 2**20:.0f} MiB")
     vision = CapturedVision(pack_vision(model))
     for crops in (2, 7, 13):
         pixels, masks = crops_of(model, crops)
@@ -274,7 +306,9 @@ def main() -> None:
         if arguments.whole:
             whole(model, decoder)
         if arguments.parts:
-            parts(decoder)
+            parts("prefill", decoder_parts(decoder), len(decoder.blocks))
+            vision = pack_vision(model)
+            parts("vision, 13 crops", vision_parts(vision, 13), len(vision.blocks))
 
 
 if __name__ == "__main__":

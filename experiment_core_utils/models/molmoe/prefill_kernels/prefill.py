@@ -6,9 +6,11 @@ Importing this module needs Triton.
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
+from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     combine_norm,
@@ -17,6 +19,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     turn_and_store,
 )
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route
+
+__all__ = ["built", "prefill", "rotary_table"]
 
 
 def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,11 +85,5 @@ def _attend(
     queries = turn_and_store(
         packed, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
     )
-    attended = scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],
-        keys[None, :, :rows],
-        values[None, :, :rows],
-        is_causal=True,
-        enable_gqa=decoder.num_heads != decoder.num_kv_heads,
-    )
-    return attended[0].transpose(0, 1).reshape(rows, -1)
+    attended = attention(queries.transpose(0, 1)[None], keys[None, :, :rows], values[None, :, :rows], causal=True)
+    return attended.reshape(rows, -1)

@@ -9,8 +9,10 @@ import triton.language as tl
 
 # Rows of one program of the router; a product on tensor cores takes no fewer.
 ROUTED_ROWS = 16
-# Choices that one program of the planner looks at in one step.
-PLANNED_SLOTS = 4096
+# Columns that it takes in one step, and its warps.
+ROUTED_STEP, ROUTED_WARPS = 256, 8
+# Choices that one program of the planner looks at in one step, and its warps.
+PLANNED_SLOTS, PLANNING_WARPS = 4096, 8
 
 
 @triton.jit
@@ -38,25 +40,29 @@ def norm_route_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inner = tl.arange(0, STEP)
     expert = tl.arange(0, BINS)
+    kind: tl.constexpr = normed.dtype.element_ty
     squares = tl.zeros((ROWS, STEP), dtype=tl.float32)
-    for start in range(0, WIDTH, STEP):
-        inside = (row < rows)[:, None] & (start + inner < WIDTH)[None, :]
-        value = tl.load(hidden + row[:, None] * WIDTH + start + inner[None, :], mask=inside, other=0.0).to(tl.float32)
-        squares += value * value
-    scale = tl.rsqrt(tl.sum(squares, axis=1) / WIDTH + eps)
     logits = tl.zeros((ROWS, BINS), dtype=tl.float32)
+    # The product is taken before the row's scale is known: a factor of the whole row may come after it.
+    for start in range(0, WIDTH, STEP):
+        in_width = start + inner < WIDTH
+        inside = (row < rows)[:, None] & in_width[None, :]
+        place = row[:, None] * WIDTH + start + inner[None, :]
+        value = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
+        squares += value * value
+        weight = tl.load(norm_weight + start + inner, mask=in_width, other=0.0).to(tl.float32)
+        columns = (expert < EXPERTS)[None, :] & in_width[:, None]
+        gate = tl.load(router + expert[None, :] * WIDTH + start + inner[:, None], mask=columns, other=0.0)
+        logits = tl.dot((value * weight[None, :]).to(kind), gate, logits, input_precision=PRECISION)
+    scale = tl.rsqrt(tl.sum(squares, axis=1) / WIDTH + eps)
     for start in range(0, WIDTH, STEP):
         in_width = start + inner < WIDTH
         inside = (row < rows)[:, None] & in_width[None, :]
         place = row[:, None] * WIDTH + start + inner[None, :]
         value = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
         weight = tl.load(norm_weight + start + inner, mask=in_width, other=0.0).to(tl.float32)
-        unit = (value * scale[:, None] * weight[None, :]).to(normed.dtype.element_ty)
-        tl.store(normed + place, unit, mask=inside)
-        columns = (expert < EXPERTS)[None, :] & in_width[:, None]
-        gate = tl.load(router + expert[None, :] * WIDTH + start + inner[:, None], mask=columns, other=0.0)
-        logits = tl.dot(unit, gate, logits, input_precision=PRECISION)
-    logits = tl.where((expert < EXPERTS)[None, :], logits, float("-inf"))
+        tl.store(normed + place, (value * scale[:, None] * weight[None, :]).to(kind), mask=inside)
+    logits = tl.where((expert < EXPERTS)[None, :], logits * scale[:, None], float("-inf"))
     powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     left = powers / tl.sum(powers, axis=1)[:, None]
     choice = tl.arange(0, CHOICES)
@@ -114,9 +120,9 @@ def norm_route(
         CHOICES=triton.next_power_of_2(top_k),
         NORMALISE=normalise,
         ROWS=ROUTED_ROWS,
-        STEP=min(triton.next_power_of_2(width), 128),
+        STEP=min(triton.next_power_of_2(width), ROUTED_STEP),
         PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32",
-        num_warps=4,
+        num_warps=ROUTED_WARPS,
         num_stages=3,
     )
     return normed, chosen, shares
@@ -184,6 +190,6 @@ def plan_chunks(chosen: torch.Tensor, experts: int, chunk: int) -> tuple[torch.T
         BINS=triton.next_power_of_2(experts + 1),
         CHUNK=chunk,
         STEP=min(triton.next_power_of_2(slots), PLANNED_SLOTS),
-        num_warps=8,
+        num_warps=PLANNING_WARPS,
     )
     return order, chunks

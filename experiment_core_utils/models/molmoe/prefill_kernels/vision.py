@@ -4,9 +4,11 @@ Importing this module needs Triton.
 """
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_vision import PackedConnector, PackedVision, PackedVisionBlock
+from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
+from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     add_norm,
     embed_norm,
@@ -15,6 +17,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     quick_gelu_in_place,
     stack,
 )
+
+__all__ = ["built", "encode"]
 
 
 def encode(
@@ -59,8 +63,8 @@ def _attend(block: PackedVisionBlock, normed: torch.Tensor, crops: int, heads: i
     rows, width = normed.shape
     packed = linear(normed, block.qkv, block.qkv_bias).view(crops, rows // crops, 3, heads, width // heads)
     queries, keys, values = packed.permute(2, 0, 3, 1, 4)
-    attended = scaled_dot_product_attention(queries, keys, values)
-    return linear(attended.transpose(1, 2).reshape(rows, width), block.output, block.output_bias)
+    attended = attention(queries, keys, values, causal=False).reshape(rows, width)
+    return linear(attended, block.output, block.output_bias)
 
 
 def _project(connector: PackedConnector, features: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
