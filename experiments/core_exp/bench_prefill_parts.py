@@ -9,6 +9,7 @@ every block's weights come from memory. `--check` compares logits, stored keys a
 import argparse
 import copy
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from experiment_core_utils.models.molmoe.packed_vision import PackedVision, pack
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile, grouped_product
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import combine_norm, norm, turn_and_store
 from experiment_core_utils.models.molmoe.prefill_kernels.prefill import rotary_table
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route, plan_chunks
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
 from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import add_norm, quick_gelu_in_place
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
@@ -150,7 +151,8 @@ def decoder_parts(decoder: PackedDecoder) -> Iterator[Part]:
     store = KeyValueStore.allocate(decoder, ROWS)
     rotary = rotary_table(decoder.inverse_frequencies, ROWS)
     block = blocks[0]
-    normed, chosen, shares = norm_route(hidden, block.ffn_norm, block.router, length, TOP_K, False, eps)
+    normed = norm(hidden, block.ffn_norm, length, eps)
+    chosen, shares = route(normed, block.router, length, TOP_K, False)
     packed = linear(normed, block.qkv)
     keys, values = store.keys[:, 0], store.values[:, 0]
     heads = decoder.num_heads
@@ -174,10 +176,8 @@ def decoder_parts(decoder: PackedDecoder) -> Iterator[Part]:
 
         yield Part(f"attention, {backend.name}", attend, 2.0 * ROWS**2 * width)
     yield Part("output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2)
-    yield Part("norm alone", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
-    yield Part(
-        "norm and router", lambda i: norm_route(hidden, blocks[i].ffn_norm, blocks[i].router, length, TOP_K, False, eps)
-    )
+    yield Part("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
+    yield Part("router", lambda i: route(normed, blocks[i].router, length, TOP_K, False))
     yield Part("plan", lambda i: plan_chunks(chosen, experts, 160))
     choices = float(TOKENS * TOP_K)
     for tile in GATED_TILES:
@@ -283,7 +283,13 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
             engine.make_ready(knobs, store, tokens)
             ms = milliseconds(lambda: engine.prefill(embeddings, knobs, store))  # noqa: B023
             print(f"prefill {tokens} tokens, top-k {top_k}: {ms:.2f} ms", flush=True)
-    print(f"memory that six settings took: {(free - torch.cuda.mem_get_info()[0]) / 2**20:.0f} MiB")
+    taken = free - torch.cuda.mem_get_info()[0]
+    started = time.perf_counter()
+    for count in range(1, len(every)):
+        engine.make_ready(DecoderKnobs(8, every[:count]), store, TOKENS)
+    seconds = (time.perf_counter() - started) / (len(every) - 1)
+    more = (free - taken - torch.cuda.mem_get_info()[0]) / (len(every) - 1)
+    print(f"memory: {taken / 2**20:.0f} MiB for six settings, {more / 2**20:.1f} MiB and {seconds:.2f} s for one more")
     vision = CapturedVision(pack_vision(model))
     for crops in (2, 7, 13):
         pixels, masks = crops_of(model, crops)

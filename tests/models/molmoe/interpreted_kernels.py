@@ -16,7 +16,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels import prefill as prefi
 from experiment_core_utils.models.molmoe.prefill_kernels import vision as vision_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route, plan_chunks
+from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
 from tests.conftest import tiny_config
 
 
@@ -72,9 +73,8 @@ def check_experts(model: MolmoeForConditionalGeneration, tile: Tile, tokens: int
     mixture = model.all_blocks[1]
     theirs = mixture.post_attention_layernorm(hidden)
     length = torch.tensor([tokens - 2])
-    normed, chosen, shares = norm_route(
-        hidden, block.ffn_norm, block.router, length, top_k, decoder.normalise_top_k, decoder.norm_eps
-    )
+    normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
+    chosen, shares = route(normed, block.router, length, top_k, decoder.normalise_top_k)
     print("norm", error(normed, theirs))
     mixture.mlp.gate.top_k = top_k
     _, their_shares, their_choice = mixture.mlp.gate(theirs)

@@ -34,10 +34,10 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, 
             for strip, step in zip(strips, steps, strict=True)
         )
         return first, second
-    return (
-        Tile(strips[0], steps[0], head=128, tail=32, warps=8, stages=3),
-        Tile(strips[1], steps[1], head=128, tail=32, warps=8, stages=3, bulk=hopper),
-    )
+    first = Tile(128, steps[0], head=128, tail=32, warps=8, stages=3)
+    if not hopper:
+        return first, Tile(128, steps[1], head=128, tail=32, warps=8, stages=3)
+    return first, Tile(_divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
 
 
 def expert_rows(

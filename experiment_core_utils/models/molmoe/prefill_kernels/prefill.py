@@ -18,7 +18,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     norm,
     turn_and_store,
 )
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import route
 
 __all__ = ["built", "prefill", "rotary_table"]
 
@@ -61,9 +61,8 @@ def prefill(
         attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
         hidden = torch.addmm(hidden, attended, block.output.t())
         chosen_count = decoder.default_top_k if index == 0 else top_k
-        normed, chosen, shares = norm_route(
-            hidden, block.ffn_norm, block.router, length, chosen_count, decoder.normalise_top_k, eps
-        )
+        normed = norm(hidden, block.ffn_norm, length, eps)
+        chosen, shares = route(normed, block.router, length, chosen_count, decoder.normalise_top_k)
         rows = expert_rows(normed, block.gate_up, block.down, chosen)
         if position + 1 < len(blocks):
             after = decoder.blocks[blocks[position + 1]].input_norm

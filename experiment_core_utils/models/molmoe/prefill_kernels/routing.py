@@ -1,4 +1,4 @@
-"""In: hidden states of a prompt; out: each token's experts and their weights, and the tokens sorted by expert.
+"""In: normed hidden states of a prompt; out: each token's experts and their weights, and the tokens sorted by expert.
 
 Nothing here asks the host: counts, order and the list of chunks stay on the device. Importing this module needs Triton.
 """
@@ -9,23 +9,20 @@ import triton.language as tl
 
 # Rows of one program of the router; a product on tensor cores takes no fewer.
 ROUTED_ROWS = 16
-# Columns that it takes in one step, and its warps.
-ROUTED_STEP, ROUTED_WARPS = 256, 8
+# Columns that it takes in one step, its warps, and its loads in flight.
+ROUTED_STEP, ROUTED_WARPS, ROUTED_STAGES = 128, 4, 4
 # Choices that one program of the planner looks at in one step, and its warps.
-PLANNED_SLOTS, PLANNING_WARPS = 4096, 8
+PLANNED_SLOTS, PLANNING_WARPS = 2048, 8
 
 
 @triton.jit
-def norm_route_kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    norm_weight,
+def route_kernel(  # type: ignore[no-untyped-def]
+    normed,
     router,
     length,
-    normed,
     chosen,
     shares,
     rows,
-    eps,
     WIDTH: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
@@ -40,29 +37,15 @@ def norm_route_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inner = tl.arange(0, STEP)
     expert = tl.arange(0, BINS)
-    kind: tl.constexpr = normed.dtype.element_ty
-    squares = tl.zeros((ROWS, STEP), dtype=tl.float32)
     logits = tl.zeros((ROWS, BINS), dtype=tl.float32)
-    # The product is taken before the row's scale is known: a factor of the whole row may come after it.
     for start in range(0, WIDTH, STEP):
         in_width = start + inner < WIDTH
         inside = (row < rows)[:, None] & in_width[None, :]
-        place = row[:, None] * WIDTH + start + inner[None, :]
-        value = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
-        squares += value * value
-        weight = tl.load(norm_weight + start + inner, mask=in_width, other=0.0).to(tl.float32)
+        unit = tl.load(normed + row[:, None] * WIDTH + start + inner[None, :], mask=inside, other=0.0)
         columns = (expert < EXPERTS)[None, :] & in_width[:, None]
         gate = tl.load(router + expert[None, :] * WIDTH + start + inner[:, None], mask=columns, other=0.0)
-        logits = tl.dot((value * weight[None, :]).to(kind), gate, logits, input_precision=PRECISION)
-    scale = tl.rsqrt(tl.sum(squares, axis=1) / WIDTH + eps)
-    for start in range(0, WIDTH, STEP):
-        in_width = start + inner < WIDTH
-        inside = (row < rows)[:, None] & in_width[None, :]
-        place = row[:, None] * WIDTH + start + inner[None, :]
-        value = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(norm_weight + start + inner, mask=in_width, other=0.0).to(tl.float32)
-        tl.store(normed + place, (value * scale[:, None] * weight[None, :]).to(kind), mask=inside)
-    logits = tl.where((expert < EXPERTS)[None, :], logits * scale[:, None], float("-inf"))
+        logits = tl.dot(unit, gate, logits, input_precision=PRECISION)
+    logits = tl.where((expert < EXPERTS)[None, :], logits, float("-inf"))
     powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     left = powers / tl.sum(powers, axis=1)[:, None]
     choice = tl.arange(0, CHOICES)
@@ -83,36 +66,26 @@ def norm_route_kernel(  # type: ignore[no-untyped-def]
     tl.store(shares + row[:, None] * TOP_K + choice[None, :], share, mask=kept)
 
 
-def norm_route(
-    hidden: torch.Tensor,
-    norm_weight: torch.Tensor,
-    router: torch.Tensor,
-    length: torch.Tensor,
-    top_k: int,
-    normalise: bool,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """RMS norm, router, softmax in float32 over all experts, and the best `top_k` of each token.
+def route(
+    normed: torch.Tensor, router: torch.Tensor, length: torch.Tensor, top_k: int, normalise: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Router of [T, H], softmax in float32 over all experts, and the best `top_k` of each token.
 
     Returns:
-        normed [T, H]; chosen experts [T, top_k] int32, in rows from `length` (one int64) on E, which is none; their
-        shares [T, top_k] float32, summing to 1 only where `normalise` says so.
+        chosen experts [T, top_k] int32, in rows from `length` (one int64) on E, which is none; their shares [T, top_k]
+        float32, summing to 1 only where `normalise` says so.
     """
-    rows, width = hidden.shape
+    rows, width = normed.shape
     experts = router.shape[0]
-    normed = torch.empty_like(hidden)
-    chosen = torch.empty((rows, top_k), dtype=torch.int32, device=hidden.device)
-    shares = torch.empty((rows, top_k), dtype=torch.float32, device=hidden.device)
-    norm_route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
-        hidden,
-        norm_weight,
+    chosen = torch.empty((rows, top_k), dtype=torch.int32, device=normed.device)
+    shares = torch.empty((rows, top_k), dtype=torch.float32, device=normed.device)
+    route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
+        normed,
         router,
         length,
-        normed,
         chosen,
         shares,
         rows,
-        eps,
         WIDTH=width,
         EXPERTS=experts,
         BINS=max(triton.next_power_of_2(experts), 16),
@@ -121,11 +94,11 @@ def norm_route(
         NORMALISE=normalise,
         ROWS=ROUTED_ROWS,
         STEP=min(triton.next_power_of_2(width), ROUTED_STEP),
-        PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if normed.dtype == torch.float32 else "tf32",
         num_warps=ROUTED_WARPS,
-        num_stages=3,
+        num_stages=ROUTED_STAGES,
     )
-    return normed, chosen, shares
+    return chosen, shares
 
 
 @triton.jit
