@@ -22,6 +22,8 @@ class CapturedGraphs:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._pool: tuple[int, int] = torch.cuda.graph_pool_handle()
+        # One for all: libraries keep tens of megabytes of working memory for each stream that they saw.
+        self._side = torch.cuda.Stream()
         self._graphs: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = OrderedDict()
 
     def __contains__(self, name: Hashable) -> bool:
@@ -32,14 +34,13 @@ class CapturedGraphs:
 
     def capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
         """Run `run` a few times, then once more recorded; it must not ask the host and must read what stays put."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             for _ in range(WARM_UPS):
                 run()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
             output = run()
         while len(self._graphs) >= self._limit:
             dropped, _ = self._graphs.popitem(last=False)[1]

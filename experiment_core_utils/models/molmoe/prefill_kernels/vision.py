@@ -18,9 +18,6 @@ from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     stack,
 )
 
-# Of the wide rows; half the cache of an H200, whose other half holds what goes in and comes out.
-CACHED_BYTES = 32 * 2**20
-
 __all__ = ["built", "encode"]
 
 
@@ -50,7 +47,9 @@ def encode(
     )
     for index, block in enumerate(vision.blocks):
         normed = add_norm(states, _attend(block, normed, crops, vision.num_heads), block.second_norm)
-        branch = _widen(block, normed)
+        inner = linear(normed, block.inner, block.inner_bias)
+        quick_gelu_in_place(inner)
+        branch = linear(inner, block.outer, block.outer_bias)
         # After the last block the norm is of no use; one launch more would cost as much.
         after = vision.blocks[min(index + 1, len(vision.blocks) - 1)].first_norm
         normed = add_norm(states, branch, after)
@@ -66,18 +65,6 @@ def _attend(block: PackedVisionBlock, normed: torch.Tensor, crops: int, heads: i
     queries, keys, values = packed.permute(2, 0, 3, 1, 4)
     attended = attention(queries, keys, values, causal=False).reshape(rows, width)
     return linear(attended, block.output, block.output_bias)
-
-
-def _widen(block: PackedVisionBlock, normed: torch.Tensor) -> torch.Tensor:
-    """[M, D] -> [M, D] by way of the wide rows, as many at once as stay in the GPU's cache."""
-    row_bytes = block.inner.shape[0] * normed.element_size()
-    pieces = -(-normed.shape[0] * row_bytes // CACHED_BYTES)
-    branch = torch.empty_like(normed)
-    for given, out in zip(normed.chunk(pieces), branch.chunk(pieces), strict=True):
-        inner = linear(given, block.inner, block.inner_bias)
-        quick_gelu_in_place(inner)
-        torch.addmm(block.outer_bias, inner, block.outer.t(), out=out)
-    return branch
 
 
 def _project(connector: PackedConnector, features: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
