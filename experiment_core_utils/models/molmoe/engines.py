@@ -7,7 +7,6 @@ cannot run; such a stage then runs otherwise. A store that was made ready with a
 its addresses may be captured.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,11 +38,6 @@ class VisionEngine(Protocol):
 class PrefillEngine(Protocol):
     """Runs one request's prompt."""
 
-    @property
-    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran."""
-        ...
-
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
         """For prompts of so many tokens (of any length up to its bucket's end, where there are buckets)."""
         ...
@@ -60,11 +54,6 @@ class PrefillEngine(Protocol):
 
 class DecodeEngine(Protocol):
     """Runs one step of all B requests of a store."""
-
-    @property
-    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """Expert ids [B, k] that each block used in the last step, by block in the order in which they ran."""
-        ...
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
         """For steps of this store at these knobs. Leaves the store's lengths and next tokens as they were."""

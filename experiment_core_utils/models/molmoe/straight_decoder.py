@@ -15,6 +15,9 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
 
+# Up to so many rows the number of operations counts, beyond it what each of them does.
+FEW_ROWS = 8
+
 
 @dataclass(frozen=True)
 class RotaryTable:
@@ -53,10 +56,11 @@ class _Straight:
         self._decoder = decoder
         self._rotary = RotaryTable.of(decoder, 0)
         self._chosen: dict[int, torch.Tensor] = {}
+        self._eps = decoder.head.new_full((1, 1, 1), decoder.norm_eps)
 
     @property
     def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """See `PrefillEngine.chosen_experts`."""
+        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran."""
         return self._chosen
 
     def _rotary_for(self, positions: int) -> RotaryTable:
@@ -65,7 +69,12 @@ class _Straight:
         return self._rotary
 
     def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(states, weight.shape, weight, self._decoder.norm_eps)
+        """[T, W] -> [T, W]."""
+        if len(states) > FEW_ROWS or states.dtype != torch.float32:
+            return F.rms_norm(states, weight.shape, weight, self._decoder.norm_eps)
+        # One operation for the mean square, where `rms_norm` on the CPU makes eight in all.
+        square = torch.baddbmm(self._eps, states[:, None], states[:, :, None], alpha=1 / states.shape[1])
+        return (states * square[:, 0].rsqrt_()).mul_(weight)
 
     def _projected(
         self, block: PackedBlock, states: torch.Tensor, rotary: RotaryTable
@@ -132,10 +141,11 @@ class StraightPrefill(_Straight):
         self._chosen = {}
         for row, index in enumerate(knobs.blocks):
             found = self._projected(self._decoder.blocks[index], states, rotary)
-            queries, keys, values = (heads.transpose(0, 1) for heads in found)
-            store.keys[row, request, :, :tokens] = keys
-            store.values[row, request, :, :tokens] = values
-            attended = self._attended(queries[None], keys[None], values[None], None, causal=True)
+            queries, keys, values = (heads.transpose(0, 1)[None] for heads in found)
+            # Read back from the store, where a head's rows are neighbours.
+            keys = _written(store.keys[row, request, None, :, :tokens], keys)
+            values = _written(store.values[row, request, None, :, :tokens], values)
+            attended = self._attended(queries, keys, values, None, causal=True)
             states = self._finished(index, states, attended, knobs.top_k)
         return self._logits(states[-1:])
 
@@ -169,6 +179,11 @@ class StraightDecode(_Straight):
         return logits
 
 
+def _written(slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    slots.copy_(new)
+    return slots
+
+
 class _Places:
     """Where the next token of each request goes in a store, and which slots it sees."""
 
@@ -196,13 +211,16 @@ class _Places:
 
 
 def _of_one_row(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """One row's experts [1, H] -> [1, H]: their weights gathered, then one product each way."""
-    experts = chosen[0]
-    hidden = F.linear(normed, block.gate_up.index_select(0, experts).flatten(0, 1)).view(len(experts), -1)
+    """One row's experts [1, H] -> [1, H]: each weight is read where it lies, once."""
+    experts = chosen[0].tolist()
+    row = normed[0]
+    hidden = torch.stack([torch.mv(block.gate_up[expert], row) for expert in experts])
     gate, up = hidden.chunk(2, dim=1)
     activated = F.silu(gate).mul_(up).mul_(weights.t())
-    products = torch.bmm(activated[:, None], block.down.index_select(0, experts).transpose(1, 2))
-    return products.sum(dim=0)
+    mixed = torch.zeros_like(row)
+    for expert, activation in zip(experts, activated, strict=True):
+        mixed.addmv_(block.down[expert], activation)
+    return mixed[None]
 
 
 def _grouped(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
