@@ -44,6 +44,8 @@ def with_one_kv_head(config: Any) -> None:
 
 def with_small_pictures(config: Any) -> None:
     config.vision_config.image_size = 56
+    config.vision_config.num_hidden_layers = 3
+    config.vision_feature_layers = (-2, -3, -2)
 
 
 def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: int, top_k: int, blocks: Any) -> None:

@@ -36,7 +36,6 @@ def encode(
     """
     crops = is_real.shape[0]
     connector = vision.connector
-    places = {block: layer for layer, block in enumerate(vision.feature_blocks)}
     stacked = connector.pads.shape[1]
     features = torch.empty((patches.shape[0], stacked), dtype=patches.dtype, device=patches.device)
     windows = patches.shape[0] // connector.windows.window**2
@@ -53,8 +52,8 @@ def encode(
         # After the last block the norm is of no use; one launch more would cost as much.
         after = vision.blocks[min(index + 1, len(vision.blocks) - 1)].first_norm
         normed = add_norm(states, branch, after)
-        if index in places:
-            stack(states, is_real, image_masks, connector.pads, connector.windows, places[index], features, means)
+        for layer in [layer for layer, wanted in enumerate(vision.feature_blocks) if wanted == index]:
+            stack(states, is_real, image_masks, connector.pads, connector.windows, layer, features, means)
     return _project(connector, features, means)
 
 
