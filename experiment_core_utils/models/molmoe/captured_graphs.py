@@ -6,6 +6,7 @@ so that hundreds of them need little more than the largest.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 
@@ -21,8 +22,8 @@ class CapturedGraphs:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._pool: tuple[int, int] = torch.cuda.graph_pool_handle()
-        # One for all: libraries keep tens of megabytes of working memory for each stream that they saw.
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        # One for all warm-ups: libraries keep tens of megabytes of working memory for each stream that they saw.
         self._side = torch.cuda.Stream()
         self._graphs: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = OrderedDict()
 
@@ -40,7 +41,7 @@ class CapturedGraphs:
                 run()
         torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
+        with torch.cuda.graph(graph, pool=self._pool):
             output = run()
         while len(self._graphs) >= self._limit:
             dropped, _ = self._graphs.popitem(last=False)[1]

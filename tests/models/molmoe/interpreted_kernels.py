@@ -120,7 +120,7 @@ def main() -> None:
     torch.manual_seed(3)
     check_prefill(randomised(), tokens=11, padded=16, top_k=2, blocks=(0, 2, 3))
     check_prefill(randomised(with_one_kv_head), tokens=16, padded=16, top_k=3, blocks=(0, 1, 2, 3))
-    for tile in (Tile(16, 16, 16, 16, 4, 2), Tile(8, 16, 4, 2, 4, 2)):
+    for tile in (Tile(16, 16, 16, 16, 4, 2), Tile(8, 16, 4, 2, 4, 2), Tile(16, 16, 4, 2, 4, 2, bulk=True)):
         check_experts(randomised(with_one_kv_head), tile, tokens=21, top_k=3)
     check_vision(randomised(with_small_pictures))
 

@@ -1,5 +1,7 @@
 """Packed vision weights are the modules' own, in the stated order; what the packed path cannot compute is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def test_joint_rows_are_queries_keys_values_with_their_biases(model: MolmoeForCo
 
 def test_nothing_is_held_twice(model: MolmoeForConditionalGeneration) -> None:
     packed = pack_vision(model)
-    layer = model.model.vision_tower.layers[0]
+    layer: Any = model.model.vision_tower.layers[0]
     with torch.no_grad():
         layer.self_attn.v_proj.weight[3, 2] = 42.0
         layer.self_attn.k_proj.bias[1] = 43.0

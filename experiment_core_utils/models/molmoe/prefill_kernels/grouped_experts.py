@@ -75,4 +75,5 @@ def _device_limits(device: torch.device) -> tuple[int, bool]:
     if device.type != "cuda":
         return 0, False
     properties = torch.cuda.get_device_properties(device)
-    return properties.shared_memory_per_block_optin, properties.major >= 9
+    room: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return room, properties.major >= 9
