@@ -92,6 +92,34 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class TokenCopies:
+    """Tokens on their way to the host: sending one does not wait for the device, asking for it does.
+
+    Args:
+        most: tokens of one answer, each at a place of its own.
+    """
+
+    def __init__(self, device: torch.device, most: int) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._tokens = torch.empty(most, dtype=torch.int64, pin_memory=self._is_cuda)
+        self._events = [torch.cuda.Event() for _ in range(most)] if self._is_cuda else []
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def send(self, place: int, token: torch.Tensor) -> None:
+        """Behind what the current stream has been given so far; `token` [1] may be overwritten after it."""
+        self._tokens[place : place + 1].copy_(token, non_blocking=True)
+        if self._is_cuda:
+            self._events[place].record()
+
+    def arrived(self, place: int) -> int:
+        """The token that was sent there."""
+        if self._is_cuda:
+            self._events[place].synchronize()
+        return int(self._tokens[place])
+
+
 def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
     """Threads for torch's CPU work: as asked, else the cores that this process may use, shared among the processes.
 

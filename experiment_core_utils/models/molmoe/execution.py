@@ -18,7 +18,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
 from experiment_core_utils.primitives.config import ExecutionMode
-from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.device import Marks, TokenCopies
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.records import KnobProof, MarkedTokens, StageName
 
@@ -94,7 +94,7 @@ class LaunchFreeStages:
         self._engines = choose_engines(model, self._decoder)
         self._store = KeyValueStore.allocate(self._decoder, slots=0)
         self._held: StoreState | None = None
-        self._host_tokens = torch.empty(0, dtype=torch.int64)
+        self._copies = TokenCopies(self._decoder.device, 0)
 
     @property
     def decoder(self) -> PackedDecoder:
@@ -120,8 +120,8 @@ class LaunchFreeStages:
         self._engines.prefill.make_ready(knobs, self._store, tokens)
         self._engines.decode.make_ready(knobs, self._store)
         self._held = None
-        if self.is_captured and len(self._host_tokens) < max_new_tokens:
-            self._host_tokens = torch.empty(max_new_tokens, dtype=torch.int64, pin_memory=True)
+        if len(self._copies) < max_new_tokens:
+            self._copies = TokenCopies(self._decoder.device, max_new_tokens)
 
     def _make_room(self, slots: int) -> None:
         """What the state that is held has in its slots goes along."""
@@ -218,10 +218,10 @@ class LaunchFreeStages:
         marks: Marks,
         eos_token_ids: frozenset[int],
     ) -> MarkedTokens:
-        """As `generate_greedily` on a GPU: a step is launched before the token in front of it is looked at.
+        """As `generate_greedily`, for a device that works on beside the host.
 
-        A mark lies behind the copy of each token to the host. The step behind the last token is launched in vain and
-        lies behind the last mark.
+        A step is launched before the token in front of it is looked at. A mark lies behind the copy of each token; the
+        step behind the last token is launched in vain and lies behind the last mark.
         """
         self.make_ready(knobs, inputs, max_new_tokens)
         spans: list[StageName] = []
@@ -232,7 +232,7 @@ class LaunchFreeStages:
             spans.append("vision")
         logits, state = self.prefill(knobs, inputs, features)
         self._store.next_tokens.copy_(logits.argmax(dim=-1))
-        arrived = [self._sent(0)]
+        self._copies.send(0, self._store.next_tokens)
         marks.mark()
         spans.append("prefill")
         token_ids: list[int] = []
@@ -241,23 +241,16 @@ class LaunchFreeStages:
             is_last = place + 1 == max_new_tokens
             if not is_last:
                 self._step(state)
-                arrived.append(self._sent(place + 1))
+                self._copies.send(place + 1, self._store.next_tokens)
                 marks.mark()
-            arrived[place].synchronize()
-            token_ids.append(int(self._host_tokens[place]))
-            if is_last or token_ids[-1] in eos_token_ids:
+            token_ids.append(self._copies.arrived(place))
+            if is_last:
+                break
+            if token_ids[-1] in eos_token_ids:
+                marks.unmark()
                 break
             spans.append("decode")
-        if not is_last:
-            marks.unmark()
         return MarkedTokens(tuple(token_ids), tuple(spans))
-
-    def _sent(self, place: int) -> torch.cuda.Event:
-        """The last token on its way to the host."""
-        self._host_tokens[place : place + 1].copy_(self._store.next_tokens, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return event
 
     def place_in(self, store: KeyValueStore, row: int, state: StoreState) -> None:
         """Copy the slots of the request that is held into a row of a store of several."""

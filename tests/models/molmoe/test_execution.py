@@ -15,7 +15,7 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.device import NoMarks
+from experiment_core_utils.primitives.device import HostMarks, NoMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
@@ -142,6 +142,28 @@ def test_a_tower_that_cannot_be_packed_runs_eagerly_before_a_straight_decoder(
     assert described["execution_stages"] == {"vision": "eager", "prefill": "straight", "decode": "straight"}
     assert "vision: the vision tower cannot be packed: its activation is gelu" in described["execution_reason"]
     assert len(run_staged(model, requests[0], NEW_TOKENS).token_ids) >= 1
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, NEW_TOKENS])
+@pytest.mark.parametrize("ends_at", [0, 2, None])
+def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_spans(
+    models: dict[str, MolmoeStagedModel],
+    requests: list[Mapping[str, Any]],
+    max_new_tokens: int,
+    ends_at: int | None,
+) -> None:
+    """Also where the answer ends while one step more is under way: that step lies behind the last mark."""
+    eager, knobs = models["eager"], DecoderKnobs(2, (0, 2))
+    eager.apply(SETTINGS[2])
+    whole = generate_greedily(eager, requests[0], NEW_TOKENS, NoMarks()).token_ids
+    ends = frozenset() if ends_at is None else frozenset({whole[ends_at]})
+    eager.eos_token_ids = ends
+    expected = generate_greedily(eager, requests[0], max_new_tokens, NoMarks())
+    eager.eos_token_ids = frozenset()
+    stages, marks = LaunchFreeStages(eager.model), HostMarks()
+    found = stages.generate_without_waiting(knobs, requests[0], max_new_tokens, marks, ends)
+    assert found == expected
+    assert len(marks.seconds()) == len(found.spans)
 
 
 def test_stages_can_be_repeated_each_by_itself(

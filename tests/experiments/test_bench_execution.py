@@ -1,0 +1,87 @@
+"""Floors and ratios by hand, and the benchmark once over a tiny model with every way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.core_exp.bench_execution import main
+from experiments.core_exp.execution_table import (
+    Rates,
+    Shape,
+    Timed,
+    Work,
+    draw_roofline,
+    entries,
+    markdown,
+    totals_of_generate,
+    work_of,
+)
+from tests.conftest import tiny_config
+
+
+def test_a_decode_step_reads_the_chosen_experts_once() -> None:
+    """Width 32, 2 heads, experts of 16, 8 of them; two blocks with 4 and 2 experts; a head of V rows; float32.
+
+    A block: 4 * 32 * 32 of attention and 8 * 32 of the router; an expert: 3 * 32 * 16. The cache of 11 positions:
+    2 * 32 values in each block.
+    """
+    config = tiny_config()
+    work = work_of(config, Shape(0, 10, (4, 2)), 4)["decode"]
+    weights = 2 * (4096 + 256) + 6 * 1536 + 32 * config.head_vocab_size
+    assert work.bytes == 4 * (weights + 11 * 2 * 32 * 2)
+    # 2 operations for each weight, and 4 * 11 * 32 for the attention of a block.
+    assert work.flops == 2 * weights + 2 * 4 * 11 * 32
+
+
+def test_a_prefill_reads_nearly_all_experts_and_half_the_rectangle() -> None:
+    config = tiny_config()
+    work = work_of(config, Shape(0, 1000, (4,)), 2)["prefill"]
+    weights = 4096 + 256 + 8 * 1536 + 32 * config.head_vocab_size
+    assert work.bytes == pytest.approx(2 * (weights + 1000 * 2 * 32))
+    linear = 2 * 1000 * (4096 + 256 + 4 * 1536) + 2 * 32 * config.head_vocab_size
+    assert work.flops == linear + 2 * 1000 * 1000 * 32
+
+
+def test_a_floor_is_the_slower_of_products_and_bytes() -> None:
+    rates = Rates(bytes_per_s=10.0, flops_per_s=100.0)
+    assert Work(flops=200.0, bytes=10.0).floor_s(rates) == 2.0
+    assert Work(flops=200.0, bytes=30.0).floor_s(rates) == 3.0
+
+
+def rows() -> list[Timed]:
+    def of(way: str, decode: list[float], totals: list[float]) -> Timed:
+        return Timed("a", way, {"vision": [], "prefill": [0.5], "decode": decode}, totals, totals, (1,), True)
+
+    return [of("generate", [0.2, 0.4, 0.3], [2.0, 4.0, 3.0]), of("graph", [0.03], [0.6])]
+
+
+def test_ratios_are_of_medians() -> None:
+    plain, graph = entries(rows(), {"a": {"decode": 0.01}})
+    assert plain["decode_ms"] == pytest.approx(300.0) and plain["total_of_generate"] == 1.0
+    assert graph["decode_of_generate"] == pytest.approx(0.1)
+    assert graph["decode_over_floor"] == pytest.approx(3.0)
+    assert graph["vision_ms"] is None and graph["prefill_over_floor"] is None
+    assert totals_of_generate([plain, graph]) == {"generate": 1.0, "graph": pytest.approx(0.2)}
+    assert "| a | graph |  | 500.00 | 30.00 (3.0 x) | 600.0 | 0.200 | yes |" in markdown([plain, graph])
+
+
+def test_the_roofline_is_drawn(tmp_path: Path) -> None:
+    found = entries(rows(), {})
+    draw_roofline(found, {"a": {"decode": Work(1e6, 1e6)}}, Rates(1e9, 1e12), tmp_path / "roofline.png")
+    assert (tmp_path / "roofline.png").stat().st_size > 1000
+
+
+def test_every_way_gives_the_same_tokens(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    size = "--prompt_tokens 12 --crops 1 --top_k_list 2 --new_tokens 4 --rounds 1 --batch_sizes 2 --num_threads 1"
+    code = main(["--shape", str(tiny_checkpoint), "--device", "cpu", "--output", str(path), *size.split()])
+    assert code == 0
+    found = json.loads(path.read_text())
+    assert [row["way"] for row in found["rows"]] == ["generate", "generate(static)", "eager", "graph"]
+    assert all(row["same_tokens"] and row["decode_ms"] > 0 for row in found["rows"])
+    assert [(each["batch"], each["way"]) for each in found["batches"]] == [(2, "eager"), (2, "graph")]
+    assert found["execution"]["execution"] == "straight"
+    assert "| top-k 2 | graph |" in capsys.readouterr().out
