@@ -69,7 +69,8 @@ def test_prompts_of_several_lengths_share_one_recording(name: str) -> None:
 
 @pytest.mark.parametrize("name", VISION_FAMILIES)
 def test_a_prompt_with_a_picture(name: str) -> None:
-    model, inputs = ready(VISION_FAMILIES[name]), VISION_FAMILIES[name].picture()
+    family: Any = VISION_FAMILIES[name]
+    model, inputs = ready(family), family.picture()
     decode = FixedCacheDecode(model, inputs["input_ids"].shape[1] + NEW_TOKENS, Reruns())
     assert replayed(model, decode, inputs) == plain(model, inputs)
 
