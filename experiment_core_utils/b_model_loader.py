@@ -148,7 +148,7 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
             dtype, device, config.attn_implementation, config.experts_implementation, AskedQuantisation.of(config)
         )
         foreign = load_foreign(source.foreign, wish, config.random_weights)
-        return TransformersModel(source.name, foreign, source.foreign.requests)
+        return TransformersModel(source.name, foreign, source.foreign.requests, config.execution)
     if config.quantization != "none":
         raise ConfigurationError(
             f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision (the "
@@ -167,7 +167,7 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
         model = _load_native(source, dtype)
     _choose_implementations(model, config)
     model = model.to(device).eval()
-    return MolmoeStagedModel(source.name, model, load_processor(source))
+    return MolmoeStagedModel(source.name, model, load_processor(source), config.execution)
 
 
 def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:

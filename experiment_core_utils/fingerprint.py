@@ -74,6 +74,7 @@ def fingerprint_parts(
         # Not where it is off: results from before the flag was there still count.
         *((("energy", config.energy),) if config.energy != "off" else ()),
         *((("quantization", config.quantization),) if config.quantization != "none" else ()),
+        *((("execution", config.execution),) if config.execution != "eager" else ()),
         *(("memory_timeline",) if config.memory_timeline else ()),
         *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
     )

@@ -146,6 +146,8 @@ class ShareMeasurer:
             return
         self.model.apply(setting)
         request = self._first_request(setting, sample_ids)
+        if request is not None:
+            self.model.make_ready(request[1], self.max_new_tokens)
         origin = self.origin
         journal.append(
             energy_of_setting(self.model, request, self.max_new_tokens, how, origin.experiment_id, origin.rank)
@@ -214,6 +216,7 @@ class ShareMeasurer:
                 if measured is not None and self.profiles is not None and self.profiles.wants(setting.key):
                     # One more run of a sample that is on the disk already, outside its time limit.
                     inputs = self.model.to_device(request.inputs)
+                    self.model.make_ready(inputs, self.max_new_tokens)
                     self.profiles.take(self.model, setting.key, sample_id, inputs, self.max_new_tokens)
             proof = proof or self._proof_of_answered(setting, share, journal)
             self._answer_the_rest(setting, share, note)
@@ -274,6 +277,7 @@ class ShareMeasurer:
         """Prove the knobs, then run until the times agree; each run has the time of a sample."""
         with time_limit(self.config.sample_timeout):
             inputs = self.model.to_device(request.inputs)
+            self.model.make_ready(inputs, self.max_new_tokens)
             proof = self.model.prove(setting, inputs)
         check_proof(proof, setting, self.model.expected_experts(setting))
         least, totals_s = self.config.num_warmup_runs, list[float]()
@@ -297,6 +301,7 @@ class ShareMeasurer:
         inputs = self.model.to_device(request.inputs)
         synchronize(self.model.device)
         transfer_s = time.perf_counter() - started
+        self.model.make_ready(inputs, self.max_new_tokens)
         self._warm_up_shape(request.shape, inputs)
         runs, energy = runs_beside_power(
             lambda: run_staged(self.model, inputs, self.max_new_tokens),

@@ -75,6 +75,9 @@ class ScriptedModel:
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         return {}
 
+    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        self.calls.append(f"make_ready for {max_new_tokens}")
+
     def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
         self.calls.append("encode_image")
         if "pixel_values" not in inputs:

@@ -97,6 +97,14 @@ class StagedModel(Protocol):
         """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
         ...
 
+    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Whatever a request of this shape needs at the setting in force before it can be timed; never timed itself.
+
+        A cache of fixed length, captures, kernels built for new shapes. For what is ready already it costs next to
+        nothing. A state from before it may be lost.
+        """
+        ...
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """Vision stage; None for a request without a picture."""
         ...

@@ -32,6 +32,7 @@ from experiment_core_utils.models.generate_stages import GenerateStages, Generat
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
+from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
@@ -43,6 +44,8 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.tasks.interface import Sample
 
+NOT_CAPTURED = "graph is for MolmoE; a model of transformers runs through its own generate()"
+
 
 class TransformersModel:
     """Any image-text-to-text or causal language model of transformers behind the staged interface.
@@ -51,12 +54,16 @@ class TransformersModel:
         name: path or hub id that the model came from.
         model: on its device, in its dtype, in evaluation mode. Its generation config is replaced by a greedy one.
         requests: of the same checkpoint.
+        execution: as asked for; `describe` tells how it runs.
     """
 
-    def __init__(self, name: str, model: PreTrainedModel, requests: ForeignRequests) -> None:
+    def __init__(
+        self, name: str, model: PreTrainedModel, requests: ForeignRequests, execution: ExecutionMode = "eager"
+    ) -> None:
         self.name = name
         self.model = model
         self.requests = requests
+        self._asked = execution
         self.knobs = DecoderKnobs(model)
         model.generation_config = greedy_config(model)
         self.device = model.device
@@ -115,6 +122,9 @@ class TransformersModel:
             self._vision_fields.put_back()
             self._vision_fields.put(fields)
 
+    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """See `StagedModel.make_ready`: `generate()` prepares by itself, inside what is measured."""
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
         return self._stages.encode_image(inputs)
@@ -163,7 +173,14 @@ class TransformersModel:
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
             cache_layers=sum(1 for layer in state.cache.layers if layer.is_initialized),
+            execution="eager",
+            execution_reason=self._execution_reason,
         )
+
+    @property
+    def _execution_reason(self) -> str | None:
+        """Why it does not run as asked; None where it does."""
+        return None if self._asked == "eager" else NOT_CAPTURED
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`; by formula, None for a family that none is known for."""
@@ -215,6 +232,9 @@ class TransformersModel:
             },
             "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
             "cache": "dynamic",
+            "execution_asked": self._asked,
             "execution": "eager",
+            "execution_reason": self._execution_reason,
+            "execution_stages": dict.fromkeys(("vision", "prefill", "decode"), "eager"),
             "timed_inside": "generate",
         }

@@ -24,6 +24,7 @@ SampleBy = Literal["random", "question_type"]
 SettingOrder = Literal["shuffled", "planned"]
 ProfilerMode = Literal["minimal", "full"]
 QuantizationWidth = Literal["none", "4bit", "8bit"]
+ExecutionMode = Literal["eager", "graph"]
 EnergyWish = Literal["required", "optional", "off"]
 
 
@@ -81,6 +82,7 @@ class ProfilingConfig:
     experts_implementation: str | None
     attn_implementation: str | None
     quantization: QuantizationWidth
+    execution: ExecutionMode
     random_weights: bool
     use_profiler: bool
     use_profiler_on_all_samples: bool

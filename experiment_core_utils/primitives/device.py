@@ -23,6 +23,10 @@ class Marks(Protocol):
         """Set a mark now."""
         ...
 
+    def unmark(self) -> None:
+        """Take the last mark back: what led up to it turned out to be of no use."""
+        ...
+
     def seconds(self) -> list[float]:
         """Durations between neighbouring marks, in seconds; waits for the device once."""
         ...
@@ -36,6 +40,9 @@ class HostMarks:
 
     def mark(self) -> None:
         self._times_ns.append(time.perf_counter_ns())
+
+    def unmark(self) -> None:
+        self._times_ns.pop()
 
     def seconds(self) -> list[float]:
         return [(b - a) * 1e-9 for a, b in zip(self._times_ns, self._times_ns[1:], strict=False)]
@@ -52,6 +59,9 @@ class CudaMarks:
         event.record()
         self._events.append(event)
 
+    def unmark(self) -> None:
+        self._events.pop()
+
     def seconds(self) -> list[float]:
         if self._events:
             self._events[-1].synchronize()
@@ -62,6 +72,9 @@ class NoMarks:
     """Sets no marks: the same run without measuring, to find what the measuring costs."""
 
     def mark(self) -> None:
+        return None
+
+    def unmark(self) -> None:
         return None
 
     def seconds(self) -> list[float]:

@@ -204,6 +204,13 @@ def _add_machine(how: argparse._ArgumentGroup) -> None:
         help="weights by bitsandbytes while loading, for models of transformers (%(default)s)",
     )
     how.add_argument(
+        "--execution",
+        choices=("eager", "graph"),
+        default="eager",
+        help="graph: no Python between kernels, by CUDA graphs (on the CPU: plain torch on packed weights), where "
+        "the model allows it (%(default)s)",
+    )
+    how.add_argument(
         "--enable_memory_optimization",
         action="store_true",
         help="release cached GPU memory after each setting",

@@ -220,12 +220,16 @@ class KnobProof:
         blocks_run: blocks that ran in the prefill, as indices of the whole model.
         blocks_run_decode: the same in a decode step; None where no step was run.
         cache_layers: layers of the cache that hold keys.
+        execution: how the setting ran, as `model.execution`; None in results from before it was noted.
+        execution_reason: why not as asked; None where it did.
     """
 
     experts_per_token: tuple[int | None, ...]
     blocks_run: tuple[int, ...]
     blocks_run_decode: tuple[int, ...] | None
     cache_layers: int
+    execution: str | None = None
+    execution_reason: str | None = None
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,10 @@ class MolmoeConnector(nn.Module):
         masks = image_masks.to(features.dtype)
         all_padding = (masks == 0).to(features.dtype)[..., None]
         partly_padding = ((masks < 1) & (masks != 0)).to(features.dtype)[..., None]
-        features = features + self.pad_embed[0] * all_padding + self.pad_embed[1] * partly_padding
+        return self.project(features + self.pad_embed[0] * all_padding + self.pad_embed[1] * partly_padding)
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """[N, P, D * L], padding dealt with -> [N, F, H]."""
         windows = self._windows(features)
         pooled = self._attend(windows.mean(dim=-2, keepdim=True), windows)
         pooled = pooled.view(features.shape[0], -1, pooled.shape[-1])

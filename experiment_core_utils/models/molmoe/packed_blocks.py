@@ -155,7 +155,7 @@ def _packed(block: Any) -> PackedBlock:
     attention, mixture = block.self_attn, block.mlp
     packed = PackedBlock(
         input_norm=block.input_layernorm.weight.detach(),
-        qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=joined_rows([attention.q_proj, attention.k_proj, attention.v_proj]),
         query_norm=attention.q_norm.weight.detach(),
         key_norm=attention.k_norm.weight.detach(),
         output=attention.o_proj.weight.detach(),
@@ -173,7 +173,7 @@ def _packed(block: Any) -> PackedBlock:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _joined(layers: list[nn.Linear]) -> torch.Tensor:
+def joined_rows(layers: list[nn.Linear]) -> torch.Tensor:
     """The layers' weights one below the other; each layer's own becomes a view of its rows."""
     joined = torch.cat([layer.weight.detach() for layer in layers])
     rows = joined.split([layer.out_features for layer in layers])

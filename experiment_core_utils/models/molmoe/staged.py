@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from torch import nn
 from experiment_core_utils.models.architecture import stored_bytes
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.memory_parts import step_weights
-from experiment_core_utils.models.molmoe.batched_answers import answer_together
+from experiment_core_utils.models.molmoe.batched_execution import BatchedExecution
+from experiment_core_utils.models.molmoe.eager_stages import EagerStages
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.execution import Executed, LaunchFreeStages, StoreState, launch_free_stages
 from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.memory import cache_elements
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
@@ -24,8 +27,9 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
+from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks
-from experiment_core_utils.primitives.errors import SampleError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
     KnobProof,
@@ -45,9 +49,16 @@ class MolmoeStagedModel:
         name: path or hub id that the model came from.
         model: on its device, in its dtype, in evaluation mode.
         processor: of the same checkpoint.
+        execution: `graph` runs the stages by engines where the model allows it, else eagerly; `describe` tells.
     """
 
-    def __init__(self, name: str, model: MolmoeForConditionalGeneration, processor: MolmoeProcessor) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: MolmoeForConditionalGeneration,
+        processor: MolmoeProcessor,
+        execution: ExecutionMode = "eager",
+    ) -> None:
         self.name = name
         self.model = model
         self.processor = processor
@@ -57,6 +68,11 @@ class MolmoeStagedModel:
         self.default_top_k = model.default_top_k
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+        self._asked = execution
+        self._eager = EagerStages(model)
+        self._launch_free, self._executed = launch_free_stages(model, execution)
+        self._batched = None if self._launch_free is None else BatchedExecution(self._launch_free)
+        self._refused: dict[DecoderKnobs, str] = {}
 
     @property
     def active_setting(self) -> tuple[int, tuple[int, ...]]:
@@ -140,7 +156,9 @@ class MolmoeStagedModel:
             self.model.set_knobs(top_k, blocks)
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `StagedModel.components`."""
+        """See `StagedModel.components`; engines call no modules."""
+        if isinstance(self._stages, LaunchFreeStages):
+            return {}
         decoder = self.model.get_decoder()
         blocks = list(decoder.layers)
         norms = [norm for block in blocks for norm in (block.input_layernorm, block.post_attention_layernorm)]
@@ -153,34 +171,55 @@ class MolmoeStagedModel:
             "head": [self.model.lm_head],
         }
 
+    @property
+    def _knobs(self) -> DecoderKnobs:
+        return DecoderKnobs(*self.model.active_setting)
+
+    @property
+    def _stages(self) -> EagerStages | LaunchFreeStages:
+        """Of the setting in force."""
+        return self._eager if self._launch_free is None or self._knobs in self._refused else self._launch_free
+
+    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """See `StagedModel.make_ready`; a setting that cannot be made ready runs eagerly from then on."""
+        try:
+            self._stages.make_ready(self._knobs, inputs, max_new_tokens)
+        except ConfigurationError as error:
+            self._refused[self._knobs] = str(error)
+
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
-        if "pixel_values" not in inputs:
-            return None
-        return self.model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+        return self._stages.encode_image(inputs)
 
     def prefill(
         self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
-    ) -> tuple[torch.Tensor, DecodeState]:
+    ) -> tuple[torch.Tensor, DecodeState | StoreState]:
         """See `StagedModel.prefill`."""
-        top_k, blocks = self.model.active_setting
-        return self.model.prefill(inputs["input_ids"], features, top_k=top_k, active_blocks=blocks)
+        return self._stages.prefill(self._knobs, inputs, features)
 
-    def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: DecodeState | StoreState) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
-        return self.model.decode_step(token, state)
+        return self._stages_of(state).decode_step(token, state)
 
     def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
         """See `StagedModel.generate_marked`."""
+        stages = self._stages
+        if isinstance(stages, LaunchFreeStages) and stages.is_captured:
+            return stages.generate_without_waiting(self._knobs, inputs, max_new_tokens, marks, self.eos_token_ids)
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
-    def rewind(self, state: DecodeState, steps: int) -> None:
-        """See `StagedModel.rewind`; to `crop`, a negative number means that in every version of transformers."""
-        state.past_key_values.crop(-steps)
+    def rewind(self, state: DecodeState | StoreState, steps: int) -> None:
+        """See `StagedModel.rewind`."""
+        self._stages_of(state).rewind(state, steps)
+
+    def _stages_of(self, state: DecodeState | StoreState) -> Any:
+        return self._launch_free if isinstance(state, StoreState) else self._eager
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
+        stages = self._stages
+        answerer = self._batched if isinstance(stages, LaunchFreeStages) and self._batched is not None else self._eager
+        return answerer.answer_batch(self._knobs, inputs_list, max_new_tokens, self.eos_token_ids)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
@@ -190,36 +229,15 @@ class MolmoeStagedModel:
         """See `StagedModel.expected_experts`: block 0 keeps the model's own number."""
         return tuple(self.default_top_k if block == 0 else setting.experts for block in setting.active_blocks)
 
-    @torch.inference_mode()
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`: hooks on every router and block of the *full* model count what really runs."""
+        """See `StagedModel.prove`; by the stages that the setting runs with."""
         self.apply(setting)
-        features = self.encode_image(inputs)
-        with self._counted() as counted:
-            logits, state = self.prefill(inputs, features)
-            experts, blocks = dict(counted.experts), tuple(counted.blocks)
-            counted.clear()
-            self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
-            decode_blocks = tuple(counted.blocks)
-        return KnobProof(
-            experts_per_token=tuple(experts[block] for block in blocks),
-            blocks_run=blocks,
-            blocks_run_decode=decode_blocks,
-            cache_layers=sum(1 for layer in state.past_key_values.layers if layer.get_seq_length() > 0),
-        )
-
-    @contextmanager
-    def _counted(self) -> Iterator["_Counted"]:
-        counted = _Counted()
-        handles = []
-        for index, block in enumerate(self.model.all_blocks):
-            handles.append(block.register_forward_hook(counted.block_hook(index)))
-            handles.append(block.mlp.gate.register_forward_hook(counted.router_hook(index)))
-        try:
-            yield counted
-        finally:
-            for handle in handles:
-                handle.remove()
+        proof = self._stages.prove(self._knobs, inputs)
+        execution = self._executed
+        reason = self._refused.get(self._knobs)
+        if reason is not None:
+            execution = Executed("eager", reason, dict.fromkeys(execution.stages, "eager"))
+        return replace(proof, execution=execution.mode, execution_reason=execution.reason)
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
         """See `StagedModel.count_flops`; formulas in `flops.py`."""
@@ -252,31 +270,10 @@ class MolmoeStagedModel:
             "first_block_top_k": self.default_top_k,
             "num_experts": self.num_experts,
             "num_total_blocks": self.num_total_blocks,
-            "cache": "dynamic",
-            "execution": "eager",
+            "cache": "dynamic" if self._launch_free is None else "static",
+            "execution_asked": self._asked,
+            "execution": self._executed.mode,
+            "execution_reason": self._executed.reason,
+            "execution_stages": dict(self._executed.stages),
             "runs_unused_vision_blocks": self.model.config.keep_unused_vision_blocks,
         }
-
-
-@dataclass
-class _Counted:
-    """Blocks in the order in which they ran, and the experts per token that each block's router chose."""
-
-    blocks: list[int] = field(default_factory=list)
-    experts: dict[int, int] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        self.blocks.clear()
-        self.experts.clear()
-
-    def block_hook(self, index: int) -> Any:
-        def hook(*_: Any) -> None:
-            self.blocks.append(index)
-
-        return hook
-
-    def router_hook(self, index: int) -> Any:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            self.experts[index] = int(output[2].shape[-1])
-
-        return hook

@@ -1,0 +1,62 @@
+"""In: requests of any lengths and pictures; out: the greedy answer of each by engines, decoded together.
+
+Prompts run one by one, so that none is padded; each decodes at its own length.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.engine_choice import decoder_engines
+from experiment_core_utils.models.molmoe.engines import DecodeEngine, DecoderKnobs
+from experiment_core_utils.models.molmoe.execution import SLOT_STEP, LaunchFreeStages
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+
+
+class BatchedExecution:
+    """Answers batches; one store of several requests is kept, with the engine that has captured it."""
+
+    def __init__(self, stages: LaunchFreeStages) -> None:
+        self._stages = stages
+        self._made: tuple[KeyValueStore, DecodeEngine] | None = None
+
+    @torch.inference_mode()
+    def answer_batch(
+        self,
+        knobs: DecoderKnobs,
+        requests: Sequence[Mapping[str, Any]],
+        max_new_tokens: int,
+        eos_token_ids: frozenset[int],
+    ) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        lengths = [request["input_ids"].shape[1] for request in requests]
+        store, decode = self._store_for(len(requests), max(lengths) + max_new_tokens)
+        for row, request in enumerate(requests):
+            logits, state = self._stages.prefill(knobs, request, self._stages.encode_image(request))
+            self._stages.place_in(store, row, state)
+            store.next_tokens[row : row + 1] = logits.argmax(dim=-1)
+        store.set_lengths(lengths)
+        decode.make_ready(knobs, store)
+        answers = [[token] for token in store.next_tokens.tolist()]
+        ended = [answer[-1] in eos_token_ids for answer in answers]
+        for _ in range(max_new_tokens - 1):
+            if all(ended):
+                break
+            # The rows whose answers have ended go on unheeded; no row sees another.
+            decode.step(knobs, store)
+            store.note_step()
+            for row, token in enumerate(store.next_tokens.tolist()):
+                if not ended[row]:
+                    answers[row].append(token)
+                    ended[row] = token in eos_token_ids
+        return [tuple(answer) for answer in answers]
+
+    def _store_for(self, batch: int, slots: int) -> tuple[KeyValueStore, DecodeEngine]:
+        """The one there is where it fits; else the old one goes first, as it is large, and its captures with it."""
+        if self._made is None or self._made[0].batch != batch or self._made[0].slots < slots:
+            self._made = None
+            decoder = self._stages.decoder
+            store = KeyValueStore.allocate(decoder, -(-slots // SLOT_STEP) * SLOT_STEP, batch)
+            self._made = store, decoder_engines(decoder).decode
+        return self._made

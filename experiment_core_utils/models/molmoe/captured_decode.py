@@ -1,0 +1,152 @@
+"""In: a packed decoder on a GPU; out: decode steps that replay a CUDA graph, captured once for each setting and store.
+
+The graph chooses the next token, puts it where the next step reads it, and advances the store's lengths, so that a
+replay needs nothing from the host. `capture_refusal` says why a decoder is not captured.
+"""
+
+import subprocess
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+
+# What one program holds in registers: experts to rank, and one row of a weight.
+MOST_EXPERTS, MOST_WIDTH = 128, 8192
+# Launch with overlap (programmatic dependent launch) came with compute capability 9.
+FIRST_OVERLAPPING = 9
+
+
+def capture_refusal(decoder: PackedDecoder) -> str | None:
+    """None where a decode step of this decoder can be captured; else the reason."""
+    if decoder.device.type != "cuda":
+        return f"CUDA graphs need a GPU, and the model is on {decoder.device}"
+    return shape_refusal(decoder)
+
+
+def shape_refusal(decoder: PackedDecoder) -> str | None:
+    """None where the kernels cover the decoder's dtype and widths; else the reason."""
+    if decoder.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the kernels take bfloat16, float16 and float32, not {str(decoder.dtype).removeprefix('torch.')}"
+    width = decoder.head_width
+    if width < 16 or width & (width - 1):
+        return f"the kernels take heads of 16, 32, 64, … values, not {width}"
+    if decoder.num_experts > MOST_EXPERTS:
+        return f"the kernels rank up to {MOST_EXPERTS} experts, not {decoder.num_experts}"
+    widest = max(decoder.width, decoder.num_heads * width, decoder.expert_width)
+    if widest > MOST_WIDTH:
+        return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
+    return None
+
+
+@dataclass
+class _Captured:
+    """A step of a store at one setting. The store is kept alive because the graph holds its addresses."""
+
+    store: KeyValueStore
+    graph: torch.cuda.CUDAGraph
+
+
+class CapturedDecode:
+    """A `DecodeEngine` whose steps are replays.
+
+    Args:
+        limit: graphs kept; beyond it the one that was used longest ago is dropped, and captured anew when needed.
+
+    Raises:
+        ConfigurationError: `capture_refusal` has something against the decoder, or Triton is not installed.
+    """
+
+    def __init__(self, decoder: PackedDecoder, limit: int = 512) -> None:
+        reason = capture_refusal(decoder)
+        if reason is not None:
+            raise ConfigurationError(reason)
+        self._decoder = decoder
+        self._limit = limit
+        self._graphs: OrderedDict[tuple[int, DecoderKnobs], _Captured] = OrderedDict()
+        self._buffers: dict[tuple[int, int], Any] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
+        self._kernels = _decode_step_module()
+
+    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
+        """As `DecodeEngine.make_ready`.
+
+        Raises:
+            ConfigurationError: Triton cannot build the kernels here.
+        """
+        if (id(store), knobs) in self._graphs:
+            return
+        while len(self._graphs) >= self._limit:
+            self._graphs.popitem(last=False)
+        with torch.cuda.device(self._decoder.device), torch.inference_mode():
+            self._graphs[id(store), knobs] = self._capture(knobs, store)
+
+    def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
+        """As `DecodeEngine.step`; captures first what `make_ready` was not asked for."""
+        self.make_ready(knobs, store)
+        self._graphs.move_to_end((id(store), knobs))
+        self._graphs[id(store), knobs].graph.replay()
+        logits: torch.Tensor = self._buffers[store.batch, store.slots].logits
+        return logits
+
+    def _capture(self, knobs: DecoderKnobs, store: KeyValueStore) -> _Captured:
+        tiles = tiles_for(self._decoder, knobs.top_k)
+        size = store.batch, store.slots
+        if size not in self._buffers:
+            self._buffers[size] = self._kernels.StepBuffers.allocate(self._decoder, *size, tiles)
+        step = self._kernels.DecodeStep(self._decoder, store, self._buffers[size], tiles, self._overlap)
+        with _kept(store), _built():
+            step.launch(knobs)
+            torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step.launch(knobs)
+        return _Captured(store, graph)
+
+
+def _decode_step_module() -> Any:
+    try:
+        from experiment_core_utils.models.molmoe.kernels import decode_step
+    except ImportError as error:
+        raise ConfigurationError(f"the decode step's kernels need Triton: {error}") from error
+    return decode_step
+
+
+@contextmanager
+def _kept(store: KeyValueStore) -> Iterator[None]:
+    """The last slot is free to write to; afterwards it, the lengths and the tokens are as before."""
+    last = store.slots - 1
+    changed = (store.device_lengths, store.next_tokens, store.keys[:, :, :, last], store.values[:, :, :, last])
+    before = [tensor.clone() for tensor in changed]
+    store.device_lengths.fill_(last)
+    store.next_tokens.zero_()
+    try:
+        yield
+    finally:
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(old)
+
+
+@contextmanager
+def _built() -> Iterator[None]:
+    """Turns Triton's errors while it builds a kernel into ConfigurationError."""
+    from triton.errors import TritonError
+
+    try:
+        yield
+    except (TritonError, subprocess.CalledProcessError) as error:
+        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error
+    except RuntimeError as error:
+        # Triton says so by a bare RuntimeError where there is no C compiler for its launcher.
+        if "C compiler" not in str(error):
+            raise
+        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error

@@ -1,0 +1,132 @@
+"""In: a prompt's embeddings on a GPU; out: its last token's logits and a filled store, by one CUDA graph a setting.
+
+Prompts are padded at the right to a multiple of 64 tokens; there is one graph for each such length at each setting.
+Importing this module does not need Triton, making an engine does.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+
+# Prompt lengths are rounded up to a multiple of this.
+BUCKET = 64
+# Graphs kept; one holds its list of launches and next to no memory of its own.
+MOST_GRAPHS = 512
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """What the graphs of one padded length read."""
+
+    hidden: torch.Tensor  # [T, H]
+    rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
+
+
+def captured_prefill_problem(decoder: PackedDecoder) -> str | None:
+    """Why this decoder's prefill cannot be captured; None where it can."""
+    half = decoder.head_width // 2
+    if decoder.device.type != "cuda":
+        return f"its weights are on {decoder.device.type}, not on a CUDA device"
+    if decoder.head_width % 2 or half & (half - 1):
+        return f"its heads are {decoder.head_width} wide, not a power of two"
+    for what, size in (("hidden width", decoder.width), ("experts' width", decoder.expert_width)):
+        if size % 16:
+            return f"its {what} is {size}, not a multiple of 16"
+    try:
+        _kernels()
+    except ImportError as error:
+        return f"Triton is missing ({first_line(error)})"
+    return None
+
+
+class CapturedPrefill:
+    """A `PrefillEngine` of one request at a time.
+
+    Making a length ready runs a prompt of zeros: the slots of that request are overwritten.
+
+    Raises:
+        ConfigurationError: the reason, where the decoder cannot be captured.
+    """
+
+    def __init__(self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None) -> None:
+        problem = captured_prefill_problem(decoder)
+        if problem is not None:
+            raise ConfigurationError(f"the prefill cannot be captured: {problem}")
+        self._decoder = decoder
+        self._kernels = _kernels()
+        self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
+        self._buckets: dict[int, _Bucket] = {}
+        self._length = _outside_inference(lambda: torch.ones(1, dtype=torch.int64, device=decoder.device))
+
+    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
+        """See `PrefillEngine.make_ready`; for request 0."""
+        self._make_ready(knobs, store, tokens, 0)
+
+    @torch.inference_mode()
+    def prefill(
+        self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
+    ) -> torch.Tensor:
+        """See `PrefillEngine.prefill`; `store.next_tokens` of the request is the likeliest token afterwards."""
+        tokens = embeddings.shape[0]
+        name = self._make_ready(knobs, store, tokens, request)
+        hidden = self._buckets[_bucket(tokens, store)].hidden
+        hidden[:tokens].copy_(embeddings)
+        hidden[tokens:].zero_()
+        self._length.fill_(tokens)
+        return self._graphs.replay(name)
+
+    @torch.inference_mode()
+    def _make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int, request: int) -> tuple[Any, ...]:
+        """The name of the graph, captured if it was not there."""
+        if tokens > store.slots:
+            raise ConfigurationError(
+                f"a prompt of {tokens} tokens has no room in a key-value store of {store.slots} slots"
+            )
+        rows = _bucket(tokens, store)
+        name = ("prefill", knobs, rows, store.keys.data_ptr(), request)
+        if name in self._graphs:
+            return name
+        if rows not in self._buckets:
+            self._buckets[rows] = _outside_inference(lambda: self._new_bucket(rows))
+        bucket, decoder = self._buckets[rows], self._decoder
+        keys, values = store.keys[: len(knobs.blocks), request], store.values[: len(knobs.blocks), request]
+        chosen = store.next_tokens[request : request + 1]
+
+        def run() -> torch.Tensor:
+            logits: torch.Tensor = self._kernels.prefill(
+                decoder, bucket.hidden, self._length, knobs.blocks, knobs.top_k, keys, values, bucket.rotary
+            )
+            chosen.copy_(logits.argmax(dim=-1))
+            return logits
+
+        self._graphs.capture(name, run)
+        return name
+
+    def _new_bucket(self, rows: int) -> _Bucket:
+        decoder = self._decoder
+        hidden = torch.zeros(rows, decoder.width, dtype=decoder.dtype, device=decoder.device)
+        return _Bucket(hidden, self._kernels.rotary_table(decoder.inverse_frequencies, rows))
+
+
+def _bucket(tokens: int, store: KeyValueStore) -> int:
+    return min(-(-tokens // BUCKET) * BUCKET, store.slots)
+
+
+def _outside_inference(make: Any) -> Any:
+    """What `make` returns, made so that it can be written to outside inference mode too."""
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
+
+
+def _kernels() -> Any:
+    """Triton may be missing; then ImportError."""
+    from experiment_core_utils.models.molmoe.prefill_kernels import prefill
+
+    return prefill

@@ -1,0 +1,111 @@
+"""In: a MolmoE model and a request; out: its three stages run by its modules, with a cache that grows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.batched_answers import answer_together
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.modeling_molmoe import (
+    DecodeState,
+    MolmoeForConditionalGeneration,
+    MolmoeImageFeatures,
+)
+from experiment_core_utils.primitives.records import KnobProof
+
+
+class EagerStages:
+    """The stages as transformers runs them; nothing has to be made ready."""
+
+    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+        self._model = model
+
+    def make_ready(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """See `StagedModel.make_ready`."""
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `StagedModel.encode_image`."""
+        if "pixel_values" not in inputs:
+            return None
+        return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+
+    def prefill(
+        self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+    ) -> tuple[torch.Tensor, DecodeState]:
+        """See `StagedModel.prefill`."""
+        return self._model.prefill(inputs["input_ids"], features, top_k=knobs.top_k, active_blocks=knobs.blocks)
+
+    def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
+        """See `StagedModel.decode_step`."""
+        return self._model.decode_step(token, state)
+
+    def rewind(self, state: DecodeState, steps: int) -> None:
+        """See `StagedModel.rewind`; to `crop`, a negative number means that in every version of transformers."""
+        state.past_key_values.crop(-steps)
+
+    def answer_batch(
+        self,
+        knobs: DecoderKnobs,
+        requests: Sequence[Mapping[str, Any]],
+        max_new_tokens: int,
+        eos_token_ids: frozenset[int],
+    ) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        return answer_together(self._model, requests, eos_token_ids, max_new_tokens)
+
+    @torch.inference_mode()
+    def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`: hooks on every router and block of the *full* model count what really runs."""
+        features = self.encode_image(inputs)
+        with self._counted() as counted:
+            logits, state = self.prefill(knobs, inputs, features)
+            experts, blocks = dict(counted.experts), tuple(counted.blocks)
+            counted.clear()
+            self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+            decode_blocks = tuple(counted.blocks)
+        return KnobProof(
+            experts_per_token=tuple(experts[block] for block in blocks),
+            blocks_run=blocks,
+            blocks_run_decode=decode_blocks,
+            cache_layers=sum(1 for layer in state.past_key_values.layers if layer.get_seq_length() > 0),
+        )
+
+    @contextmanager
+    def _counted(self) -> Iterator["_Counted"]:
+        counted = _Counted()
+        handles = []
+        for index, block in enumerate(self._model.all_blocks):
+            handles.append(block.register_forward_hook(counted.block_hook(index)))
+            handles.append(block.mlp.gate.register_forward_hook(counted.router_hook(index)))
+        try:
+            yield counted
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@dataclass
+class _Counted:
+    """Blocks in the order in which they ran, and the experts per token that each block's router chose."""
+
+    blocks: list[int] = field(default_factory=list)
+    experts: dict[int, int] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.experts.clear()
+
+    def block_hook(self, index: int) -> Any:
+        def hook(*_: Any) -> None:
+            self.blocks.append(index)
+
+        return hook
+
+    def router_hook(self, index: int) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            self.experts[index] = int(output[2].shape[-1])
+
+        return hook

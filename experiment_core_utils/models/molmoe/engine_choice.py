@@ -1,0 +1,75 @@
+"""In: a MolmoE model on its device; out: what runs each of its stages in place of its modules, and why that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
+from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
+from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
+from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
+from experiment_core_utils.models.molmoe.straight_vision import StraightVision
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.records import StageName
+
+NO_GRAPHS_HERE = "there are no CUDA graphs on the CPU"
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What runs each stage.
+
+    Attributes:
+        vision: None where the modules run it.
+        ways: `captured`, `straight` or `eager`, of each stage.
+        reasons: of each stage that is not captured, why.
+    """
+
+    prefill: PrefillEngine
+    decode: DecodeEngine
+    ways: Mapping[StageName, str]
+    reasons: Mapping[StageName, str]
+    vision: VisionEngine | None = field(default=None)
+
+
+def choose_engines(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> Engines:
+    """The fastest engine of each stage that takes this model where it is.
+
+    Raises:
+        ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.
+    """
+    chosen = decoder_engines(decoder)
+    vision, way, reason = _vision_engine(model)
+    reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
+    return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons)
+
+
+def decoder_engines(decoder: PackedDecoder) -> Engines:
+    """Without the vision stage; see `choose_engines`."""
+    if decoder.device.type != "cuda":
+        ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
+        reasons = dict.fromkeys(ways, NO_GRAPHS_HERE)
+        return Engines(StraightPrefill(decoder), StraightDecode(decoder), ways, reasons)
+    decode = CapturedDecode(decoder)
+    try:
+        return Engines(CapturedPrefill(decoder), decode, {"prefill": "captured", "decode": "captured"}, {})
+    except ConfigurationError as error:
+        ways = {"prefill": "straight", "decode": "captured"}
+        return Engines(StraightPrefill(decoder), decode, ways, {"prefill": str(error)})
+
+
+def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine | None, str, str | None]:
+    """The engine, its way, and why it is not captured."""
+    reason = NO_GRAPHS_HERE
+    if model.device.type == "cuda":
+        try:
+            return CapturedVision(pack_vision(model)), "captured", None
+        except ConfigurationError as error:
+            reason = str(error)
+    try:
+        return StraightVision(model), "straight", reason
+    except ConfigurationError as error:
+        return None, "eager", str(error)

@@ -1,0 +1,317 @@
+"""In: a MolmoE model and a request; out: its three stages run by engines, on a key-value store of fixed size.
+
+There is one store, and so one state at a time: a state can be decoded from until another request is prefilled. Store,
+captures and rotary factors are made by `make_ready`, outside of what is measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
+from experiment_core_utils.primitives.config import ExecutionMode
+from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.records import KnobProof, MarkedTokens, StageName
+
+# Stores grow by so many slots, so that longer requests seldom need a new one; captures are lost with the old one.
+SLOT_STEP = 512
+# Room for answers to a request that nobody announced.
+UNANNOUNCED_TOKENS = 64
+# Share of the logits' norm by which a capture may differ from the straight path, in float32 and in lower precision.
+MOST_DIFFERENCE, MOST_ROUNDED_DIFFERENCE = 1e-3, 0.2
+
+
+@dataclass
+class StoreState:
+    """What `decode_step` needs between tokens: where the request stands in the store.
+
+    Attributes:
+        prompt: its tokens; another state of the same tensor at the same knobs has filled the same slots.
+        length: slots in use.
+    """
+
+    knobs: DecoderKnobs
+    prompt: torch.Tensor  # [1, T]
+    length: int
+
+
+@dataclass(frozen=True)
+class Executed:
+    """How a model's stages run.
+
+    Attributes:
+        mode: `eager`; `straight` by plain torch without modules; `graph` where decode steps are captured.
+        reason: why it is not `graph` in all stages though that was asked for; None where it is, or nobody asked.
+        stages: `eager`, `straight` or `captured`, of each stage.
+    """
+
+    mode: str
+    reason: str | None
+    stages: Mapping[StageName, str]
+
+
+STAGES: tuple[StageName, ...] = ("vision", "prefill", "decode")
+
+
+def launch_free_stages(
+    model: MolmoeForConditionalGeneration, asked: ExecutionMode
+) -> tuple["LaunchFreeStages | None", Executed]:
+    """The stages by engines, and what is recorded of it; None where the modules run."""
+    eagerly = dict.fromkeys(STAGES, "eager")
+    if asked == "eager":
+        return None, Executed("eager", None, eagerly)
+    try:
+        stages = LaunchFreeStages(model)
+    except ConfigurationError as error:
+        return None, Executed("eager", str(error), eagerly)
+    ways, reasons = stages.engines.ways, stages.engines.reasons
+    by_reason: dict[str, list[str]] = {}
+    for stage, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(stage)
+    said = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
+    return stages, Executed("graph" if stages.is_captured else "straight", said or None, ways)
+
+
+class LaunchFreeStages:
+    """A MolmoE model's stages without its modules.
+
+    Raises:
+        ConfigurationError: the decoder cannot be packed, or on a GPU its steps cannot be captured.
+    """
+
+    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+        self._model = model
+        self._decoder = pack_decoder(model)
+        self._engines = choose_engines(model, self._decoder)
+        self._store = KeyValueStore.allocate(self._decoder, slots=0)
+        self._held: StoreState | None = None
+        self._host_tokens = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def decoder(self) -> PackedDecoder:
+        """The weights."""
+        return self._decoder
+
+    @property
+    def engines(self) -> Engines:
+        """What runs each stage."""
+        return self._engines
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replayed on a GPU, so that the host need not wait for each."""
+        return self._engines.ways["decode"] == "captured"
+
+    def make_ready(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Everything that a request of this shape needs at these knobs; a state from before is no longer valid."""
+        tokens = inputs["input_ids"].shape[1]
+        self._make_room(tokens + max_new_tokens)
+        if "pixel_values" in inputs and self._engines.vision is not None:
+            self._engines.vision.make_ready(inputs["pixel_values"].shape[1])
+        self._engines.prefill.make_ready(knobs, self._store, tokens)
+        self._engines.decode.make_ready(knobs, self._store)
+        self._held = None
+        if self.is_captured and len(self._host_tokens) < max_new_tokens:
+            self._host_tokens = torch.empty(max_new_tokens, dtype=torch.int64, pin_memory=True)
+
+    def _make_room(self, slots: int) -> None:
+        """What the state that is held has in its slots goes along."""
+        if slots <= self._store.slots:
+            return
+        old, wanted = self._store, -(-slots // SLOT_STEP) * SLOT_STEP
+        self._store = KeyValueStore.allocate(self._decoder, wanted)
+        if self._held is not None:
+            self._store.keys[:, :, :, : old.slots] = old.keys
+            self._store.values[:, :, :, : old.slots] = old.values
+            self._store.set_lengths(old.lengths)
+        if self.is_captured:
+            # Their captures hold the addresses of the store that was.
+            made = decoder_engines(self._decoder)
+            self._engines = replace(self._engines, prefill=made.prefill, decode=made.decode)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `StagedModel.encode_image`; the next call may overwrite the features."""
+        if "pixel_values" not in inputs:
+            return None
+        if self._engines.vision is None:
+            return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+        features = self._engines.vision.encode(inputs["pixel_values"][0], inputs["image_masks"][0])
+        return MolmoeImageFeatures(pooler_output=features[None], image_input_idx=inputs["image_input_idx"].flatten(1))
+
+    @torch.inference_mode()
+    def prefill(
+        self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+    ) -> tuple[torch.Tensor, StoreState]:
+        """See `StagedModel.prefill`."""
+        prompt = inputs["input_ids"]
+        tokens = prompt.shape[1]
+        self._held = None
+        if tokens > self._store.slots:
+            self._make_room(tokens + UNANNOUNCED_TOKENS)
+        logits = self._engines.prefill.prefill(self._embedded(prompt, features), knobs, self._store)
+        self._store.set_lengths([tokens])
+        self._held = StoreState(knobs, prompt, tokens)
+        return logits, self._held
+
+    def _embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
+        """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
+        tokens = prompt.shape[1]
+        embeddings = F.embedding(prompt[0], self._decoder.embedding)
+        if features is None:
+            return embeddings
+        places = features.image_input_idx[0]
+        # One row more, for the features that are dropped.
+        roomy = F.pad(embeddings, (0, 0, 0, 1))
+        roomy.index_add_(0, torch.where(places < 0, tokens, places), features.pooler_output[0].to(roomy.dtype))
+        return roomy[:tokens]
+
+    @torch.inference_mode()
+    def decode_step(self, token: torch.Tensor, state: StoreState) -> torch.Tensor:
+        """See `StagedModel.decode_step`.
+
+        Raises:
+            SettingError: another request was prefilled in the meantime.
+        """
+        self._resume(state)
+        if state.length == self._store.slots:
+            self._make_room(state.length + 1)
+        self._store.next_tokens.copy_(token.flatten())
+        return self._step(state)
+
+    def _resume(self, state: StoreState) -> None:
+        held = self._held
+        if held is not state:
+            same_prompt = held is not None and held.prompt is state.prompt and held.knobs == state.knobs
+            if not same_prompt or state.length != state.prompt.shape[1]:
+                raise SettingError("the key-value store holds another request by now; prefill this one again")
+            self._held = state
+        if self._store.lengths[0] != state.length:
+            self._store.set_lengths([state.length])
+
+    def _step(self, state: StoreState) -> torch.Tensor:
+        logits = self._engines.decode.step(state.knobs, self._store)
+        self._store.note_step()
+        state.length += 1
+        return logits
+
+    def rewind(self, state: StoreState, steps: int) -> None:
+        """See `StagedModel.rewind`."""
+        self._resume(state)
+        state.length -= steps
+        self._store.set_lengths([state.length])
+
+    @torch.inference_mode()
+    def generate_without_waiting(
+        self,
+        knobs: DecoderKnobs,
+        inputs: Mapping[str, Any],
+        max_new_tokens: int,
+        marks: Marks,
+        eos_token_ids: frozenset[int],
+    ) -> MarkedTokens:
+        """As `generate_greedily` on a GPU: a step is launched before the token in front of it is looked at.
+
+        A mark lies behind the copy of each token to the host. The step behind the last token is launched in vain and
+        lies behind the last mark.
+        """
+        self.make_ready(knobs, inputs, max_new_tokens)
+        spans: list[StageName] = []
+        marks.mark()
+        features = self.encode_image(inputs)
+        if features is not None:
+            marks.mark()
+            spans.append("vision")
+        logits, state = self.prefill(knobs, inputs, features)
+        self._store.next_tokens.copy_(logits.argmax(dim=-1))
+        arrived = [self._sent(0)]
+        marks.mark()
+        spans.append("prefill")
+        token_ids: list[int] = []
+        while True:
+            place = len(token_ids)
+            is_last = place + 1 == max_new_tokens
+            if not is_last:
+                self._step(state)
+                arrived.append(self._sent(place + 1))
+                marks.mark()
+            arrived[place].synchronize()
+            token_ids.append(int(self._host_tokens[place]))
+            if is_last or token_ids[-1] in eos_token_ids:
+                break
+            spans.append("decode")
+        if not is_last:
+            marks.unmark()
+        return MarkedTokens(tuple(token_ids), tuple(spans))
+
+    def _sent(self, place: int) -> torch.cuda.Event:
+        """The last token on its way to the host."""
+        self._host_tokens[place : place + 1].copy_(self._store.next_tokens, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def place_in(self, store: KeyValueStore, row: int, state: StoreState) -> None:
+        """Copy the slots of the request that is held into a row of a store of several."""
+        self._resume(state)
+        store.keys[:, row, :, : state.length] = self._store.keys[:, 0, :, : state.length]
+        store.values[:, row, :, : state.length] = self._store.values[:, 0, :, : state.length]
+
+    @torch.inference_mode()
+    def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`: blocks by the slots that they filled, experts as the straight path notes them.
+
+        What is captured keeps no notes; its logits are held against those of the straight path instead.
+
+        Raises:
+            KnobDidNotAct: they are not the same.
+        """
+        features = self.encode_image(inputs)
+        logits, state = self.prefill(knobs, inputs, features)
+        token = logits.argmax(dim=-1)
+        self._store.keys[:, :, :, state.length] = torch.nan
+        found = [logits.clone(), self.decode_step(token, state).clone()]
+        filled = self._store.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
+        prefill, decode = self._engines.prefill, self._engines.decode
+        if not isinstance(prefill, StraightPrefill) or not isinstance(decode, StraightDecode):
+            prefill, decode = self._compared(knobs, inputs, features, token, found)
+        return KnobProof(
+            experts_per_token=tuple(ids.shape[1] for ids in prefill.chosen_experts.values()),
+            blocks_run=tuple(prefill.chosen_experts),
+            blocks_run_decode=tuple(decode.chosen_experts),
+            cache_layers=int(filled.sum()),
+        )
+
+    def _compared(
+        self,
+        knobs: DecoderKnobs,
+        inputs: Mapping[str, Any],
+        features: MolmoeImageFeatures | None,
+        token: torch.Tensor,
+        found: Sequence[torch.Tensor],
+    ) -> tuple[StraightPrefill, StraightDecode]:
+        """The straight path on a store of its own, once its logits are found to be those that were found."""
+        prefill, decode = StraightPrefill(self._decoder), StraightDecode(self._decoder)
+        tokens = inputs["input_ids"].shape[1]
+        store = KeyValueStore.allocate(self._decoder, tokens + 1)
+        expected = [prefill.prefill(self._embedded(inputs["input_ids"], features), knobs, store)]
+        store.set_lengths([tokens])
+        store.next_tokens.copy_(token)
+        expected.append(decode.step(knobs, store))
+        most = MOST_DIFFERENCE if self._decoder.dtype == torch.float32 else MOST_ROUNDED_DIFFERENCE
+        for stage, mine, theirs in zip(("prefill", "decode"), found, expected, strict=True):
+            difference = float((mine.float() - theirs.float()).norm() / theirs.float().norm())
+            # Not-a-number is no agreement either.
+            if not difference <= most:
+                raise KnobDidNotAct(
+                    f"the captured {stage} differs by {difference:.1%} from the same setting run step by step"
+                )
+        return prefill, decode

@@ -1,0 +1,279 @@
+"""In: a packed decoder, a key-value store and a setting; out: one decode step, launched on the current stream.
+
+Six kernels a block and two after the last. Activations between kernels are float32 (the experts' products, in the
+weights' dtype, aside), so that a bfloat16 model rounds less often than its modules do. Importing this module needs
+Triton.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.kernels import attention, dense_products, mixture
+from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """What one kernel leaves for the next: B requests, S splits, T slots, K up to E; float32 unless said."""
+
+    stream: torch.Tensor  # [B, H] the residual stream
+    qkv: torch.Tensor  # [B, (Q + 2 * KV) * D]
+    partial: torch.Tensor  # [B, S, Q, D]
+    peaks: torch.Tensor  # [B, S, Q]
+    totals: torch.Tensor  # [B, S, Q]
+    state: torch.Tensor  # [B, H] normed, for the experts
+    router_logits: torch.Tensor  # [B, E]
+    chosen: torch.Tensor  # [B, K] int32, each slot's expert
+    shares: torch.Tensor  # [B, K], its weight
+    products: torch.Tensor  # [B, K, I] in the weights' dtype
+    logits: torch.Tensor  # [B, V]
+    best_logits: torch.Tensor  # [B, blocks of the head]
+    best_rows: torch.Tensor  # [B, blocks of the head] int32
+    cosines: torch.Tensor  # [T, D]
+    sines: torch.Tensor  # [T, D]
+
+    @classmethod
+    @torch.inference_mode(False)
+    def allocate(cls, decoder: PackedDecoder, batch: int, slots: int, tiles: StepTiles) -> "StepBuffers":
+        """Beside the decoder's weights, for every setting of a store of this size."""
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=decoder.device)
+
+        heads, splits, width = decoder.num_heads, tiles.splits, decoder.head_width
+        rows = decoder.head.shape[0]
+        blocks = triton.cdiv(rows, tiles.head.rows)
+        positions = torch.arange(slots, dtype=torch.float32, device=decoder.device)
+        angles = torch.outer(positions, decoder.inverse_frequencies).repeat(1, 2)
+        return cls(
+            stream=floats(batch, decoder.width),
+            qkv=floats(batch, decoder.blocks[0].qkv.shape[0]),
+            partial=floats(batch, splits, heads, width),
+            peaks=floats(batch, splits, heads),
+            totals=floats(batch, splits, heads),
+            state=floats(batch, decoder.width),
+            router_logits=floats(batch, decoder.num_experts),
+            chosen=torch.empty((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
+            shares=floats(batch, decoder.num_experts),
+            products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
+            logits=floats(batch, rows),
+            best_logits=floats(batch, blocks),
+            best_rows=torch.empty((batch, blocks), dtype=torch.int32, device=decoder.device),
+            cosines=angles.cos(),
+            sines=angles.sin(),
+        )
+
+
+class DecodeStep:
+    """One step of a store's requests.
+
+    Args:
+        buffers: for this store's batch and slots, made with `tiles` of the same splits and head.
+        overlap: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer.
+    """
+
+    def __init__(
+        self, decoder: PackedDecoder, store: KeyValueStore, buffers: StepBuffers, tiles: StepTiles, overlap: bool
+    ) -> None:
+        self._decoder = decoder
+        self._store = store
+        self._buffers = buffers
+        self._tiles = tiles
+        self._overlap = overlap
+
+    def launch(self, knobs: DecoderKnobs) -> torch.Tensor:
+        """As `DecodeEngine.step`."""
+        decoder, buffers = self._decoder, self._buffers
+        for row, index in enumerate(knobs.blocks):
+            block = decoder.blocks[index]
+            # The first block that runs reads the tokens' embeddings, and writes the stream.
+            source = decoder.embedding if row == 0 else buffers.stream
+            self.launch_qkv(block, source, embed=row == 0)
+            following = knobs.blocks[row + 1 : row + 2]
+            self.launch_attention(block, row, decoder.blocks[following[0]].qkv if following else decoder.head)
+            self.launch_output(block, source, embed=row == 0)
+            self.launch_router(block)
+            top_k = decoder.default_top_k if index == 0 else knobs.top_k
+            self.launch_gate_up(block, top_k)
+            self.launch_down(block, top_k)
+        self.launch_head()
+        self.launch_next_token()
+        return buffers.logits
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile, arguments: tuple[Any, ...], **sizes: Any) -> None:
+        # The interpreter takes neither number.
+        options = {"launch_pdl": True} if self._overlap else {}
+        kernel[grid](*arguments, **sizes, PDL=self._overlap, num_warps=tile.warps, **options)
+
+    def launch_qkv(self, block: PackedBlock, source: torch.Tensor, embed: bool) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.qkv
+        rows = block.qkv.shape[0]
+        self._launch(
+            dense_products.normed_product_kernel,
+            (self._store.batch, triton.cdiv(rows, tile.rows * tile.steps)),
+            tile,
+            (source, self._store.next_tokens, block.input_norm, block.qkv, buffers.qkv, rows, decoder.norm_eps),
+            **self._width(rows, tile),
+            STEPS=tile.steps,
+            EMBED=embed,
+        )
+
+    def _width(self, rows: int, tile: Tile) -> dict[str, Any]:
+        width = self._decoder.width
+        padded = triton.next_power_of_2(width)
+        return {
+            "WIDTH": width,
+            "PADDED": padded,
+            "BLOCK": tile.rows,
+            "EXACT": padded == width and rows % (tile.rows * tile.steps) == 0,
+        }
+
+    def launch_attention(self, block: PackedBlock, row: int, ahead: torch.Tensor) -> None:
+        decoder, buffers, tiles, store = self._decoder, self._buffers, self._tiles, self._store
+        width = decoder.head_width
+        fetched = tiles.ahead * 1024 * 1024 // 128
+        programs = decoder.num_heads * tiles.splits * store.batch
+        cached = (store.keys[row], store.values[row], store.device_lengths)
+        parts = (buffers.partial, buffers.peaks, buffers.totals)
+        self._launch(
+            attention.attention_kernel,
+            (decoder.num_heads, tiles.splits, store.batch),
+            tiles.attention,
+            (
+                buffers.qkv,
+                block.query_norm,
+                block.key_norm,
+                buffers.cosines,
+                buffers.sines,
+                *cached,
+                *parts,
+                ahead,
+                min(fetched, ahead.numel() * ahead.element_size() // 128),
+                store.slots,
+                decoder.norm_eps,
+                width**-0.5,
+            ),
+            Q=decoder.num_heads,
+            KV=decoder.num_kv_heads,
+            D=width,
+            PADDED_Q=triton.next_power_of_2(decoder.num_heads * width),
+            PADDED_KV=triton.next_power_of_2(decoder.num_kv_heads * width),
+            SPLITS=tiles.splits,
+            BLOCK=tiles.attention.rows,
+            LINES=triton.next_power_of_2(triton.cdiv(fetched, programs)) if self._overlap and fetched else 0,
+        )
+
+    def launch_output(self, block: PackedBlock, source: torch.Tensor, embed: bool) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.output
+        rows, heads = decoder.width, triton.next_power_of_2(decoder.num_heads)
+        parts = (buffers.partial, buffers.peaks, buffers.totals)
+        self._launch(
+            attention.attention_output_kernel,
+            (self._store.batch, triton.cdiv(rows, tile.rows)),
+            tile,
+            (*parts, block.output, source, self._store.next_tokens, buffers.stream, rows),
+            Q=decoder.num_heads,
+            D=decoder.head_width,
+            PADDED_HEADS=heads,
+            SPLITS=self._tiles.splits,
+            BLOCK=tile.rows,
+            EXACT=heads == decoder.num_heads and rows % tile.rows == 0,
+            EMBED=embed,
+        )
+
+    def launch_router(self, block: PackedBlock) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.router
+        experts = decoder.num_experts
+        self._launch(
+            mixture.router_kernel,
+            (self._store.batch, triton.cdiv(experts, tile.rows)),
+            tile,
+            (
+                buffers.stream,
+                block.ffn_norm,
+                block.router,
+                buffers.router_logits,
+                buffers.state,
+                experts,
+                decoder.norm_eps,
+            ),
+            **self._width(experts, tile),
+        )
+
+    def launch_gate_up(self, block: PackedBlock, top_k: int) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.gate_up
+        inner = decoder.expert_width
+        self._launch(
+            mixture.gate_up_kernel,
+            (self._store.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
+            tile,
+            (
+                buffers.router_logits,
+                buffers.state,
+                block.gate_up,
+                buffers.products,
+                buffers.chosen,
+                buffers.shares,
+                top_k,
+            ),
+            E=decoder.num_experts,
+            PADDED_E=triton.next_power_of_2(decoder.num_experts),
+            INNER=inner,
+            **self._width(inner, tile),
+            STEPS=tile.steps,
+            NORMALISE=decoder.normalise_top_k,
+        )
+
+    def launch_down(self, block: PackedBlock, top_k: int) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.down
+        rows, inner = decoder.width, decoder.expert_width
+        padded = triton.next_power_of_2(inner)
+        self._launch(
+            mixture.down_kernel,
+            (self._store.batch, triton.cdiv(rows, tile.rows)),
+            tile,
+            (buffers.chosen, buffers.shares, buffers.products, block.down, buffers.stream, rows),
+            TOP_K=top_k,
+            INNER=inner,
+            PADDED=padded,
+            BLOCK=tile.rows,
+            EXACT=padded == inner and rows % tile.rows == 0,
+        )
+
+    def launch_head(self) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.head
+        rows = decoder.head.shape[0]
+        self._launch(
+            dense_products.head_kernel,
+            (self._store.batch, triton.cdiv(rows, tile.rows)),
+            tile,
+            (
+                buffers.stream,
+                decoder.final_norm,
+                decoder.head,
+                buffers.logits,
+                buffers.best_logits,
+                buffers.best_rows,
+                rows,
+                decoder.norm_eps,
+            ),
+            **self._width(rows, tile),
+        )
+
+    def launch_next_token(self) -> None:
+        buffers, store = self._buffers, self._store
+        blocks = buffers.best_logits.shape[1]
+        self._launch(
+            dense_products.next_token_kernel,
+            (store.batch,),
+            Tile(blocks, 8),
+            (buffers.best_logits, buffers.best_rows, store.next_tokens, store.device_lengths, blocks),
+            rows=buffers.logits.shape[1],
+            PADDED=triton.next_power_of_2(blocks),
+        )

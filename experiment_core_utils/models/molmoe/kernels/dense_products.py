@@ -1,0 +1,147 @@
+"""In: the residual stream and dense weights; out: queries, keys and values, or logits and the likeliest token.
+
+All sums are in float32, whatever the weights are in. Each kernel reads its weights before it waits for the kernel
+before it (`PDL`, programmatic dependent launch), and lets the next one start only after that wait: what a kernel reads
+before its wait was finished two kernels earlier. Importing this module needs Triton.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BLOCK, PADDED] of a weight [rows, WIDTH], zero outside; EXACT where nothing is outside."""
+    place = weight + row[:, None].to(tl.int64) * WIDTH + column[None, :]
+    if EXACT:
+        tile = tl.load(place, eviction_policy="evict_first")
+    else:
+        inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+        tile = tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first")
+    return tile
+
+
+@triton.jit
+def stream_row(stream, tokens, request, WIDTH: tl.constexpr, EMBED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the request's residual stream begins: its own row, or at the start of a step its token's embedding."""
+    row = request
+    if EMBED:
+        row = tl.load(tokens + request)
+    return stream + row * WIDTH
+
+
+@triton.jit
+def normed(state, scale, WIDTH: tl.constexpr, eps):  # type: ignore[no-untyped-def]
+    """Root-mean-square norm of one row of WIDTH values (zeros beyond them)."""
+    return state * tl.rsqrt(tl.sum(state * state, axis=0) / WIDTH + eps) * scale.to(tl.float32)
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def fetch_ahead(weight, lines, program, LINES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Ask for LINES of the weight's lines (128 bytes) in the second-level cache, where they shall stay until used."""
+    line = tl.minimum(program * LINES + tl.arange(0, LINES), lines - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2::evict_last [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [weight.to(tl.int64) + line.to(tl.int64) * 128],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def normed_product_kernel(  # type: ignore[no-untyped-def]
+    stream,
+    tokens,
+    norm,
+    weight,
+    output,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+    EXACT: tl.constexpr,
+    EMBED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """output [B, rows] = weight [rows, WIDTH] times the norm of the stream; programs: (request, STEPS row blocks)."""
+    request = tl.program_id(0)
+    row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
+    scale = tl.load(norm + column, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    state = tl.load(stream_row(stream, tokens, request, WIDTH, EMBED) + column, mask=inside, other=0.0)
+    state = normed(state.to(tl.float32), scale, WIDTH, eps)
+    for step in tl.static_range(STEPS):
+        following = tile
+        if step + 1 < STEPS:
+            following = weight_rows(weight, row + BLOCK, column, rows, WIDTH, EXACT)
+        total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
+        tl.store(output + request * rows + row, total, mask=row < rows)
+        row += BLOCK
+        tile = following
+
+
+@triton.jit
+def head_kernel(  # type: ignore[no-untyped-def]
+    stream,
+    norm,
+    weight,
+    logits,
+    best_logits,
+    best_rows,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EXACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """As above into logits [B, rows], with each block's largest and its row, the first of equal ones."""
+    request = tl.program_id(0)
+    block = tl.program_id(1)
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
+    scale = tl.load(norm + column, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    state = tl.load(stream + request * WIDTH + column, mask=inside, other=0.0)
+    state = normed(state, scale, WIDTH, eps)
+    total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
+    tl.store(logits + request * rows + row, total, mask=row < rows)
+    total = tl.where(row < rows, total, float("-inf"))
+    best = tl.max(total, axis=0)
+    first = tl.min(tl.where(total == best, row, rows - 1), axis=0)
+    place = request * tl.num_programs(1) + block
+    tl.store(best_logits + place, best)
+    tl.store(best_rows + place, first)
+
+
+@triton.jit
+def next_token_kernel(  # type: ignore[no-untyped-def]
+    best_logits, best_rows, tokens, lengths, blocks, rows, PADDED: tl.constexpr, PDL: tl.constexpr
+):
+    """The likeliest row of each request becomes its token, the lowest of equal ones; its length grows by one."""
+    request = tl.program_id(0)
+    block = tl.arange(0, PADDED)
+    inside = block < blocks
+    wait_for_previous(PDL)
+    logit = tl.load(best_logits + request * blocks + block, mask=inside, other=float("-inf"))
+    row = tl.load(best_rows + request * blocks + block, mask=inside, other=0)
+    first = tl.min(tl.where(inside & (logit == tl.max(logit, axis=0)), row, rows - 1), axis=0)
+    tl.store(tokens + request, first.to(tl.int64))
+    tl.store(lengths + request, tl.load(lengths + request) + 1)

@@ -1,0 +1,197 @@
+"""In: a MolmoE model on its device; out: the weights of its vision tower and connector, for few products a block.
+
+Weights that are multiplied with the same rows become views of one tensor, as in `packed_blocks`, so that next to
+nothing is held twice (the patch embedding is: its columns are padded).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# Products on tensor cores want the inner width in multiples of this.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Weights [D] of a layer norm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class PackedVisionBlock:
+    """One block of the tower, D wide."""
+
+    first_norm: LayerNorm
+    qkv: torch.Tensor  # [3 * D, D], rows: queries, keys, values
+    qkv_bias: torch.Tensor  # [3 * D]
+    output: torch.Tensor  # [D, D]
+    output_bias: torch.Tensor  # [D]
+    second_norm: LayerNorm
+    inner: torch.Tensor  # [I, D], then quick-GELU
+    inner_bias: torch.Tensor  # [I]
+    outer: torch.Tensor  # [D, I]
+    outer_bias: torch.Tensor  # [D]
+
+
+@dataclass(frozen=True)
+class PooledWindows:
+    """A crop's grid of patches, and the side of a window that becomes one feature."""
+
+    grid_side: int
+    window: int
+
+
+@dataclass(frozen=True)
+class PackedConnector:
+    """Pooling by attention and the gated projection; C is the width of all feature blocks together."""
+
+    windows: PooledWindows
+    num_heads: int
+    pads: torch.Tensor  # [2, C], for patches that are all or partly padding
+    query: torch.Tensor  # [D, C]
+    query_bias: torch.Tensor  # [D]
+    key_value: torch.Tensor  # [2 * D, C], rows: keys, values
+    key_value_bias: torch.Tensor  # [2 * D]
+    output: torch.Tensor  # [D, D]
+    output_bias: torch.Tensor  # [D]
+    gate_up: torch.Tensor  # [2 * J, D], rows: gate, up
+    down: torch.Tensor  # [H, J]
+
+
+@dataclass(frozen=True)
+class PackedVision:
+    """The blocks that run, in order, and what stands around them."""
+
+    patch_weight: torch.Tensor  # [D, 3 * S * S padded with zero columns], S the side of a patch
+    class_embedding: torch.Tensor  # [D]
+    positions: torch.Tensor  # [P + 1, D]
+    before: LayerNorm
+    blocks: tuple[PackedVisionBlock, ...]
+    feature_blocks: tuple[int, ...]  # whose states are laid side by side
+    num_heads: int
+    patch_side: int
+    connector: PackedConnector
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.patch_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.patch_weight.dtype
+
+
+def pack_vision(model: MolmoeForConditionalGeneration) -> PackedVision:
+    """The weights of the vision tower and the connector; joined ones become views in the modules.
+
+    Raises:
+        ConfigurationError: the tower computes something else than the packed path does (another activation), or its
+            weights are quantised, not loaded, or not all on one device in one dtype.
+    """
+    tower, vision = model.model.vision_tower, model.config.vision_config
+    problem = _problem(model)
+    if problem is not None:
+        raise ConfigurationError(f"the vision tower cannot be packed: {problem}; run it with --execution eager")
+    embeddings = tower.embeddings
+    return PackedVision(
+        patch_weight=_padded(embeddings.patch_embedding.weight.detach().flatten(1)),
+        class_embedding=embeddings.class_embedding.detach(),
+        positions=embeddings.position_embedding.weight.detach(),
+        before=_norm(tower.pre_layernorm),
+        blocks=tuple(_block(layer) for layer in tower.layers[: tower.blocks_to_run]),
+        feature_blocks=tower.feature_blocks,
+        num_heads=vision.num_attention_heads,
+        patch_side=vision.patch_size,
+        connector=_connector(model),
+    )
+
+
+def _problem(model: MolmoeForConditionalGeneration) -> str | None:
+    activation = model.config.vision_config.hidden_act
+    if activation != "quick_gelu":
+        return f"its blocks use {activation}, not quick_gelu"
+    parts = nn.ModuleList([model.model.vision_tower, model.model.connector])
+    layers = [layer for layer in parts.modules() if isinstance(layer, nn.Linear)]
+    weights = list(parts.parameters())
+    if any(type(layer) is not nn.Linear for layer in layers) or not all(map(torch.is_floating_point, weights)):
+        return "its weights are quantised"
+    devices = sorted({str(weight.device) for weight in weights})
+    if len(devices) > 1:
+        return f"its weights are on several devices ({', '.join(devices)})"
+    if devices == ["meta"]:
+        return "its weights are not loaded"
+    dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
+    return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
+
+
+def _block(layer: CLIPEncoderLayer) -> PackedVisionBlock:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv, qkv_bias = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
+    return PackedVisionBlock(
+        first_norm=_norm(layer.layer_norm1),
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        output=attention.out_proj.weight.detach(),
+        output_bias=attention.out_proj.bias.detach(),
+        second_norm=_norm(layer.layer_norm2),
+        inner=mlp.fc1.weight.detach(),
+        inner_bias=mlp.fc1.bias.detach(),
+        outer=mlp.fc2.weight.detach(),
+        outer_bias=mlp.fc2.bias.detach(),
+    )
+
+
+def _connector(model: MolmoeForConditionalGeneration) -> PackedConnector:
+    connector = model.model.connector
+    key_value, key_value_bias = _joined([connector.k_proj, connector.v_proj])
+    gate_up, _ = _joined([connector.gate_proj, connector.up_proj])
+    return PackedConnector(
+        windows=PooledWindows(connector.grid_side, connector.window),
+        num_heads=connector.num_heads,
+        pads=connector.pad_embed.detach(),
+        query=connector.q_proj.weight.detach(),
+        query_bias=connector.q_proj.bias.detach(),
+        key_value=key_value,
+        key_value_bias=key_value_bias,
+        output=connector.out_proj.weight.detach(),
+        output_bias=connector.out_proj.bias.detach(),
+        gate_up=gate_up,
+        down=connector.down_proj.weight.detach(),
+    )
+
+
+def _norm(norm: nn.LayerNorm) -> LayerNorm:
+    return LayerNorm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+
+def _padded(weight: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(weight, (0, -weight.shape[1] % ALIGNMENT))
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _joined(layers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The layers' weights one below the other, and their biases (empty without); the layers' own become views."""
+    joined = torch.cat([layer.weight.detach() for layer in layers])
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    bias = torch.cat(biases) if biases else joined.new_empty(0)
+    first = 0
+    for layer in layers:
+        rows = slice(first, first + layer.out_features)
+        layer.weight = nn.Parameter(joined[rows], requires_grad=layer.weight.requires_grad)
+        if biases:
+            layer.bias = nn.Parameter(bias[rows], requires_grad=layer.bias.requires_grad)
+        first = rows.stop
+    return joined, bias

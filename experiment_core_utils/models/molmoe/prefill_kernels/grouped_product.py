@@ -1,0 +1,190 @@
+"""In: rows sorted by expert; out: each row times its expert's weights, on tensor cores, in one launch.
+
+A program multiplies a strip of one expert's weights by up to `head + tail` of that expert's rows. Weights are the left
+factor: rows then come in steps of 32 instead of the 64 that the left factor of a Hopper product comes in, and each
+weight is read once for nearly every expert. Importing this module needs Triton.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
+
+    `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
+    """
+
+    strip: int
+    step: int
+    head: int
+    tail: int
+    warps: int
+    stages: int
+    bulk: bool = False
+
+    @property
+    def chunk(self) -> int:
+        """Rows of one expert that a program takes at once."""
+        return self.head + self.tail
+
+
+@triton.jit
+def _products(  # type: ignore[no-untyped-def]
+    given,
+    weight,
+    output,
+    order,
+    expert,
+    first,
+    count,
+    strip_index,
+    top_k,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    GATED: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+    STRIP: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
+):
+    """`count` rows from `first` on, at most HEAD + TAIL; TAIL 0 is a chunk without a second part."""
+    strip = strip_index * STRIP + tl.arange(0, STRIP)
+    inner = tl.arange(0, STEP)
+    first_row = expert * (OUTER * (1 + GATED)) + strip_index * STRIP
+    if not BULK:
+        left = weight + first_row.to(tl.int64) * INNER + tl.arange(0, STRIP)[:, None] * INNER + inner[None, :]
+    head = tl.arange(0, HEAD)
+    head_slot = tl.load(order + first + head, mask=head < count, other=0)
+    # Rows past the count read row 0 and are not stored: cheaper than a mask on every load.
+    head_source = head_slot // top_k if GATED else tl.where(head < count, first + head, 0)
+    right = given + head_source[None, :] * INNER + inner[:, None]
+    total = tl.zeros((STRIP, HEAD), dtype=tl.float32)
+    if GATED:
+        total_up = tl.zeros((STRIP, HEAD), dtype=tl.float32)
+    if TAIL > 0:
+        tail = HEAD + tl.arange(0, TAIL)
+        tail_slot = tl.load(order + first + tail, mask=tail < count, other=0)
+        tail_source = tail_slot // top_k if GATED else tl.where(tail < count, first + tail, 0)
+        right_tail = given + tail_source[None, :] * INNER + inner[:, None]
+        rest = tl.zeros((STRIP, TAIL), dtype=tl.float32)
+        if GATED:
+            rest_up = tl.zeros((STRIP, TAIL), dtype=tl.float32)
+    for start in range(0, INNER, STEP):
+        weights = weight.load([first_row, start]) if BULK else tl.load(left + start)
+        rows = tl.load(right)
+        if GATED:
+            weights_up = weight.load([first_row + OUTER, start]) if BULK else tl.load(left + OUTER * INNER + start)
+        if TAIL > 0:
+            rows_tail = tl.load(right_tail)
+        total = tl.dot(weights, rows, total, input_precision=PRECISION)
+        if GATED:
+            total_up = tl.dot(weights_up, rows, total_up, input_precision=PRECISION)
+        if TAIL > 0:
+            rest = tl.dot(weights, rows_tail, rest, input_precision=PRECISION)
+            if GATED:
+                rest_up = tl.dot(weights_up, rows_tail, rest_up, input_precision=PRECISION)
+            right_tail += STEP
+        right += STEP
+    if GATED:
+        total = total * tl.sigmoid(total) * total_up
+    head_target = first + head if GATED else head_slot
+    out = output + head_target[None, :] * OUTER + strip[:, None]
+    tl.store(out, total.to(output.dtype.element_ty), mask=(head < count)[None, :])
+    if TAIL > 0:
+        if GATED:
+            rest = rest * tl.sigmoid(rest) * rest_up
+        tail_target = first + tail if GATED else tail_slot
+        out = output + tail_target[None, :] * OUTER + strip[:, None]
+        tl.store(out, rest.to(output.dtype.element_ty), mask=(tail < count)[None, :])
+
+
+@triton.jit(do_not_specialize=["top_k"])
+def grouped_product_kernel(  # type: ignore[no-untyped-def]
+    given,
+    weight,
+    output,
+    order,
+    chunks,
+    top_k,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    GATED: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+    STRIP: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
+):
+    """`chunks` [1 + 3 * C]: how many there are, then expert, first row and row count of each."""
+    strips: tl.constexpr = OUTER // STRIP
+    chunk = tl.program_id(0) // strips
+    strip = tl.program_id(0) % strips
+    if chunk >= tl.load(chunks):
+        return
+    expert = tl.load(chunks + 1 + 3 * chunk)
+    first = tl.load(chunks + 2 + 3 * chunk)
+    count = tl.load(chunks + 3 + 3 * chunk)
+    # fmt: off
+    if count > HEAD:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, TAIL, STRIP, STEP, PRECISION, BULK)
+    elif count > TAIL:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, 0, STRIP, STEP, PRECISION, BULK)
+    else:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, TAIL, 0, STRIP, STEP, PRECISION, BULK)
+    # fmt: on
+
+
+def grouped_product(
+    given: torch.Tensor,
+    weight: torch.Tensor,
+    output: torch.Tensor,
+    order: torch.Tensor,
+    chunks: torch.Tensor,
+    top_k: int,
+    gated: bool,
+    tile: Tile,
+) -> None:
+    """Fill `output` with the rows of `given` times their experts' weights; rows that no expert takes stay as they are.
+
+    Args:
+        given: gated: [T, inner], one row a token. Else [S, inner], sorted by expert.
+        weight: [E, outer, inner], gated: [E, 2 * outer, inner], rows: gate, up.
+        output: gated: [S, outer], silu(gate) * up, sorted by expert. Else [S, outer] in the order of the slots.
+        order: [S] int32, the slot (token * top_k + choice) that stands at each sorted place.
+        chunks: as `plan_chunks` makes them for this tile.
+    """
+    outer, inner = output.shape[1], given.shape[1]
+    strips = outer // tile.strip
+    precision = "ieee" if given.dtype == torch.float32 else "tf32"
+    factor = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.strip, tile.step]) if tile.bulk else weight
+    grouped_product_kernel[((len(chunks) - 1) // 3 * strips,)](
+        given,
+        factor,
+        output,
+        order,
+        chunks,
+        top_k,
+        INNER=inner,
+        OUTER=outer,
+        GATED=gated,
+        HEAD=tile.head,
+        TAIL=tile.tail,
+        STRIP=tile.strip,
+        STEP=tile.step,
+        PRECISION=precision,
+        BULK=tile.bulk,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )

@@ -1,0 +1,189 @@
+"""In: hidden states of a prompt; out: each token's experts and their weights, and the tokens sorted by expert.
+
+Nothing here asks the host: counts, order and the list of chunks stay on the device. Importing this module needs Triton.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+# Rows of one program of the router; a product on tensor cores takes no fewer.
+ROUTED_ROWS = 16
+# Choices that one program of the planner looks at in one step.
+PLANNED_SLOTS = 4096
+
+
+@triton.jit
+def norm_route_kernel(  # type: ignore[no-untyped-def]
+    hidden,
+    norm_weight,
+    router,
+    length,
+    normed,
+    chosen,
+    shares,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Rows past `length` choose the expert EXPERTS, which is none."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inner = tl.arange(0, STEP)
+    expert = tl.arange(0, BINS)
+    squares = tl.zeros((ROWS, STEP), dtype=tl.float32)
+    for start in range(0, WIDTH, STEP):
+        inside = (row < rows)[:, None] & (start + inner < WIDTH)[None, :]
+        value = tl.load(hidden + row[:, None] * WIDTH + start + inner[None, :], mask=inside, other=0.0).to(tl.float32)
+        squares += value * value
+    scale = tl.rsqrt(tl.sum(squares, axis=1) / WIDTH + eps)
+    logits = tl.zeros((ROWS, BINS), dtype=tl.float32)
+    for start in range(0, WIDTH, STEP):
+        in_width = start + inner < WIDTH
+        inside = (row < rows)[:, None] & in_width[None, :]
+        place = row[:, None] * WIDTH + start + inner[None, :]
+        value = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(norm_weight + start + inner, mask=in_width, other=0.0).to(tl.float32)
+        unit = (value * scale[:, None] * weight[None, :]).to(normed.dtype.element_ty)
+        tl.store(normed + place, unit, mask=inside)
+        columns = (expert < EXPERTS)[None, :] & in_width[:, None]
+        gate = tl.load(router + expert[None, :] * WIDTH + start + inner[:, None], mask=columns, other=0.0)
+        logits = tl.dot(unit, gate, logits, input_precision=PRECISION)
+    logits = tl.where((expert < EXPERTS)[None, :], logits, float("-inf"))
+    powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    left = powers / tl.sum(powers, axis=1)[:, None]
+    choice = tl.arange(0, CHOICES)
+    best = tl.zeros((ROWS, CHOICES), dtype=tl.int32)
+    share = tl.zeros((ROWS, CHOICES), dtype=tl.float32)
+    for position in range(TOP_K):
+        index = tl.argmax(left, axis=1)
+        largest = tl.max(left, axis=1)
+        here = (choice == position)[None, :]
+        best = tl.where(here, index[:, None], best)
+        share = tl.where(here, largest[:, None], share)
+        left = tl.where(expert[None, :] == index[:, None], -1.0, left)
+    if NORMALISE:
+        share = share / tl.sum(share, axis=1)[:, None]
+    best = tl.where((row < tl.load(length))[:, None], best, EXPERTS)
+    kept = (row < rows)[:, None] & (choice < TOP_K)[None, :]
+    tl.store(chosen + row[:, None] * TOP_K + choice[None, :], best, mask=kept)
+    tl.store(shares + row[:, None] * TOP_K + choice[None, :], share, mask=kept)
+
+
+def norm_route(
+    hidden: torch.Tensor,
+    norm_weight: torch.Tensor,
+    router: torch.Tensor,
+    length: torch.Tensor,
+    top_k: int,
+    normalise: bool,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """RMS norm, router, softmax in float32 over all experts, and the best `top_k` of each token.
+
+    Returns:
+        normed [T, H]; chosen experts [T, top_k] int32, in rows from `length` (one int64) on E, which is none; their
+        shares [T, top_k] float32, summing to 1 only where `normalise` says so.
+    """
+    rows, width = hidden.shape
+    experts = router.shape[0]
+    normed = torch.empty_like(hidden)
+    chosen = torch.empty((rows, top_k), dtype=torch.int32, device=hidden.device)
+    shares = torch.empty((rows, top_k), dtype=torch.float32, device=hidden.device)
+    norm_route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
+        hidden,
+        norm_weight,
+        router,
+        length,
+        normed,
+        chosen,
+        shares,
+        rows,
+        eps,
+        WIDTH=width,
+        EXPERTS=experts,
+        BINS=max(triton.next_power_of_2(experts), 16),
+        TOP_K=top_k,
+        CHOICES=triton.next_power_of_2(top_k),
+        NORMALISE=normalise,
+        ROWS=ROUTED_ROWS,
+        STEP=min(triton.next_power_of_2(width), 128),
+        PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=3,
+    )
+    return normed, chosen, shares
+
+
+@triton.jit
+def plan_chunks_kernel(  # type: ignore[no-untyped-def]
+    chosen,
+    order,
+    chunks,
+    slots,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One program an expert; each counts all choices for itself, which costs less than a second launch."""
+    expert = tl.program_id(0)
+    offset = tl.arange(0, STEP)
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), dtype=tl.int32)
+    for start in range(0, slots, STEP):
+        choice = tl.load(chosen + start + offset, mask=start + offset < slots, other=EXPERTS)
+        counts += tl.histogram(choice, BINS)
+    pieces = tl.where(bins < EXPERTS, (counts + CHUNK - 1) // CHUNK, 0)
+    first = tl.sum(tl.where(bins < expert, counts, 0))
+    piece = tl.sum(tl.where(bins < expert, pieces, 0))
+    count = tl.sum(tl.where(bins == expert, counts, 0))
+    if expert == 0:
+        tl.store(chunks, tl.sum(pieces))
+    for done in range(0, count, CHUNK):
+        entry = chunks + 1 + 3 * (piece + done // CHUNK)
+        tl.store(entry, expert)
+        tl.store(entry + 1, first + done)
+        tl.store(entry + 2, tl.minimum(count - done, CHUNK))
+    for start in range(0, slots, STEP):
+        choice = tl.load(chosen + start + offset, mask=start + offset < slots, other=EXPERTS)
+        mine = (choice == expert).to(tl.int32)
+        rank = tl.cumsum(mine, 0) - mine
+        tl.store(order + first + rank, start + offset, mask=mine > 0)
+        first += tl.sum(mine)
+
+
+def plan_chunks(chosen: torch.Tensor, experts: int, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sort the choices by expert, without the host.
+
+    Args:
+        chosen: [T, k] int32; `experts` itself stands for none, its choices come nowhere.
+        chunk: rows of one expert that a program of the product takes.
+
+    Returns:
+        order [T * k] int32: the slot (token * k + choice) at each sorted place, tokens ascending within an expert, not
+        written past the last choice; chunks [1 + 3 * C] int32: their number, then expert, first place and rows of each.
+    """
+    slots = chosen.numel()
+    most = min(slots, slots // chunk + experts)
+    order = torch.empty(slots, dtype=torch.int32, device=chosen.device)
+    chunks = torch.empty(1 + 3 * most, dtype=torch.int32, device=chosen.device)
+    plan_chunks_kernel[(experts,)](
+        chosen,
+        order,
+        chunks,
+        slots,
+        EXPERTS=experts,
+        BINS=triton.next_power_of_2(experts + 1),
+        CHUNK=chunk,
+        STEP=min(triton.next_power_of_2(slots), PLANNED_SLOTS),
+        num_warps=8,
+    )
+    return order, chunks

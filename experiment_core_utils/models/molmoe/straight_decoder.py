@@ -1,0 +1,248 @@
+"""In: packed weights, a store, and embeddings or last tokens; out: logits, by plain torch in as few operations as fit.
+
+No module is called and no cache class made, which is what most of the time goes into where tensors are small. The
+arithmetic is that of transformers' OLMoE; the order of a few float32 roundings is not. Operations grow with top-k and
+with the blocks that run: experts that no token chose are not computed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+
+# Up to so many rows the number of operations counts, beyond it what each of them does.
+FEW_ROWS = 8
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Rotary factors of positions 0 to T - 1, in the decoder's dtype.
+
+    A head [D] turns by x * cosine + (its halves swapped) * sine.
+    """
+
+    cosine: torch.Tensor  # [T, 1, D]
+    sine: torch.Tensor  # [T, 1, D], negative in the first half
+
+    @classmethod
+    @torch.inference_mode(False)
+    def of(cls, decoder: PackedDecoder, positions: int) -> "RotaryTable":
+        """Angles in float32, as transformers takes them."""
+        steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
+        angles = torch.outer(steps, decoder.inverse_frequencies)
+        cosine, sine = angles.cos(), angles.sin()
+        factors = torch.cat([cosine, cosine], dim=1), torch.cat([-sine, sine], dim=1)
+        return cls(*(factor[:, None].to(decoder.dtype) for factor in factors))
+
+    def rows(self, which: slice | torch.Tensor) -> "RotaryTable":
+        """The factors of some positions."""
+        return RotaryTable(self.cosine[which], self.sine[which])
+
+    def turned(self, heads: torch.Tensor) -> torch.Tensor:
+        """[T, N, D] -> [T, N, D], row t by position t."""
+        halves = heads.unflatten(2, (2, heads.shape[2] // 2)).flip(2).flatten(2)
+        return torch.addcmul(heads * self.cosine, halves, self.sine)
+
+
+class _Straight:
+    """What prefill and decode have in common."""
+
+    def __init__(self, decoder: PackedDecoder) -> None:
+        self._decoder = decoder
+        self._rotary = RotaryTable.of(decoder, 0)
+        self._chosen: dict[int, torch.Tensor] = {}
+        self._eps = decoder.head.new_full((1, 1, 1), decoder.norm_eps)
+
+    @property
+    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
+        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran."""
+        return self._chosen
+
+    def _rotary_for(self, positions: int) -> RotaryTable:
+        if len(self._rotary.cosine) < positions:
+            self._rotary = RotaryTable.of(self._decoder, positions)
+        return self._rotary
+
+    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """[T, W] -> [T, W]."""
+        if len(states) > FEW_ROWS or states.dtype != torch.float32:
+            return F.rms_norm(states, weight.shape, weight, self._decoder.norm_eps)
+        # One operation for the mean square, where `rms_norm` on the CPU makes eight in all.
+        square = torch.baddbmm(self._eps, states[:, None], states[:, :, None], alpha=1 / states.shape[1])
+        return (states * square[:, 0].rsqrt_()).mul_(weight)
+
+    def _projected(
+        self, block: PackedBlock, states: torch.Tensor, rotary: RotaryTable
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[T, H] -> queries [T, Q, D], keys and values [T, KV, D], normed and turned."""
+        decoder = self._decoder
+        width, kv_width = len(block.query_norm), len(block.key_norm)
+        joint = F.linear(self._normed(states, block.input_norm), block.qkv)
+        queries, keys, values = joint.split([width, kv_width, kv_width], dim=1)
+        heads = (-1, decoder.head_width)
+        return (
+            rotary.turned(self._normed(queries, block.query_norm).unflatten(1, heads)),
+            rotary.turned(self._normed(keys, block.key_norm).unflatten(1, heads)),
+            values.unflatten(1, heads),
+        )
+
+    def _attended(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, causal: bool
+    ) -> torch.Tensor:
+        """[B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
+        shares_heads = self._decoder.num_heads != self._decoder.num_kv_heads
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shares_heads
+        )
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _finished(self, index: int, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> torch.Tensor:
+        """The block behind its attention: both residual sums and the mixture of experts."""
+        block = self._decoder.blocks[index]
+        states = torch.addmm(states, attended, block.output.t())
+        normed = self._normed(states, block.ffn_norm)
+        weights, chosen = self._routed(block, normed, top_k if index else self._decoder.default_top_k)
+        self._chosen[index] = chosen
+        mixture = _of_one_row if len(normed) == 1 else _grouped
+        return states + mixture(block, normed, weights, chosen)
+
+    def _routed(self, block: PackedBlock, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [T, k] and experts [T, k]."""
+        shares = torch.softmax(F.linear(normed, block.router), dim=-1, dtype=torch.float32)
+        weights, chosen = shares.topk(top_k, dim=-1)
+        if self._decoder.normalise_top_k:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(normed.dtype), chosen
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
+
+
+class StraightPrefill(_Straight):
+    """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
+
+    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
+        """See `PrefillEngine.make_ready`."""
+        self._rotary_for(store.slots)
+
+    @torch.inference_mode()
+    def prefill(
+        self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
+    ) -> torch.Tensor:
+        """See `PrefillEngine.prefill`."""
+        tokens = len(embeddings)
+        rotary = self._rotary_for(store.slots).rows(slice(tokens))
+        states = embeddings
+        self._chosen = {}
+        for row, index in enumerate(knobs.blocks):
+            found = self._projected(self._decoder.blocks[index], states, rotary)
+            queries, keys, values = (heads.transpose(0, 1)[None] for heads in found)
+            # Read back from the store, where a head's rows are neighbours.
+            keys = _written(store.keys[row, request, None, :, :tokens], keys)
+            values = _written(store.values[row, request, None, :, :tokens], values)
+            attended = self._attended(queries, keys, values, None, causal=True)
+            states = self._finished(index, states, attended, knobs.top_k)
+        return self._logits(states[-1:])
+
+
+class StraightDecode(_Straight):
+    """A `DecodeEngine` that runs anywhere and needs nothing prepared but the rotary factors.
+
+    It goes by the lengths that the host knows.
+    """
+
+    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
+        """See `DecodeEngine.make_ready`."""
+        self._rotary_for(store.slots)
+
+    @torch.inference_mode()
+    def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
+        """See `DecodeEngine.step`."""
+        places = _Places(store)
+        rotary = self._rotary_for(store.slots).rows(places.positions)
+        states = F.embedding(store.next_tokens, self._decoder.embedding)
+        self._chosen = {}
+        for row, index in enumerate(knobs.blocks):
+            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary)
+            used_keys = places.written(store.keys[row], keys)
+            used_values = places.written(store.values[row], values)
+            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
+            states = self._finished(index, states, attended, knobs.top_k)
+        logits = self._logits(states)
+        store.next_tokens.copy_(logits.argmax(dim=-1))
+        store.device_lengths += 1
+        return logits
+
+
+def _written(slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    slots.copy_(new)
+    return slots
+
+
+class _Places:
+    """Where the next token of each request goes in a store, and which slots it sees."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        lengths = store.lengths
+        self._end = max(lengths) + 1
+        self._is_alone = len(lengths) == 1
+        self.positions: slice | torch.Tensor = slice(lengths[0], lengths[0] + 1)
+        self.mask: torch.Tensor | None = None
+        if self._is_alone:
+            return
+        device = store.keys.device
+        self.positions = torch.tensor(lengths, device=device)
+        self._requests = torch.arange(len(lengths), device=device)
+        if min(lengths) != max(lengths):
+            self.mask = (torch.arange(self._end, device=device) <= self.positions[:, None])[:, None, None]
+
+    def written(self, slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """`new` [B, KV, D] into [B, KV, T, D] -> the slots in use, the new one among them."""
+        if self._is_alone:
+            slots[:, :, self._end - 1] = new
+        else:
+            slots[self._requests, :, self.positions] = new
+        return slots[:, :, : self._end]
+
+
+def _of_one_row(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """One row's experts [1, H] -> [1, H]: each weight is read where it lies, once."""
+    experts = chosen[0].tolist()
+    row = normed[0]
+    hidden = torch.stack([torch.mv(block.gate_up[expert], row) for expert in experts])
+    gate, up = hidden.chunk(2, dim=1)
+    activated = F.silu(gate).mul_(up).mul_(weights.t())
+    mixed = torch.zeros_like(row)
+    for expert, activation in zip(experts, activated, strict=True):
+        mixed.addmv_(block.down[expert], activation)
+    return mixed[None]
+
+
+def _grouped(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
+    num_rows, top_k = chosen.shape
+    flat = chosen.flatten()
+    order = flat.argsort()
+    counts = torch.bincount(flat, minlength=len(block.router)).tolist()
+    given = normed.index_select(0, order // top_k)
+    hidden = given.new_empty(len(order), block.gate_up.shape[1])
+    _products(given, block.gate_up, counts, hidden)
+    gate, up = hidden.chunk(2, dim=1)
+    # `given` has had its use and has the shape that is wanted.
+    _products(F.silu(gate).mul_(up), block.down, counts, given)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    if given.dtype == torch.float32:
+        return F.embedding_bag(places.view(num_rows, top_k), given, mode="sum", per_sample_weights=weights)
+    return (given.index_select(0, places).view(num_rows, top_k, -1) * weights[..., None]).sum(dim=1)
+
+
+def _products(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
+    """Rows in groups of `counts`, each times its factor [N, K] transposed, into `out`."""
+    for rows, factor, place in zip(given.split(counts), factors, out.split(counts), strict=True):
+        if len(rows):
+            torch.mm(rows, factor.t(), out=place)

@@ -1,0 +1,127 @@
+"""In: nothing; out: one line a check, its name and the largest relative error of Triton's kernels against the modules.
+
+Run as `python -m tests.models.molmoe.interpreted_kernels` with TRITON_INTERPRET=1, which Triton reads when imported.
+"""
+
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.captured_vision import cut_patches, real_crops
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
+from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.prefill_kernels import prefill as prefill_kernels
+from experiment_core_utils.models.molmoe.prefill_kernels import vision as vision_kernels
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route, plan_chunks
+from tests.conftest import tiny_config
+
+
+def randomised(change: Any = lambda config: None) -> MolmoeForConditionalGeneration:
+    """A tiny model none of whose weights is zero or one."""
+    config = tiny_config()
+    change(config)
+    torch.manual_seed(11)
+    model = MolmoeForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return model
+
+
+def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+def with_one_kv_head(config: Any) -> None:
+    config.text_config.num_key_value_heads = 1
+    config.text_config.norm_topk_prob = True
+
+
+def with_small_pictures(config: Any) -> None:
+    config.vision_config.image_size = 56
+
+
+def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: int, top_k: int, blocks: Any) -> None:
+    """Logits, keys and values of a padded prompt against the modules'."""
+    decoder = pack_decoder(model)
+    ids = torch.randint(0, 100, (1, tokens))
+    logits, state = model.prefill(ids, top_k=top_k, active_blocks=blocks)
+    store = KeyValueStore.allocate(decoder, padded + 3)
+    hidden = torch.randn(padded, decoder.width)
+    hidden[:tokens] = decoder.embedding[ids[0]]
+    rotary = prefill_kernels.rotary_table(decoder.inverse_frequencies, padded)
+    length = torch.tensor([tokens])
+    keys, values = store.keys[: len(blocks), 0], store.values[: len(blocks), 0]
+    ours = prefill_kernels.prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary)
+    print("logits", error(ours, logits))
+    for position, layer in enumerate(state.past_key_values.layers):
+        print(f"keys {position}", error(keys[position, :, :tokens], layer.keys[0]))
+        print(f"values {position}", error(values[position, :, :tokens], layer.values[0]))
+    print("slots behind the padding", float(keys[:, :, padded:].abs().max()))
+
+
+def check_experts(model: MolmoeForConditionalGeneration, tile: Tile, tokens: int, top_k: int) -> None:
+    """Chunks of every kind: with a second part, with one part, with a small one."""
+    decoder = pack_decoder(model)
+    block = decoder.blocks[1]
+    hidden = torch.randn(tokens, decoder.width)
+    mixture = model.all_blocks[1]
+    theirs = mixture.post_attention_layernorm(hidden)
+    length = torch.tensor([tokens - 2])
+    normed, chosen, shares = norm_route(
+        hidden, block.ffn_norm, block.router, length, top_k, decoder.normalise_top_k, decoder.norm_eps
+    )
+    print("norm", error(normed, theirs))
+    mixture.mlp.gate.top_k = top_k
+    _, their_shares, their_choice = mixture.mlp.gate(theirs)
+    assert torch.equal(chosen[:-2].long(), their_choice[:-2])
+    assert bool((chosen[-2:] == decoder.num_experts).all())
+    print("shares", error(shares, their_shares))
+    order, chunks = plan_chunks(chosen, decoder.num_experts, tile.chunk)
+    expected = chosen.flatten().sort(stable=True).indices[: (tokens - 2) * top_k]
+    assert torch.equal(order[: len(expected)].long(), expected)
+    total = int(chunks[0])
+    assert int(chunks[1 : 1 + 3 * total].view(total, 3)[:, 2].sum()) == len(expected)
+    rows = expert_rows(normed, block.gate_up, block.down, chosen, (tile, tile))
+    summed = (rows.view(tokens, top_k, -1) * shares[..., None]).sum(1)
+    print("experts", error(summed[:-2], mixture.mlp.experts(theirs, their_choice, their_shares)[:-2]))
+
+
+def check_vision(model: MolmoeForConditionalGeneration) -> None:
+    """Three crops, one of them padding, with patches that are padding wholly and in part."""
+    vision = pack_vision(model)
+    side = model.config.vision_config.image_size
+    patches = model.config.patches_per_side**2
+    pixels = torch.randn(3, 3, side, side)
+    pixels[1] = -1.0
+    masks = torch.ones(3, patches)
+    masks[0, ::3], masks[2, ::2], masks[1] = 0.0, 0.4, 0.0
+    places = torch.zeros(1, 3, model.config.features_per_crop, dtype=torch.long)
+    theirs = model.encode_image(pixels[None], masks[None], places).pooler_output[0]
+    cut = cut_patches(pixels, vision.patch_side)
+    inputs = torch.zeros(3 * patches, vision.patch_weight.shape[1])
+    length = cut[0, 0, 0].numel()
+    inputs[:, :length].view(cut.shape).copy_(cut)
+    real = real_crops(inputs, 3, length)
+    assert real.tolist() == [True, False, True]
+    ours = vision_kernels.encode(vision, inputs, real, masks)
+    print("features", error(ours, theirs))
+
+
+@torch.inference_mode()
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    check_prefill(randomised(), tokens=11, padded=16, top_k=2, blocks=(0, 2, 3))
+    check_prefill(randomised(with_one_kv_head), tokens=16, padded=16, top_k=3, blocks=(0, 1, 2, 3))
+    for tile in (Tile(16, 16, 16, 16, 4, 2), Tile(8, 16, 4, 2, 4, 2)):
+        check_experts(randomised(with_one_kv_head), tile, tokens=21, top_k=3)
+    check_vision(randomised(with_small_pictures))
+
+
+if __name__ == "__main__":
+    main()

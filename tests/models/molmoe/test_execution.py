@@ -1,0 +1,188 @@
+"""`graph` gives eager's tokens at every setting, by whatever runs a stage here; what cannot run so says why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.device import NoMarks
+from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.stage_energy import StagedRequest
+from experiment_core_utils.tasks.registry import load_task
+from tests.conftest import tiny_config
+
+NEW_TOKENS = 5
+TARGET = tier_target("low")
+
+
+def at(top_k: int, blocks: Sequence[int]) -> KnobSetting:
+    return KnobSetting(TARGET, top_k, tuple(blocks))
+
+
+SETTINGS = [at(4, range(4)), at(1, range(4)), at(2, (0, 2)), at(3, (0, 1, 3))]
+
+
+@pytest.fixture(scope="module")
+def models(tiny_checkpoint: Path) -> dict[str, MolmoeStagedModel]:
+    made = {}
+    for execution in ("eager", "graph"):
+        config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu", "--execution", execution])
+        model = load_staged_model(config, find_model(str(tiny_checkpoint)), torch.device("cpu"))
+        assert isinstance(model, MolmoeStagedModel)
+        model.eos_token_ids = frozenset()
+        made[execution] = model
+    return made
+
+
+@pytest.fixture(scope="module")
+def requests(models: dict[str, MolmoeStagedModel]) -> list[Mapping[str, Any]]:
+    """Two with pictures, of different lengths, and one without."""
+    task, model = load_task("reference_vqa", "validation"), models["eager"]
+    found = []
+    for sample in (task[0], task[5]):
+        found.append(model.to_device(model.prepare(sample, task.prompt(sample), TARGET.crops).inputs))
+    found[1] = {**found[1], "input_ids": torch.cat([found[1]["input_ids"], torch.tensor([[9, 8, 7]])], dim=1)}
+    return [*found, {"input_ids": torch.tensor([[7, 20, 33, 46, 59]])}]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_tokens_are_those_of_eager(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: KnobSetting
+) -> None:
+    found = {}
+    for execution, model in models.items():
+        model.apply(setting)
+        runs = []
+        for inputs in requests:
+            model.make_ready(inputs, NEW_TOKENS)
+            runs.append(run_staged(model, inputs, NEW_TOKENS).token_ids)
+        found[execution] = runs
+    assert found["graph"] == found["eager"]
+    assert all(len(tokens) == NEW_TOKENS for tokens in found["graph"])
+
+
+def test_a_batch_gives_the_tokens_of_each_request_alone(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    model = models["graph"]
+    model.apply(at(2, (0, 1, 3)))
+    alone = [generate_greedily(model, inputs, NEW_TOKENS, NoMarks()).token_ids for inputs in requests]
+    assert model.answer_batch(requests, NEW_TOKENS) == alone
+    model.eos_token_ids = frozenset({alone[0][1]})
+    ended = model.answer_batch(requests, NEW_TOKENS)
+    model.eos_token_ids = frozenset()
+    assert ended[0] == alone[0][:2]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_the_proof_counts_what_ran(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: KnobSetting
+) -> None:
+    model = models["graph"]
+    for inputs in requests:
+        proof = model.prove(setting, inputs)
+        assert proof.blocks_run == proof.blocks_run_decode == setting.active_blocks
+        assert proof.experts_per_token == model.expected_experts(setting)
+        assert proof.cache_layers == len(setting.active_blocks)
+        assert proof.execution == "straight"
+
+
+def test_what_runs_is_recorded(models: dict[str, MolmoeStagedModel]) -> None:
+    eager, graph = models["eager"].describe(), models["graph"].describe()
+    assert (eager["execution_asked"], eager["execution"], eager["execution_reason"]) == ("eager", "eager", None)
+    assert (eager["cache"], graph["cache"]) == ("dynamic", "static")
+    assert (graph["execution_asked"], graph["execution"]) == ("graph", "straight")
+    assert graph["execution_stages"] == {"vision": "straight", "prefill": "straight", "decode": "straight"}
+    assert graph["execution_reason"].startswith("prefill, decode, vision: there are no CUDA graphs on the CPU")
+
+
+def staged(change: Callable[[Any], None], like: MolmoeStagedModel) -> MolmoeStagedModel:
+    config = tiny_config()
+    change(config)
+    torch.manual_seed(7)
+    processor: MolmoeProcessor = like.processor
+    return MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(config).eval(), processor, "graph")
+
+
+def test_a_decoder_that_cannot_be_packed_runs_eagerly(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    def clipped(config: Any) -> None:
+        config.text_config.clip_qkv = 8.0
+
+    model = staged(clipped, models["eager"])
+    described = model.describe()
+    assert (described["execution_asked"], described["execution"], described["cache"]) == ("graph", "eager", "dynamic")
+    assert "clip_qkv 8.0" in described["execution_reason"]
+    model.make_ready(requests[0], NEW_TOKENS)
+    assert len(run_staged(model, requests[0], NEW_TOKENS).token_ids) >= 1
+    proof = model.prove(SETTINGS[0], requests[0])
+    assert proof.execution == "eager" and "clip_qkv" in str(proof.execution_reason)
+
+
+def test_a_tower_that_cannot_be_packed_runs_eagerly_before_a_straight_decoder(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    def gelu(config: Any) -> None:
+        config.vision_config.hidden_act = "gelu"
+
+    model = staged(gelu, models["eager"])
+    described = model.describe()
+    assert described["execution_stages"] == {"vision": "eager", "prefill": "straight", "decode": "straight"}
+    assert "vision: the vision tower cannot be packed: its activation is gelu" in described["execution_reason"]
+    assert len(run_staged(model, requests[0], NEW_TOKENS).token_ids) >= 1
+
+
+def test_stages_can_be_repeated_each_by_itself(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    """As their energy is measured: whole runs and prefills of the same request come between two decodes."""
+    model, inputs = models["graph"], requests[0]
+    model.apply(SETTINGS[2])
+    expected = run_staged(model, inputs, NEW_TOKENS).token_ids
+    model.make_ready(inputs, NEW_TOKENS)
+    request = StagedRequest(model, inputs, NEW_TOKENS, model.rewind)
+    for act in (request.decode, request.whole, request.decode, request.prefill, request.vision, request.decode):
+        act()
+    assert request.output_tokens == NEW_TOKENS
+    assert run_staged(model, inputs, NEW_TOKENS).token_ids == expected
+
+
+def test_a_state_is_lost_with_the_next_request(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    model = models["graph"]
+    model.apply(SETTINGS[0])
+    logits, state = model.prefill(requests[2], None)
+    model.prefill({"input_ids": torch.tensor([[1, 2, 3]])}, None)
+    with pytest.raises(SettingError, match="holds another request"):
+        model.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+
+
+def test_an_answer_longer_than_was_announced_finds_room() -> None:
+    """Slots come in steps of 512: a prompt of 510 and 9 tokens behind it need a second step."""
+    torch.manual_seed(7)
+    model = MolmoeForConditionalGeneration(tiny_config()).eval()
+    knobs = DecoderKnobs(2, (0, 1, 2, 3))
+    prompt = torch.randint(6, 100, (1, 510))
+    stages = LaunchFreeStages(model)
+    stages.make_ready(knobs, {"input_ids": prompt}, 2)
+    found, state = stages.prefill(knobs, {"input_ids": prompt}, None)
+    with torch.inference_mode():
+        expected, eager = model.prefill(prompt, top_k=2)
+        for _ in range(8):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            token = expected.argmax(dim=-1, keepdim=True)
+            found, expected = stages.decode_step(token, state), model.decode_step(token, eager)
+    assert state.length == 518
