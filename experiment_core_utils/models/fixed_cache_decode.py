@@ -32,6 +32,16 @@ class _Step:
     logits: torch.Tensor
 
 
+def cache_refusal(model: PreTrainedModel) -> str | None:
+    """Why keys and values of this family cannot be held in fixed memory that steps count in themselves."""
+    kinds = sorted({type(layer).__name__ for layer in _empty_cache(model, 1).layers if type(layer) is not StaticLayer})
+    return f"its cache has layers that count on the host ({', '.join(kinds)})" if kinds else None
+
+
+def _empty_cache(model: PreTrainedModel, slots: int) -> Any:
+    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=slots)
+
+
 class FixedCacheDecode:
     """The decode step of a model at the setting in force when this was made.
 
@@ -47,10 +57,10 @@ class FixedCacheDecode:
         self._model: Any = model
         self._recorder = recorder
         self.slots = slots
-        self._cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=slots)
-        kinds = sorted({type(layer).__name__ for layer in self._cache.layers if type(layer) is not StaticLayer})
-        if kinds:
-            raise ConfigurationError(f"its cache has layers that count on the host ({', '.join(kinds)})")
+        refusal = cache_refusal(model)
+        if refusal is not None:
+            raise ConfigurationError(refusal)
+        self._cache = _empty_cache(model, slots)
         self._step: _Step | None = None
         self._replay: Any = None
         self._length = 0

@@ -81,6 +81,34 @@ class NoMarks:
         return []
 
 
+class TokensToHost:
+    """Tokens on their way from a device to the host, in the order in which they were sent; sending does not wait.
+
+    Args:
+        most: tokens that are sent at most.
+    """
+
+    def __init__(self, device: torch.device, most: int) -> None:
+        self._arrivals: list[torch.cuda.Event] | None = [] if device.type == "cuda" else None
+        self._tokens = torch.empty(most, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._sent = 0
+
+    def send(self, token: torch.Tensor) -> None:
+        """A tensor of one id, which may change as soon as the device has come past this."""
+        self._tokens[self._sent : self._sent + 1].copy_(token.flatten(), non_blocking=self._arrivals is not None)
+        self._sent += 1
+        if self._arrivals is not None:
+            event = torch.cuda.Event()
+            event.record()
+            self._arrivals.append(event)
+
+    def wait_for(self, place: int) -> int:
+        """The id that was sent as the `place`-th, counted from 0."""
+        if self._arrivals is not None:
+            self._arrivals[place].synchronize()
+        return int(self._tokens[place])
+
+
 def new_marks(device: torch.device) -> Marks:
     """Marks for work on `device`."""
     return CudaMarks() if device.type == "cuda" else HostMarks()
