@@ -137,7 +137,7 @@ def is_comparable(
     device: torch.device,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether times of that run are times of this one: model, precision, implementations asked for, hardware."""
+    """Whether times of that run are times of this one: model, precision, what was asked for, hardware."""
     model, there, here = provenance["model"], provenance["hardware"], describe_hardware(device)
     same_hardware = (
         there["gpu_name"] == here["gpu_name"] is not None
@@ -149,4 +149,6 @@ def is_comparable(
         (config.attn_implementation, model["attn_implementation"]),
         (config.experts_implementation, model["experts_implementation"]),
     )
-    return same_hardware and same_model and all(asked in (None, used) for asked, used in implementations)
+    # Results from before the flag was there ran eagerly.
+    is_same = same_hardware and same_model and config.execution == model.get("execution_asked", "eager")
+    return is_same and all(asked in (None, used) for asked, used in implementations)

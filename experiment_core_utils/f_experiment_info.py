@@ -209,6 +209,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
         "num_latency_samples": config.num_latency_samples,
         "accuracy_batch_size": config.accuracy_batch_size,
         "precision": config.precision,
+        "execution": config.execution,
         "quantization": config.quantization,
         "num_threads": config.num_threads,
         "batch_size": 1,

@@ -1,0 +1,310 @@
+"""MolmoE's stages run eagerly, launch-free and by transformers' `generate()`, side by side in one process.
+
+    python -m experiments.core_exp.bench_execution
+    python -m experiments.core_exp.bench_execution --shape molmoe_1b --output execution.json --figure roofline.png
+
+Without `--shape`: the embedded model on its own task over the grid of quickstart, answers ending where they end. With
+it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens. Ways take
+turns in every round; stages are timed inside each run. Captures and warm-ups come before, and are not counted. Floors
+are formulas of the shape at `--bytes_per_s` and `--flops_per_s`, which are what is taken as attainable, not measured.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.e_inference import staged_run
+from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
+from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.records import MarkedTokens, StagedRun
+from experiment_core_utils.setting_plan import plan_for
+from experiments.core_exp.execution_table import (
+    PLAIN,
+    Rates,
+    Shape,
+    Timed,
+    Work,
+    draw_roofline,
+    entries,
+    markdown,
+    totals_of_generate,
+    work_of,
+)
+
+QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
+STATIC, EAGER, GRAPH = "generate(static)", "eager", "graph"
+# Attainable on an H200: of 4.8 TB/s and 989 TFLOP/s on the data sheet.
+H200 = Rates(4.3e12, 790e12)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request on its device and the setting that it runs at."""
+
+    name: str
+    setting: KnobSetting
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One model, staged twice over the same weights."""
+
+    model: MolmoeForConditionalGeneration
+    staged: Mapping[str, MolmoeStagedModel]
+    max_new_tokens: int
+
+    def run(self, way: str, case: Case) -> StagedRun:
+        """Once, with its stages' times; everything that a run needs is ready."""
+        self.staged[EAGER].apply(case.setting)
+        synchronize(self.model.device)
+        marks = new_marks(self.model.device)
+        generated = self._generated(way, case.inputs, marks)
+        return staged_run(generated, marks.seconds(), True)
+
+    def _generated(self, way: str, inputs: Mapping[str, Any], marks: Any) -> MarkedTokens:
+        if way in self.staged:
+            return self.staged[way].generate_marked(inputs, self.max_new_tokens, marks)
+        asked = {"cache_implementation": "static"} if way == STATIC else {}
+        return generate_marked(self.model, {**inputs, **asked}, self.max_new_tokens, marks)
+
+    def make_ready(self, case: Case) -> None:
+        """The captures; what `generate()` compiles it compiles in the warm rounds."""
+        for staged in self.staged.values():
+            staged.apply(case.setting)
+            staged.make_ready(case.inputs, self.max_new_tokens)
+
+
+def timed_case(bench: Bench, case: Case, ways: Sequence[str], warm_rounds: int, rounds: int) -> list[Timed]:
+    """Each way in every round, the order turned by one place a round."""
+    runs: dict[str, list[StagedRun]] = {way: [] for way in ways}
+    cpu: dict[str, list[float]] = {way: [] for way in ways}
+    bench.make_ready(case)
+    for turn in range(warm_rounds + rounds):
+        first = turn % len(ways)
+        for way in (*ways[first:], *ways[:first]):
+            began = time.process_time()
+            run = bench.run(way, case)
+            if turn >= warm_rounds:
+                cpu[way].append(time.process_time() - began)
+                runs[way].append(run)
+    expected = runs[PLAIN][-1].token_ids
+    return [
+        Timed(case.name, way, _stages(found), [run.total_s for run in found], cpu[way], found[-1].token_ids, same)
+        for way, found in runs.items()
+        for same in [all(run.token_ids == expected for run in found)]
+    ]
+
+
+def _stages(runs: Sequence[StagedRun]) -> dict[str, list[float]]:
+    return {
+        "vision": [run.vision_s for run in runs if run.vision_s is not None],
+        "prefill": [run.prefill_s for run in runs],
+        "decode": [statistics.median(run.inter_token_s) for run in runs if run.inter_token_s],
+    }
+
+
+def embedded_cases(model: MolmoeStagedModel, num_samples: int) -> Iterator[Case]:
+    """The grid of quickstart; every setting with the same samples."""
+    config = parse_config([*QUICKSTART, "--num_samples", str(num_samples)])
+    task = open_task(config)
+    drawn = draw_samples(task, config)
+    for setting in plan_for(config, find_model(config.model_path)):
+        for sample_id in drawn.sample_ids:
+            sample = task[sample_id]
+            request = model.prepare(sample, task.prompt(sample), setting.vision.crops)
+            yield Case(f"{setting.key} {sample_id}", setting, model.to_device(request.inputs))
+
+
+def shaped_cases(
+    config: MolmoeConfig, device: torch.device, dtype: torch.dtype, tokens: int, crops: int, top_ks: Sequence[int]
+) -> Iterator[Case]:
+    """One random request, at each top-k with all blocks; features find places behind the first token."""
+    draws = torch.Generator().manual_seed(0)
+    inputs = {"input_ids": torch.randint(0, config.head_vocab_size, (1, tokens), generator=draws).to(device)}
+    if crops:
+        side, features = config.vision_config.image_size, crops * config.features_per_crop
+        places = torch.arange(1, features + 1)
+        places[places >= tokens] = -100
+        pixels = torch.randn(1, crops, 3, side, side, generator=draws)
+        inputs["pixel_values"] = pixels.to(device, dtype)
+        inputs["image_masks"] = torch.ones(1, crops, config.patches_per_side**2, device=device, dtype=dtype)
+        inputs["image_input_idx"] = places.view(1, crops, -1).to(device)
+    blocks = tuple(range(config.text_config.num_hidden_layers))
+    for top_k in top_ks:
+        yield Case(f"top-k {top_k}", KnobSetting(tier_target("low"), top_k, blocks), inputs)
+
+
+def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
+    """Made on the device, in evaluation mode."""
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            return MolmoeForConditionalGeneration(copy.deepcopy(config)).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def possible_ways(bench: Bench, case: Case) -> tuple[list[str], dict[str, str]]:
+    """The ways that run here, and why another does not."""
+    ways, refused = [PLAIN, EAGER, GRAPH], dict[str, str]()
+    try:
+        bench.run(STATIC, case)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        refused[STATIC] = f"{type(error).__name__}: {first_line(error)}"
+    else:
+        ways.insert(1, STATIC)
+    return ways, refused
+
+
+def batch_entries(bench: Bench, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Milliseconds of a decode step of so many requests: answers of n tokens less answers of 1, over n - 1."""
+    found = []
+    for batch in batch_sizes:
+        for way, staged in bench.staged.items():
+            staged.apply(case.setting)
+            seconds = {}
+            for tokens in (1, bench.max_new_tokens):
+                answers = _repeated(lambda: staged.answer_batch([case.inputs] * batch, tokens), staged.device)  # noqa: B023
+                seconds[tokens] = statistics.median(answers)
+            step_s = (seconds[bench.max_new_tokens] - seconds[1]) / (bench.max_new_tokens - 1)
+            found.append({"batch": batch, "way": way, "step_ms": step_s * 1e3, "tokens_per_s": batch / step_s})
+    return found
+
+
+def _repeated(act: Callable[[], object], device: torch.device) -> list[float]:
+    """Seconds of three times, after one that does not count."""
+    seconds = []
+    for _ in range(4):
+        synchronize(device)
+        began = time.perf_counter()
+        act()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[Case]]:
+    if given.shape is None:
+        config = parse_config(["--device", device.type, "--precision", given.precision])
+        eager = load_staged_model(config, find_model(config.model_path), device)
+        assert isinstance(eager, MolmoeStagedModel)
+        model, processor = eager.model, eager.processor
+    else:
+        shape = (
+            MolmoeConfig(head_vocab_size=50304)
+            if given.shape == "molmoe_1b"
+            else MolmoeConfig.from_pretrained(given.shape)
+        )
+        model, processor = random_model(shape, device, choose_dtype(given.precision, device)), _any_processor()
+    model.generation_config = greedy_config(model)
+    if given.shape is not None:
+        model.generation_config.eos_token_id = None
+    staged = {way: MolmoeStagedModel("benchmark", model, processor, way) for way in (EAGER, GRAPH)}
+    new_tokens = given.new_tokens or (33 if given.shape else 16)
+    cases = (
+        embedded_cases(staged[EAGER], given.samples)
+        if given.shape is None
+        else shaped_cases(model.config, device, model.dtype, given.prompt_tokens, given.crops, given.top_k_list)
+    )
+    return Bench(model, staged, new_tokens), list(cases)
+
+
+def _any_processor() -> MolmoeProcessor:
+    """Requests are made without it."""
+    return MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
+
+
+def shape_of(staged: MolmoeStagedModel, case: Case) -> Shape:
+    """What the floors of a case are computed from."""
+    crops = case.inputs["pixel_values"].shape[1] if "pixel_values" in case.inputs else 0
+    experts = tuple(top_k for top_k in staged.expected_experts(case.setting) if top_k is not None)
+    return Shape(crops, case.inputs["input_ids"].shape[1], experts)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken; weights are random")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--num_threads", type=int)
+    parser.add_argument("--samples", type=int, default=1, help="of the embedded task, at each setting (%(default)s)")
+    parser.add_argument("--prompt_tokens", type=int, default=1053)
+    parser.add_argument("--crops", type=int, default=13, help="0: no picture (%(default)s)")
+    parser.add_argument("--top_k_list", nargs="+", type=int, default=[8, 4, 1])
+    parser.add_argument("--new_tokens", type=int, help="default: 33 with --shape, else at most 16")
+    parser.add_argument("--batch_sizes", nargs="*", type=int, default=[])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm_rounds", type=int, default=1)
+    parser.add_argument("--bytes_per_s", type=float, default=H200.bytes_per_s)
+    parser.add_argument("--flops_per_s", type=float, default=H200.flops_per_s)
+    parser.add_argument("--output", type=Path, help="JSON of everything")
+    parser.add_argument("--figure", type=Path, help="roofline picture")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = _arguments(argv)
+    set_cpu_threads(given.num_threads, 1)
+    device = choose_device(given.device)
+    rates = Rates(given.bytes_per_s, given.flops_per_s)
+    bench, cases = _made(given, device)
+    ways, refused = possible_ways(bench, cases[0])
+    timed: list[Timed] = []
+    for case in cases:
+        timed += timed_case(bench, case, ways, given.warm_rounds, given.rounds)
+    config, element_bytes = bench.model.config, bench.model.dtype.itemsize
+    with bench.model.knobs():
+        work: dict[str, dict[str, Work]] = {
+            case.name: work_of(config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
+        }
+    floors = {} if device.type == "cpu" else _floors(work, rates)
+    rows = entries(timed, floors)
+    content = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "execution": dict(bench.staged[GRAPH].describe()),
+        "refused": refused,
+        "rows": rows,
+        "sum_of_generate": totals_of_generate(rows),
+        "cpu_of_generate": totals_of_generate(rows, "cpu_ms"),
+        "batches": batch_entries(bench, cases[0], given.batch_sizes),
+    }
+    print(markdown(rows))
+    print(json.dumps({name: each for name, each in content.items() if name != "rows"}, indent=1))
+    if given.output is not None:
+        write_json_atomically(content, given.output)
+    if given.figure is not None:
+        if device.type == "cpu":
+            raise ConfigurationError("--figure needs rates of the device that ran, and the CPU's are not known")
+        draw_roofline(rows, work, rates, given.figure)
+    return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
+
+
+def _floors(work: Mapping[str, Mapping[str, Work]], rates: Rates) -> dict[str, dict[str, float]]:
+    return {case: {stage: each.floor_s(rates) for stage, each in stages.items()} for case, stages in work.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

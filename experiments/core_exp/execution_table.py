@@ -1,0 +1,196 @@
+"""In: times of the same requests run in several ways, and what a device attains; out: floors, ratios, table, roofline.
+
+Pure but for the picture. A floor is what products and bytes take at the rates given, nothing else counted.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.models.molmoe.flops import decoder_flops, vision_flops
+
+STAGES = ("vision", "prefill", "decode")
+# What the others are held against.
+PLAIN = "generate"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device attains."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Products and bytes of a stage; of decode, of one step."""
+
+    flops: float
+    bytes: float
+
+    def floor_s(self, rates: Rates) -> float:
+        """The slower of the two."""
+        return max(self.flops / rates.flops_per_s, self.bytes / rates.bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A request at a setting; `experts` per token of each block that runs."""
+
+    crops: int
+    prompt_tokens: int
+    experts: tuple[int, ...]
+
+
+def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str, Work]:
+    """Of each stage that the request has.
+
+    Attention counts half of the rectangle in the prefill, as a causal kernel computes it. Weights are read once, of the
+    experts those that tokens choosing evenly hit. A decode step is the first one behind the prompt.
+    """
+    text = config.text_config
+    tokens, width = shape.prompt_tokens, text.hidden_size
+    blocks = len(shape.experts)
+    half_of_attention = 2 * tokens * tokens * width * blocks
+    kv_width = width // text.num_attention_heads * text.num_key_value_heads
+    cache = 2 * kv_width * blocks * element_bytes
+    found = {
+        "prefill": Work(
+            decoder_flops(config, tokens, tokens, shape.experts) - half_of_attention,
+            _weights(config, shape.experts, tokens) * element_bytes + tokens * cache,
+        ),
+        "decode": Work(
+            decoder_flops(config, 1, tokens + 1, shape.experts),
+            _weights(config, shape.experts, 1) * element_bytes + (tokens + 1) * cache,
+        ),
+    }
+    if not shape.crops:
+        return found
+    return {"vision": Work(vision_flops(config, shape.crops), _vision_weights(config) * element_bytes), **found}
+
+
+def _weights(config: MolmoeConfig, experts: Sequence[int], tokens: int) -> float:
+    """Of the blocks and the head."""
+    text = config.text_config
+    width, inner, num_experts = text.hidden_size, text.intermediate_size, text.num_experts
+    kv_width = width // text.num_attention_heads * text.num_key_value_heads
+    block = 2 * width * (width + kv_width) + num_experts * width
+    hit = sum(num_experts * (1 - (1 - chosen / num_experts) ** tokens) for chosen in experts)
+    return len(experts) * block + hit * 3 * width * inner + width * config.head_vocab_size
+
+
+def _vision_weights(config: MolmoeConfig) -> int:
+    vision = config.vision_config
+    blocks = max(vision.num_hidden_layers + index for index in config.vision_feature_layers) + 1
+    return blocks * (4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One way to run one case.
+
+    Attributes:
+        case: the request and its setting.
+        way: how it was run.
+        stages: seconds of each stage in each round; of decode, of one step.
+        totals: seconds of the whole request in each round.
+        cpu: seconds of all cores in each round, which a busy machine changes less.
+        tokens: what came out, in the last round.
+        same: whether they are those of the first way.
+    """
+
+    case: str
+    way: str
+    stages: Mapping[str, Sequence[float]]
+    totals: Sequence[float]
+    cpu: Sequence[float]
+    tokens: tuple[int, ...]
+    same: bool
+
+    def median_s(self, stage: str) -> float | None:
+        """None for a stage that the request has not."""
+        return statistics.median(self.stages[stage]) if self.stages.get(stage) else None
+
+
+def entries(timed: Sequence[Timed], floors: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """A JSON object for each row: medians in ms, the share of the floor's time, and ratios to plain `generate()`.
+
+    Args:
+        floors: case -> stage -> seconds; {} where no rates are known.
+    """
+    plain = {row.case: row for row in timed if row.way == PLAIN}
+    found = []
+    for row in timed:
+        entry: dict[str, Any] = {"case": row.case, "way": row.way, "same_tokens": row.same, "rounds": len(row.totals)}
+        for stage in STAGES:
+            own, peer, floor = row.median_s(stage), plain[row.case].median_s(stage), floors.get(row.case, {}).get(stage)
+            entry[f"{stage}_ms"] = None if own is None else own * 1e3
+            entry[f"{stage}_of_generate"] = None if own is None or peer is None else own / peer
+            entry[f"{stage}_floor_ms"] = None if floor is None else floor * 1e3
+            entry[f"{stage}_over_floor"] = None if own is None or floor is None else own / floor
+        entry["total_ms"] = statistics.median(row.totals) * 1e3
+        entry["total_of_generate"] = statistics.median(row.totals) / statistics.median(plain[row.case].totals)
+        entry["cpu_ms"] = statistics.median(row.cpu) * 1e3
+        found.append(entry)
+    return found
+
+
+def totals_of_generate(rows: Sequence[Mapping[str, Any]], key: str = "total_ms") -> dict[str, float]:
+    """Way -> sum over all cases, as a share of that of plain `generate()`."""
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums[row["way"]] = sums.get(row["way"], 0.0) + row[key]
+    return {way: seconds / sums[PLAIN] for way, seconds in sums.items()}
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each row; behind a time in brackets how many times the floor it is."""
+    lines = [
+        "| case | way | vision ms | prefill ms | decode ms/token | total ms | of generate() | same tokens |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        times = " | ".join(_cell(row, stage) for stage in STAGES)
+        lines.append(
+            f"| {row['case']} | {row['way']} | {times} | {row['total_ms']:.1f} | {row['total_of_generate']:.3f} | "
+            f"{'yes' if row['same_tokens'] else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, Any], stage: str) -> str:
+    time_ms, over = row[f"{stage}_ms"], row[f"{stage}_over_floor"]
+    if time_ms is None:
+        return ""
+    return f"{time_ms:.2f}" if over is None else f"{time_ms:.2f} ({over:.1f} x)"
+
+
+def draw_roofline(
+    rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[str, Work]], rates: Rates, path: Path
+) -> None:
+    """Operations per second over operations per byte, of each stage, way and case, below what the device attains."""
+    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+    axes = figure.subplots()
+    knee = rates.flops_per_s / rates.bytes_per_s
+    ends = [0.1, knee, max(10 * knee, 1e4)]
+    axes.loglog(ends, [min(rates.flops_per_s, at * rates.bytes_per_s) for at in ends], color="#222222")
+    markers, ways = dict(zip(STAGES, "so^", strict=True)), list(dict.fromkeys(row["way"] for row in rows))
+    for row in rows:
+        for stage, done in work[row["case"]].items():
+            if row[f"{stage}_ms"]:
+                at, reached = done.flops / done.bytes, done.flops / (row[f"{stage}_ms"] * 1e-3)
+                axes.plot(at, reached, markers[stage], color=f"C{ways.index(row['way'])}", alpha=0.8)
+    for place, way in enumerate(ways):
+        axes.plot([], [], "o", color=f"C{place}", label=way)
+    for stage, marker in markers.items():
+        axes.plot([], [], marker, color="#888888", label=stage)
+    axes.set_xlabel("operations per byte (as the floor counts them)")
+    axes.set_ylabel("operations per second")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
