@@ -9,13 +9,13 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.device import NoMarks
+from experiment_core_utils.primitives.device import HostMarks, NoMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
@@ -186,3 +186,25 @@ def test_an_answer_longer_than_was_announced_finds_room() -> None:
             token = expected.argmax(dim=-1, keepdim=True)
             found, expected = stages.decode_step(token, state), model.decode_step(token, eager)
     assert state.length == 518
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_steps_that_feed_themselves_give_the_same_tokens(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: KnobSetting
+) -> None:
+    model = models["graph"]
+    model.apply(setting)
+    stages = model._launch_free
+    assert stages is not None
+    for inputs in requests:
+        expected = generate_greedily(model, inputs, NEW_TOKENS, NoMarks())
+        marks = HostMarks()
+        model.make_ready(inputs, NEW_TOKENS)
+        found = generate_ahead(stages.ahead(model._knobs), inputs, NEW_TOKENS, frozenset(), marks)
+        assert found == expected
+        assert len(marks.seconds()) == len(found.spans)
+        # The step behind the end token is launched in vain, and its mark is taken back.
+        ended = generate_ahead(
+            stages.ahead(model._knobs), inputs, NEW_TOKENS, frozenset({expected.token_ids[0]}), HostMarks()
+        )
+        assert ended.token_ids == expected.token_ids[:1]
