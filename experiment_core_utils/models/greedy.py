@@ -1,12 +1,16 @@
-"""In: a model's three stages and a request on its device; out: its greedy answer, with a mark where a stage ends."""
+"""In: a model's three stages and a request on its device; out: its greedy answer, with a mark where a stage ends.
+
+`generate_greedily` waits for each token before it asks for the next. `generate_ahead` does not: it is for stages that
+choose the next token on the device, as replays of CUDA graphs do.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from experiment_core_utils.models.interface import Stages
-from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.device import Marks, TokenCopies
 from experiment_core_utils.primitives.records import MarkedTokens, StageName
 
 
@@ -32,5 +36,72 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
         token = logits.argmax(dim=-1, keepdim=True)
         token_ids.append(int(token))
         marks.mark()
+        spans.append("decode")
+    return MarkedTokens(tuple(token_ids), tuple(spans))
+
+
+class AheadStages(Protocol):
+    """Stages that leave the likeliest token on the device, where the next step reads it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        ...
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """[1] id; the next step overwrites it."""
+        ...
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """Vision stage; None for a request without a picture."""
+        ...
+
+    def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
+        """Prefill, and the choice of the first token."""
+        ...
+
+    def advance(self) -> None:
+        """A decode step from the last token, and the choice of the next."""
+        ...
+
+
+@torch.inference_mode()
+def generate_ahead(
+    stages: AheadStages,
+    inputs: Mapping[str, Any],
+    max_new_tokens: int,
+    eos_token_ids: frozenset[int],
+    marks: Marks,
+) -> MarkedTokens:
+    """As `generate_greedily`; a step is launched before the token in front of it is looked at.
+
+    A mark lies behind the copy of each token to the host. The step behind the last token is launched in vain and lies
+    behind the last mark.
+    """
+    tokens = TokenCopies(stages.device, max_new_tokens)
+    spans: list[StageName] = []
+    marks.mark()
+    features = stages.encode_image(inputs)
+    if features is not None:
+        marks.mark()
+        spans.append("vision")
+    stages.begin(inputs, features)
+    tokens.send(0, stages.last_token)
+    marks.mark()
+    spans.append("prefill")
+    token_ids: list[int] = []
+    while True:
+        is_last = len(token_ids) + 1 == max_new_tokens
+        if not is_last:
+            stages.advance()
+            tokens.send(len(token_ids) + 1, stages.last_token)
+            marks.mark()
+        token_ids.append(tokens.arrived(len(token_ids)))
+        if is_last:
+            break
+        if token_ids[-1] in eos_token_ids:
+            marks.unmark()
+            break
         spans.append("decode")
     return MarkedTokens(tuple(token_ids), tuple(spans))

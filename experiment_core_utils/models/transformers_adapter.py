@@ -1,8 +1,9 @@
 """In: a model of transformers with its processor or tokenizer; out: the `StagedModel` that the pipeline profiles.
 
-Times come from marks inside the model's own `generate()`; the three stages by themselves, which energy windows and
-profiles need, do the same steps. A new family needs code only where it is unlike the others: its way of taking more or
-fewer vision tokens in `vision_options`, its formulas of operations in `architecture_table`.
+Run eagerly, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
+windows and profiles need, do the same steps. Run as replays (`captured_generation`), they come from these stages. A new
+family needs code only where it is unlike the others: its way of taking more or fewer vision tokens in `vision_options`,
+its formulas of operations in `architecture_table`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,17 +24,27 @@ from experiment_core_utils.models.architecture import (
 )
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
+from experiment_core_utils.models.captured_generation import (
+    NO_GRAPHS,
+    CapturedGeneration,
+    HeldRequest,
+    RequestsAhead,
+    generation_refusal,
+)
 from experiment_core_utils.models.decoder_components import decoder_components
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_batches import answer_together
 from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
+from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder
+from experiment_core_utils.models.greedy import generate_ahead
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
     KnobProof,
@@ -44,7 +55,8 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.tasks.interface import Sample
 
-NOT_CAPTURED = "graph is for MolmoE; a model of transformers runs through its own generate()"
+# Share of the logits' norm by which a replay may differ from the modules, in float32 and in lower precision.
+_MOST_DIFFERENCE, _MOST_ROUNDED_DIFFERENCE = 1e-3, 0.2
 
 
 class TransformersModel:
@@ -54,11 +66,17 @@ class TransformersModel:
         name: path or hub id that the model came from.
         model: on its device, in its dtype, in evaluation mode. Its generation config is replaced by a greedy one.
         requests: of the same checkpoint.
-        execution: as asked for; `describe` tells how it runs.
+        execution: as asked for; `describe` and each setting's proof tell how it runs.
+        recorder: makes the replays; None for CUDA graphs.
     """
 
     def __init__(
-        self, name: str, model: PreTrainedModel, requests: ForeignRequests, execution: ExecutionMode = "eager"
+        self,
+        name: str,
+        model: PreTrainedModel,
+        requests: ForeignRequests,
+        execution: ExecutionMode = "eager",
+        recorder: Recorder | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -74,8 +92,26 @@ class TransformersModel:
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._vision_fields = AttributeChanges()
         self._stages = GenerateStages(model)
+        self._captured, self._refusal = self._choose(execution, recorder)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
+
+    def _choose(self, asked: ExecutionMode, recorder: Recorder | None) -> tuple[CapturedGeneration | None, str | None]:
+        """What replays, or why nothing does though it was asked for."""
+        if asked == "eager":
+            return None, None
+        if recorder is None and self.device.type != "cuda":
+            return None, NO_GRAPHS
+        refusal = generation_refusal(self.model, self._stages)
+        if refusal is not None:
+            return None, refusal
+        return CapturedGeneration(self.model, self._stages, recorder or CudaGraphs(self.device)), None
+
+    @property
+    def _ready(self) -> CapturedGeneration | None:
+        """What replays the setting in force; None where the modules run."""
+        captured = self._captured
+        return captured if captured is not None and captured.is_ready(self.active_setting) else None
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
@@ -123,27 +159,37 @@ class TransformersModel:
             self._vision_fields.put(fields)
 
     def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.make_ready`: `generate()` prepares by itself, inside what is measured."""
+        """See `StagedModel.make_ready`; run eagerly, `generate()` prepares by itself, inside what is measured."""
+        if self._captured is not None:
+            self._captured.make_ready(self.active_setting, inputs, max_new_tokens)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
         return self._stages.encode_image(inputs)
 
-    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, GenerationState]:
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, GenerationState | HeldRequest]:
         """See `StagedModel.prefill`."""
+        if self._ready is not None:
+            return self._ready.prefill(self.active_setting, inputs, features)
         return self._stages.prefill(inputs, features)
 
-    def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: GenerationState | HeldRequest) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
-        return self._stages.decode_step(token, state)
+        return self._stages_of(state).decode_step(token, state)
 
-    def rewind(self, state: GenerationState, steps: int) -> None:
+    def rewind(self, state: GenerationState | HeldRequest, steps: int) -> None:
         """See `StagedModel.rewind`; raises SettingError for a cache that cannot be taken back."""
-        self._stages.rewind(state, steps)
+        self._stages_of(state).rewind(state, steps)
+
+    def _stages_of(self, state: GenerationState | HeldRequest) -> Any:
+        return self._captured if isinstance(state, HeldRequest) else self._stages
 
     def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
         """See `StagedModel.generate_marked`."""
-        return generate_marked(self.model, inputs, max_new_tokens, marks)
+        if self._ready is None:
+            return generate_marked(self.model, inputs, max_new_tokens, marks)
+        ahead = RequestsAhead(self._ready, self._stages, self.active_setting)
+        return generate_ahead(ahead, inputs, max_new_tokens, self.eos_token_ids, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
@@ -159,28 +205,52 @@ class TransformersModel:
 
     @torch.inference_mode()
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`."""
+        """See `StagedModel.prove`; of a replay, that it gives the logits of the modules, which are counted.
+
+        Raises:
+            KnobDidNotAct: it does not.
+        """
         self.apply(setting)
         features = self.encode_image(inputs)
         with self.knobs.counted() as counted:
-            logits, state = self.prefill(inputs, features)
+            logits, state = self._stages.prefill(inputs, features)
             experts, blocks = dict(counted.experts), tuple(counted.blocks)
             counted.clear()
-            self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+            token = logits.argmax(dim=-1, keepdim=True)
+            after = self._stages.decode_step(token, state)
             decode_blocks = tuple(counted.blocks)
+        execution, reason = self._compared(inputs, features, token, (logits, after))
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
             cache_layers=sum(1 for layer in state.cache.layers if layer.is_initialized),
-            execution="eager",
-            execution_reason=self._execution_reason,
+            execution=execution,
+            execution_reason=reason,
         )
 
-    @property
-    def _execution_reason(self) -> str | None:
-        """Why it does not run as asked; None where it does."""
-        return None if self._asked == "eager" else NOT_CAPTURED
+    def _compared(
+        self, inputs: Mapping[str, Any], features: Any, token: torch.Tensor, expected: Sequence[torch.Tensor]
+    ) -> tuple[str, str | None]:
+        """How the setting in force runs, and why not wholly as asked."""
+        if self._captured is None:
+            return "eager", self._refusal
+        setting = self.active_setting
+        if self._ready is None:
+            return "eager", self._captured.refusal(setting)
+        # Recorded outputs are written over by the next replay.
+        logits, state = self._captured.prefill(setting, inputs, features)
+        found = (logits.clone(), self._captured.decode_step(token, state))
+        most = _MOST_DIFFERENCE if self.model.dtype == torch.float32 else _MOST_ROUNDED_DIFFERENCE
+        for stage, mine, theirs in zip(("prefill", "decode step"), found, expected, strict=True):
+            difference = float((mine.float() - theirs.float()).norm() / theirs.float().norm())
+            # Not-a-number is no agreement either.
+            if not difference <= most:
+                raise KnobDidNotAct(
+                    f"the replayed {stage} differs by {difference:.1%} from the modules at this setting"
+                )
+        refusal = self._captured.prefill_refusal(setting)
+        return "graph", None if refusal is None else f"prefill: {refusal}"
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`; by formula, None for a family that none is known for."""
@@ -231,10 +301,16 @@ class TransformersModel:
                 if reason is not None
             },
             "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
-            "cache": "dynamic",
+            "cache": "dynamic" if self._captured is None else "static",
             "execution_asked": self._asked,
-            "execution": "eager",
-            "execution_reason": self._execution_reason,
-            "execution_stages": dict.fromkeys(("vision", "prefill", "decode"), "eager"),
-            "timed_inside": "generate",
+            "execution": "eager" if self._captured is None else "graph",
+            "execution_reason": self._refusal,
+            "execution_stages": self._ways(),
+            "timed_inside": "generate" if self._captured is None else "stages",
         }
+
+    def _ways(self) -> dict[str, str]:
+        """Of each stage, as far as it is known before a setting was tried; its proof says what became of it."""
+        if self._captured is None:
+            return dict.fromkeys(("vision", "prefill", "decode"), "eager")
+        return {"vision": "eager", "prefill": "captured", "decode": "captured"}

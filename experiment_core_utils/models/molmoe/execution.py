@@ -18,9 +18,8 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
 from experiment_core_utils.primitives.config import ExecutionMode
-from experiment_core_utils.primitives.device import Marks, TokenCopies
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
-from experiment_core_utils.primitives.records import KnobProof, MarkedTokens, StageName
+from experiment_core_utils.primitives.records import KnobProof, StageName
 
 # Stores grow by so many slots, so that longer requests seldom need a new one; captures are lost with the old one.
 SLOT_STEP = 512
@@ -94,7 +93,6 @@ class LaunchFreeStages:
         self._engines = choose_engines(model, self._decoder)
         self._store = KeyValueStore.allocate(self._decoder, slots=0)
         self._held: StoreState | None = None
-        self._copies = TokenCopies(self._decoder.device, 0)
 
     @property
     def decoder(self) -> PackedDecoder:
@@ -120,8 +118,6 @@ class LaunchFreeStages:
         self._engines.prefill.make_ready(knobs, self._store, tokens)
         self._engines.decode.make_ready(knobs, self._store)
         self._held = None
-        if len(self._copies) < max_new_tokens:
-            self._copies = TokenCopies(self._decoder.device, max_new_tokens)
 
     def _make_room(self, slots: int) -> None:
         """What the state that is held has in its slots goes along."""
@@ -185,7 +181,7 @@ class LaunchFreeStages:
         if state.length == self._store.slots:
             self._make_room(state.length + 1)
         self._store.next_tokens.copy_(token.flatten())
-        return self._step(state)
+        return self.step(state)
 
     def _resume(self, state: StoreState) -> None:
         held = self._held
@@ -197,7 +193,8 @@ class LaunchFreeStages:
         if self._store.lengths[0] != state.length:
             self._store.set_lengths([state.length])
 
-    def _step(self, state: StoreState) -> torch.Tensor:
+    def step(self, state: StoreState) -> torch.Tensor:
+        """A decode step of the request that is held, from the token that the last step chose."""
         logits = self._engines.decode.step(state.knobs, self._store)
         self._store.note_step()
         state.length += 1
@@ -209,48 +206,9 @@ class LaunchFreeStages:
         state.length -= steps
         self._store.set_lengths([state.length])
 
-    @torch.inference_mode()
-    def generate_without_waiting(
-        self,
-        knobs: DecoderKnobs,
-        inputs: Mapping[str, Any],
-        max_new_tokens: int,
-        marks: Marks,
-        eos_token_ids: frozenset[int],
-    ) -> MarkedTokens:
-        """As `generate_greedily`, for a device that works on beside the host.
-
-        A step is launched before the token in front of it is looked at. A mark lies behind the copy of each token; the
-        step behind the last token is launched in vain and lies behind the last mark.
-        """
-        self.make_ready(knobs, inputs, max_new_tokens)
-        spans: list[StageName] = []
-        marks.mark()
-        features = self.encode_image(inputs)
-        if features is not None:
-            marks.mark()
-            spans.append("vision")
-        logits, state = self.prefill(knobs, inputs, features)
-        self._store.next_tokens.copy_(logits.argmax(dim=-1))
-        self._copies.send(0, self._store.next_tokens)
-        marks.mark()
-        spans.append("prefill")
-        token_ids: list[int] = []
-        while True:
-            place = len(token_ids)
-            is_last = place + 1 == max_new_tokens
-            if not is_last:
-                self._step(state)
-                self._copies.send(place + 1, self._store.next_tokens)
-                marks.mark()
-            token_ids.append(self._copies.arrived(place))
-            if is_last:
-                break
-            if token_ids[-1] in eos_token_ids:
-                marks.unmark()
-                break
-            spans.append("decode")
-        return MarkedTokens(tuple(token_ids), tuple(spans))
+    def ahead(self, knobs: DecoderKnobs) -> "RequestAhead":
+        """The stages for `generate_ahead`: steps that feed themselves on the device."""
+        return RequestAhead(self, self._store, knobs)
 
     def place_in(self, store: KeyValueStore, row: int, state: StoreState) -> None:
         """Copy the slots of the request that is held into a row of a store of several."""
@@ -308,3 +266,37 @@ class LaunchFreeStages:
                     f"the captured {stage} differs by {difference:.1%} from the same setting run step by step"
                 )
         return prefill, decode
+
+
+class RequestAhead:
+    """`AheadStages` of a request whose shape was made ready; for one request after the other."""
+
+    def __init__(self, stages: LaunchFreeStages, store: KeyValueStore, knobs: DecoderKnobs) -> None:
+        self._stages = stages
+        self._store = store
+        self._knobs = knobs
+        self._state: StoreState | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """See `AheadStages`."""
+        return self._store.next_tokens.device
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """See `AheadStages`."""
+        return self._store.next_tokens
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `AheadStages`."""
+        return self._stages.encode_image(inputs)
+
+    def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
+        """See `AheadStages`."""
+        logits, self._state = self._stages.prefill(self._knobs, inputs, features)
+        self._store.next_tokens.copy_(logits.argmax(dim=-1))
+
+    def advance(self) -> None:
+        """See `AheadStages`."""
+        assert self._state is not None
+        self._stages.step(self._state)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from experiment_core_utils.models.architecture import stored_bytes
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.memory_parts import step_weights
 from experiment_core_utils.models.molmoe.batched_execution import BatchedExecution
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
@@ -205,7 +205,8 @@ class MolmoeStagedModel:
         """See `StagedModel.generate_marked`."""
         stages = self._stages
         if isinstance(stages, LaunchFreeStages) and stages.is_captured:
-            return stages.generate_without_waiting(self._knobs, inputs, max_new_tokens, marks, self.eos_token_ids)
+            stages.make_ready(self._knobs, inputs, max_new_tokens)
+            return generate_ahead(stages.ahead(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
     def rewind(self, state: DecodeState | StoreState, steps: int) -> None:

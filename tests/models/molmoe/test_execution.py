@@ -9,7 +9,7 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
@@ -161,7 +161,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_spans(
     expected = generate_greedily(eager, requests[0], max_new_tokens, NoMarks())
     eager.eos_token_ids = frozenset()
     stages, marks = LaunchFreeStages(eager.model), HostMarks()
-    found = stages.generate_without_waiting(knobs, requests[0], max_new_tokens, marks, ends)
+    found = generate_ahead(stages.ahead(knobs), requests[0], max_new_tokens, ends, marks)
     assert found == expected
     assert len(marks.seconds()) == len(found.spans)
 
@@ -208,3 +208,25 @@ def test_an_answer_longer_than_was_announced_finds_room() -> None:
             token = expected.argmax(dim=-1, keepdim=True)
             found, expected = stages.decode_step(token, state), model.decode_step(token, eager)
     assert state.length == 518
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_steps_that_feed_themselves_give_the_same_tokens(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: KnobSetting
+) -> None:
+    model = models["graph"]
+    model.apply(setting)
+    stages = model._launch_free
+    assert stages is not None
+    for inputs in requests:
+        expected = generate_greedily(model, inputs, NEW_TOKENS, NoMarks())
+        marks = HostMarks()
+        model.make_ready(inputs, NEW_TOKENS)
+        found = generate_ahead(stages.ahead(model._knobs), inputs, NEW_TOKENS, frozenset(), marks)
+        assert found == expected
+        assert len(marks.seconds()) == len(found.spans)
+        # The step behind the end token is launched in vain, and its mark is taken back.
+        ended = generate_ahead(
+            stages.ahead(model._knobs), inputs, NEW_TOKENS, frozenset({expected.token_ids[0]}), HostMarks()
+        )
+        assert ended.token_ids == expected.token_ids[:1]

@@ -1,0 +1,221 @@
+"""In: a model of transformers and a request; out: its stages with decode steps, and where it can be prefills, replayed.
+
+There is one request at a time: a state can be decoded from until another request is prefilled. What is recorded is made
+by `make_ready`, outside of what is measured, for each setting of the knobs by itself.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from experiment_core_utils.models.fixed_cache_decode import FixedCacheDecode, cache_refusal
+from experiment_core_utils.models.generate_marks import vision_entry
+from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
+from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.recorded_decoder import RecordedDecoder
+from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+
+NO_GRAPHS = "there are no CUDA graphs on the CPU"
+# Slots of a cache are a multiple of this, so that requests of similar length share a recording.
+SLOT_STEP = 256
+# Settings whose recordings are kept; each has a cache of its own.
+MOST_SETTINGS = 8
+
+
+@dataclass
+class HeldRequest:
+    """Where a request stands in the cache of its setting.
+
+    Attributes:
+        prompt: [1, T]; another state of the same tensor has filled the same slots.
+        length: slots in use.
+    """
+
+    setting: Hashable
+    prompt: torch.Tensor
+    length: int
+
+
+@dataclass
+class _Recorded:
+    """What is recorded at one setting.
+
+    Attributes:
+        prefill_refusal: why prompts run as ever; None where they are replayed.
+    """
+
+    decode: FixedCacheDecode
+    prefill: RecordedDecoder
+    prefill_refusal: str | None = None
+
+
+class CapturedGeneration:
+    """The stages of one model; `setting` is the name of what is in force in it, by the caller's word."""
+
+    def __init__(self, model: PreTrainedModel, stages: GenerateStages, recorder: Recorder) -> None:
+        self._model: Any = model
+        self._stages = stages
+        self._recorder = recorder
+        self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
+        self._refusals: dict[Hashable, str] = {}
+        self._held: HeldRequest | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """See `AheadStages.device`."""
+        device: torch.device = self._model.device
+        return device
+
+    def is_ready(self, setting: Hashable) -> bool:
+        """Whether decode steps are replayed at the setting; it was made ready, and lately enough."""
+        return setting in self._recorded
+
+    def decode_at(self, setting: Hashable) -> FixedCacheDecode:
+        """The steps of a setting that is ready."""
+        return self._recorded[setting].decode
+
+    def refusal(self, setting: Hashable) -> str | None:
+        """Why decode steps are not replayed at a setting that was made ready; None where they are."""
+        return self._refusals.get(setting)
+
+    def prefill_refusal(self, setting: Hashable) -> str | None:
+        """Why prompts are not replayed at a setting that is ready; None where they are."""
+        return self._recorded[setting].prefill_refusal
+
+    @torch.inference_mode()
+    def make_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Everything that a request of this shape needs at the setting in force; held states are no longer valid."""
+        if setting in self._refusals:
+            return
+        needed = inputs["input_ids"].shape[1] + max_new_tokens
+        try:
+            self._make_room(setting, needed)
+            self._record(self._recorded[setting], inputs)
+        except ConfigurationError as error:
+            self._recorded.pop(setting, None)
+            self._refusals[setting] = str(error)
+        self._held = None
+
+    def _make_room(self, setting: Hashable, slots: int) -> None:
+        recorded = self._recorded.get(setting)
+        if recorded is not None and recorded.decode.slots >= slots:
+            self._recorded.move_to_end(setting)
+            return
+        decode = FixedCacheDecode(self._model, -(-slots // SLOT_STEP) * SLOT_STEP, self._recorder)
+        prefill = RecordedDecoder(self._model, self._recorder) if recorded is None else recorded.prefill
+        self._recorded[setting] = _Recorded(decode, prefill, None if recorded is None else recorded.prefill_refusal)
+        self._recorded.move_to_end(setting)
+        while len(self._recorded) > MOST_SETTINGS:
+            self._recorded.popitem(last=False)
+
+    def _record(self, recorded: _Recorded, inputs: Mapping[str, Any]) -> None:
+        if recorded.prefill_refusal is None:
+            try:
+                with recorded.prefill.in_place(records_new=True):
+                    self._stages.prefill(inputs, self._stages.encode_image(inputs))
+            except ConfigurationError as error:
+                recorded.prefill_refusal = str(error)
+        logits, state = self._prefilled(recorded, inputs, self._stages.encode_image(inputs))
+        with self._decode_kernels():
+            recorded.decode.begin(state, logits)
+
+    def _decode_kernels(self) -> AbstractContextManager[None]:
+        """transformers' own choice of kernels for single tokens, as `generate()` makes it; not in all its versions."""
+        choose = getattr(self._model, "_optimize_model_for_decode", None)
+        return nullcontext() if choose is None else choose()
+
+    def _prefilled(
+        self, recorded: _Recorded, inputs: Mapping[str, Any], features: Any
+    ) -> tuple[torch.Tensor, GenerationState]:
+        if recorded.prefill_refusal is not None:
+            return self._stages.prefill(inputs, features)
+        with recorded.prefill.in_place():
+            return self._stages.prefill(inputs, features)
+
+    def prefill(self, setting: Hashable, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, HeldRequest]:
+        """Prefill stage: logits [1, V] of the last position; what the next prefill overwrites."""
+        recorded = self._recorded[setting]
+        self._held = None
+        logits, state = self._prefilled(recorded, inputs, features)
+        recorded.decode.begin(state, logits)
+        self._held = HeldRequest(setting, inputs["input_ids"], recorded.decode.length)
+        return logits, self._held
+
+    def decode_step(self, token: torch.Tensor, state: HeldRequest) -> torch.Tensor:
+        """Token [1, 1] -> logits [1, V], which the next step overwrites.
+
+        Raises:
+            SettingError: another request was prefilled in the meantime.
+        """
+        decode = self._resumed(state)
+        decode.put_token(token)
+        state.length += 1
+        return decode.step()
+
+    def rewind(self, state: HeldRequest, steps: int) -> None:
+        """Take the state behind the last so many steps back to where it was before the first of them."""
+        decode = self._resumed(state)
+        decode.rewind(steps)
+        state.length -= steps
+
+    def _resumed(self, state: HeldRequest) -> FixedCacheDecode:
+        held = self._held
+        if held is not state:
+            is_same = held is not None and held.prompt is state.prompt and held.setting == state.setting
+            if not is_same or state.length != state.prompt.shape[1]:
+                raise SettingError("the cache of fixed size holds another request by now; prefill this one again")
+            self._held = state
+        decode = self._recorded[state.setting].decode
+        if decode.length != state.length:
+            decode.rewind(decode.length - state.length)
+        return decode
+
+
+def generation_refusal(model: PreTrainedModel, stages: GenerateStages) -> str | None:
+    """Why no setting of a model can be replayed; None where one may be.
+
+    Not judged is what shows only when it is tried; `CapturedGeneration.refusal` says it of a setting.
+    """
+    devices = sorted({str(weight.device) for weight in model.parameters()})
+    if len(devices) > 1:
+        return f"its weights are on several devices ({', '.join(devices)})"
+    if vision_entry(model) is not None and not stages.can_encode_alone:
+        return "its pictures are encoded inside the prefill"
+    return cache_refusal(model)
+
+
+class RequestsAhead:
+    """`AheadStages` of a model at one setting that was made ready."""
+
+    def __init__(self, generation: CapturedGeneration, stages: GenerateStages, setting: Hashable) -> None:
+        self._generation = generation
+        self._stages = stages
+        self._setting = setting
+        self._decode = generation.decode_at(setting)
+
+    @property
+    def device(self) -> torch.device:
+        """See `AheadStages`."""
+        return self._generation.device
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """See `AheadStages`."""
+        return self._decode.token.view(1)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """See `AheadStages`."""
+        return self._stages.encode_image(inputs)
+
+    def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
+        """See `AheadStages`."""
+        self._generation.prefill(self._setting, inputs, features)
+
+    def advance(self) -> None:
+        """See `AheadStages`."""
+        self._decode.step()

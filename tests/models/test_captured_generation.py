@@ -1,0 +1,160 @@
+"""`--execution graph` of a model of transformers: `generate()`'s tokens at every setting, and what is said of it."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.models.captured_generation import NO_GRAPHS
+from experiment_core_utils.models.graph_capture import Reruns
+from experiment_core_utils.models.transformers_adapter import TransformersModel
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.errors import KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.stage_energy import StagedRequest
+from tests.models.test_transformers_adapter import picture
+from tests.models.tiny_checkpoints import write_checkpoint
+
+CPU = torch.device("cpu")
+LOW = tier_target("low")
+NEW_TOKENS = 6
+Loaded = Callable[[str], tuple[TransformersModel, TransformersModel]]
+SETTINGS = {
+    "olmoe": [KnobSetting(LOW, 1, (0, 1, 2)), KnobSetting(LOW, 4, (0, 2)), KnobSetting(LOW, 2, (0, 1, 2))],
+    "llava": [KnobSetting(LOW, 1, (0, 2)), KnobSetting(LOW, 2, (0, 1, 2))],
+    "qwen2_5_vl": [KnobSetting(LOW, None, (0,)), KnobSetting(LOW, None, (0, 1, 2))],
+    "llama": [KnobSetting(LOW, None, (0, 1))],
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """The same checkpoint eager, and with replays that run the work again."""
+
+    @cache
+    def both(family: str) -> tuple[TransformersModel, TransformersModel]:
+        folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
+        config = parse_config(["--model_path", str(folder), "--device", "cpu"])
+        first, second = (load_staged_model(config, find_model(str(folder)), CPU) for _ in range(2))
+        assert isinstance(first, TransformersModel)
+        assert isinstance(second, TransformersModel)
+        replayed = TransformersModel(second.name, second.model, second.requests, "graph", Reruns())
+        for model in (first, replayed):
+            model.eos_token_ids = frozenset()
+            model.model.generation_config.eos_token_id = None
+        return first, replayed
+
+    return both
+
+
+def inputs_of(model: TransformersModel, setting: KnobSetting, question: str = "What is it?") -> Any:
+    return model.to_device(model.prepare(picture(), question, setting.vision.crops).inputs)
+
+
+@pytest.mark.parametrize("family", SETTINGS)
+def test_tokens_and_stages_are_those_of_generate_at_every_setting(loaded: Loaded, family: str) -> None:
+    eager, replayed = loaded(family)
+    for question in ("What is it?", "What is it that stands behind it?"):
+        for setting in SETTINGS[family]:
+            answers = []
+            for model in (eager, replayed):
+                model.apply(setting)
+                inputs = inputs_of(model, setting, question)
+                model.make_ready(inputs, NEW_TOKENS)
+                answers.append(run_staged(model, inputs, NEW_TOKENS))
+            assert answers[0].token_ids == answers[1].token_ids
+            assert len(answers[1].token_ids) == NEW_TOKENS
+            assert len(answers[1].inter_token_s) == NEW_TOKENS - 1
+            assert (answers[1].vision_s is None) == (family in ("olmoe", "llama"))
+
+
+@pytest.mark.parametrize("family", SETTINGS)
+def test_the_proof_says_how_the_setting_ran(loaded: Loaded, family: str) -> None:
+    _, model = loaded(family)
+    setting = SETTINGS[family][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    never_made_ready = KnobSetting(LOW, None, (0, 1) if len(setting.active_blocks) == 1 else (0,))
+    assert model.prove(never_made_ready, inputs).execution == "eager"
+    model.apply(setting)
+    model.make_ready(inputs, NEW_TOKENS)
+    proof = model.prove(setting, inputs)
+    assert proof.blocks_run == proof.blocks_run_decode == setting.active_blocks
+    assert (proof.execution, proof.execution_reason) == ("graph", None)
+    assert model.describe()["execution"] == "graph"
+
+
+def test_an_answer_ends_at_its_end_token(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.make_ready(inputs, NEW_TOKENS)
+    whole = run_staged(model, inputs, NEW_TOKENS).token_ids
+    model.eos_token_ids = frozenset({whole[2]})
+    ended = run_staged(model, inputs, NEW_TOKENS)
+    model.eos_token_ids = frozenset()
+    first = whole.index(whole[2])
+    assert ended.token_ids == whole[: first + 1]
+    assert len(ended.inter_token_s) == first
+
+
+def test_a_replay_that_differs_from_the_modules_is_an_error(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.make_ready(inputs, NEW_TOKENS)
+    assert model._captured is not None
+    decode = model._captured.decode_at(model.active_setting)
+    right = decode._replay
+
+    def wrong() -> None:
+        right()
+        assert decode._step is not None
+        decode._step.logits.neg_()
+
+    decode._replay = wrong
+    with pytest.raises(KnobDidNotAct, match="replayed decode step differs by 200"):
+        model.prove(setting, inputs)
+    decode._replay = right
+
+
+def test_steps_can_be_repeated_and_another_request_ends_a_state(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs, other = inputs_of(model, setting), inputs_of(model, setting, "Why?")
+    for each in (inputs, other):
+        model.make_ready(each, NEW_TOKENS)
+    with torch.inference_mode():
+        logits, state = model.prefill(inputs, None)
+        token = logits.argmax(dim=-1, keepdim=True)
+        first = model.decode_step(token, state).clone()
+        model.rewind(state, 1)
+        assert torch.equal(model.decode_step(token, state), first)
+        model.prefill(other, None)
+        with pytest.raises(SettingError, match="another request"):
+            model.decode_step(token, state)
+
+
+def test_stages_can_be_repeated_for_their_energy(loaded: Loaded) -> None:
+    _, model = loaded("llava")
+    setting = SETTINGS["llava"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.make_ready(inputs, NEW_TOKENS)
+    request = StagedRequest(model, inputs, NEW_TOKENS, model.rewind)
+    assert request.output_tokens == NEW_TOKENS
+    for act in ("prefill", "decode", "decode", "prefill", "prefill", "decode"):
+        request.acts[act]()
+
+
+def test_why_a_model_runs_eagerly_is_said(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    asked = TransformersModel(model.name, model.model, model.requests, "graph")
+    assert (asked.describe()["execution"], asked.describe()["execution_reason"]) == ("eager", NO_GRAPHS)
