@@ -148,7 +148,7 @@ def test_the_mix_takes_the_quicker_law_in_each_layer_and_its_gain_is_measured() 
     predictor = fit_device(fold.train)
     _, chosen = best_mix(predictor, "vgg16", 192)
     guess = inference("vgg16", "guess", 192)
-    quicker = {layer.layer: slow_law(layer.shape) < quick_law(layer.shape) for layer in guess.layers}
+    quicker = {layer.layer: slow_law(layer.shape) < 0.95 * quick_law(layer.shape) for layer in guess.layers}
     assert {name: choice in ("direct", "winograd") for name, choice in chosen.items()} == quicker
     gain = next(each for each in measured_gains(predictor, fold.test) if each.model == "vgg16")
     best = sum(min(slow_law(layer.shape), quick_law(layer.shape)) for layer in guess.layers)
