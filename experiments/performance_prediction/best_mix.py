@@ -53,7 +53,8 @@ def best_mix(
 ) -> tuple[PredictedInference, dict[str, AlgorithmName]]:
     """The network with each layer's quickest algorithm of those expected to be granted, and which that is.
 
-    `guess` stays where none is predicted to be quicker by `LEAST_GAIN`. Raises ConfigurationError as `DevicePredictor.predict`.
+    `guess` stays where none is predicted to be quicker by `LEAST_GAIN`. Raises ConfigurationError as
+    `DevicePredictor.predict`.
     """
     base = predictor.predict(model, FALLBACK, input_size, batch_size)
     best = {layer.layer: ((1 - LEAST_GAIN) * layer.latency.seconds, FALLBACK) for layer in base.layers}

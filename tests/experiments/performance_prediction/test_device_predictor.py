@@ -102,8 +102,7 @@ def test_what_is_left_out_does_not_reach_the_fit() -> None:
         changed = [spoilt(each) if each.key in test else each for each in MEASURED.inferences]
         other = next(fold for fold in folds(measurements(changed)) if fold.name == whole.name)
         one, two = fit_device(whole.train, whole.left_out), fit_device(other.train, other.left_out)
-        asked = ("vgg16", "implicit gemm", 256)
-        assert one.predict(*asked) == two.predict(*asked)
+        assert one.predict("vgg16", "implicit gemm", 256) == two.predict("vgg16", "implicit gemm", 256)
 
 
 def test_shapes_of_a_model_left_out_are_not_seen_in_another_one() -> None:
