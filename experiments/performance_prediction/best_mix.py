@@ -15,6 +15,8 @@ from experiments.performance_prediction.prediction_tables import MeasuredInferen
 
 # It stands for a network as it is, with whatever torch chooses: no algorithm of a layer.
 NO_CANDIDATE: AlgorithmName = "torch"
+# What is predicted to gain less than this, of the order of a prediction's error, is left with `guess`.
+LEAST_GAIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,11 @@ def best_mix(
 ) -> tuple[PredictedInference, dict[str, AlgorithmName]]:
     """The network with each layer's quickest algorithm of those expected to be granted, and which that is.
 
-    `guess` stays where none is predicted to be quicker. Raises ConfigurationError as `DevicePredictor.predict`.
+    `guess` stays where none is predicted to be quicker by `LEAST_GAIN`. Raises ConfigurationError as
+    `DevicePredictor.predict`.
     """
     base = predictor.predict(model, FALLBACK, input_size, batch_size)
-    best = {layer.layer: (layer.latency.seconds, FALLBACK) for layer in base.layers}
+    best = {layer.layer: ((1 - LEAST_GAIN) * layer.latency.seconds, FALLBACK) for layer in base.layers}
     shapes = network_operations(model, input_size, batch_size).convolutions
     for algorithm in predictor.algorithms:
         if algorithm in (FALLBACK, NO_CANDIDATE):

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Six models with every algorithm at two input sizes on one GPU, in minutes; what is refused falls back and is recorded.
+# Six models with every algorithm at some input sizes on one GPU; what is refused falls back and is recorded.
 # Usage: h200_run.sh OUT [--sizes SIZE ...]   (default 224 448)
-# Times and layers of all first, without energy; then energy of one model, which takes seconds a size.
+# Times and layers of all first, without energy: about a minute a size on an H200. Then energy of five algorithms, about
+# two seconds for each network, algorithm and size: a minute a size. What was stopped goes on with the same command.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=scripts/find_python.sh
@@ -19,6 +20,6 @@ profile=("$python" "$root/experiments/performance_prediction/run_profile.py" --d
 
 code=0
 "${profile[@]}" --model all --algorithm all --energy off --output-dir "$out/times" "${sizes[@]}" || code=$?
-"${profile[@]}" --model vgg16 --algorithm "implicit precomp gemm" "winograd nonfused" guess torch \
-    --energy optional --output-dir "$out/energy" "${sizes[@]}" || code=$?
+"${profile[@]}" --model all --algorithm gemm "implicit gemm" "implicit precomp gemm" "winograd nonfused" torch \
+    --energy optional --energy-window 0.4 --output-dir "$out/energy" "${sizes[@]}" || code=$?
 exit "$code"

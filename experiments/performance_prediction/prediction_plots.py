@@ -136,7 +136,7 @@ def breakdown_figure(measured: Measurements) -> Figure:
 
 def _draw_bar(axes: Axes, row: int, inference: MeasuredInference) -> None:
     begun = 0.0
-    edge = 0.4 if len(inference.layers) < _FEW_LAYERS else 0.0
+    edge = 0.2 if len(inference.layers) < _FEW_LAYERS else 0.0
     for layer in inference.layers:
         colour = FELL_BACK if layer.fell_back else KERNELS.get(max(layer.shape.kernel), OTHER_KERNEL)
         axes.barh(row, 1e3 * layer.latency_s, left=begun, color=colour, height=0.75, edgecolor="white", linewidth=edge)

@@ -102,8 +102,7 @@ def test_what_is_left_out_does_not_reach_the_fit() -> None:
         changed = [spoilt(each) if each.key in test else each for each in MEASURED.inferences]
         other = next(fold for fold in folds(measurements(changed)) if fold.name == whole.name)
         one, two = fit_device(whole.train, whole.left_out), fit_device(other.train, other.left_out)
-        asked = ("vgg16", "implicit gemm", 256)
-        assert one.predict(*asked) == two.predict(*asked)
+        assert one.predict("vgg16", "implicit gemm", 256) == two.predict("vgg16", "implicit gemm", 256)
 
 
 def test_shapes_of_a_model_left_out_are_not_seen_in_another_one() -> None:
@@ -148,7 +147,7 @@ def test_the_mix_takes_the_quicker_law_in_each_layer_and_its_gain_is_measured() 
     predictor = fit_device(fold.train)
     _, chosen = best_mix(predictor, "vgg16", 192)
     guess = inference("vgg16", "guess", 192)
-    quicker = {layer.layer: slow_law(layer.shape) < quick_law(layer.shape) for layer in guess.layers}
+    quicker = {layer.layer: slow_law(layer.shape) < 0.95 * quick_law(layer.shape) for layer in guess.layers}
     assert {name: choice in ("direct", "winograd") for name, choice in chosen.items()} == quicker
     gain = next(each for each in measured_gains(predictor, fold.test) if each.model == "vgg16")
     best = sum(min(slow_law(layer.shape), quick_law(layer.shape)) for layer in guess.layers)

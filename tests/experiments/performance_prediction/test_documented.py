@@ -1,12 +1,14 @@
 """The document against the code: every column, flag and algorithm is in it, and nothing else is in the tables."""
 
 import re
+from argparse import _SubParsersAction
 
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiments.performance_prediction.cnn_models.registry import MODELS
 from experiments.performance_prediction.convolution import ALGORITHMS
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
 from experiments.performance_prediction.overall_row import OVERALL_COLUMNS
+from experiments.performance_prediction.predict import build_parser as predict_parser
 from experiments.performance_prediction.profile_config import build_parser
 
 TEXT = (REPOSITORY / "docs" / "performance_prediction.md").read_text(encoding="utf-8")
@@ -28,6 +30,13 @@ def test_every_column_is_documented_and_no_other() -> None:
 def test_every_flag_is_documented() -> None:
     flags = {flag for action in build_parser()._actions for flag in action.option_strings} - {"-h", "--help"}
     assert {name for name in first_cells("Flags") if re.fullmatch("--[a-z-]+", name)} == flags
+
+
+def test_every_flag_of_predict_is_documented() -> None:
+    commands = next(action for action in predict_parser()._actions if isinstance(action, _SubParsersAction)).choices
+    flags = {name for each in commands.values() for action in each._actions for name in action.option_strings}
+    documented = {name for name in first_cells("Prediction") if name.startswith("--")}
+    assert documented == flags - {"-h", "--help"}
 
 
 def test_every_model_and_algorithm_is_documented() -> None:

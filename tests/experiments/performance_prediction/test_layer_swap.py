@@ -16,8 +16,6 @@ from experiments.performance_prediction.numerical_error import relative_l2
 
 CPU = Placement(torch.device("cpu"))
 NAMED: tuple[AlgorithmName, ...] = ("direct", "gemm", "fft", "fft tiling", "winograd", "winograd nonfused", "guess")
-# resnet152 repeats the shapes of resnet50's layers.
-FEWER: Mapping[str, tuple[AlgorithmName, ...]] = {"resnet152": ("fft", "winograd nonfused")}
 SMALL = {"vgg16": 32, "alexnet": 63}
 # Layers where an algorithm is refused, by the table of kernels and strides: for vgg16 none of those named.
 REFUSED = {
@@ -56,7 +54,7 @@ def test_each_algorithm_leaves_what_the_network_computes(name: str) -> None:
     shapes = conv_shapes(model, images.shape)
     with torch.inference_mode():
         expected = model(images).double()
-        for algorithm in FEWER.get(name, NAMED):
+        for algorithm in NAMED:
             with SwappedConvolutions(model, shapes, algorithm, CPU, "fallback", name) as swapped:
                 error = relative_l2(model(images), expected)
             assert error is not None and error < 1e-5, algorithm

@@ -54,9 +54,14 @@ def test_the_gradient_of_the_likelihood_is_its_derivative() -> None:
     points, values = random.normal(size=(12, 2)), random.normal(size=12)
     differences = (points[:, None, :] - points[None, :, :]) ** 2
     at = np.array([0.3, -0.2, -0.5, -1.0])
-    error = check_grad(
-        lambda each: _loss(each, differences, values)[0], lambda each: _loss(each, differences, values)[1], at
-    )
+
+    def loss(given: np.ndarray) -> float:
+        return _loss(given, differences, values)[0]
+
+    def gradient(given: np.ndarray) -> np.ndarray:
+        return _loss(given, differences, values)[1]
+
+    error = check_grad(loss, gradient, at)
     assert error < 1e-4
 
 
