@@ -13,9 +13,11 @@ class RewardRecipe:
 
     Over the budget it is -over_budget_penalty - latency_weight * latency / budget, so that among choices that are all
     over it the fastest is best.
+    The latency's weight is small by default: within the budget accuracy counts, and of equally accurate choices the
+    faster one is better.
     """
 
-    latency_weight: float = 0.1
+    latency_weight: float = 0.02
     over_budget_penalty: float = 1.0
 
     def __post_init__(self) -> None:

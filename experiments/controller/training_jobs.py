@@ -28,7 +28,7 @@ from experiments.controller.replay import spread_budgets
 from experiments.controller.replay_environment import grid_space, replay_environment
 from experiments.controller.synthetic_environment import synthetic_environment
 from experiments.controller.tabled_environment import TabledEnvironment
-from experiments.controller.training_run import TrainingPlan, load_networks
+from experiments.controller.training_run import CHECKPOINT, TrainingPlan, load_networks, stored_environment
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from experiments.controller.warm_start import warm_start
 
@@ -183,7 +183,13 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
     if not requests:
         raise ConfigurationError(f"none of {len(failed)} samples can be used; give others")
     limit = max_new_tokens_of(config, task)
-    budgets_s = measured_range(model, requests, space, loaded.blocks, limit)
+    # A training that goes on is asked at the budgets that it began with.
+    went = stored_environment(given.controller_dir / CHECKPOINT) if given.resume else None
+    if went is not None and went["kind"] == "live":
+        budgets_ms = went["budgets_ms"]
+    else:
+        budgets_ms = [1000 * each for each in measured_range(model, requests, space, loaded.blocks, limit)]
+    low_ms, high_ms = budgets_ms
     described = {
         "kind": "live",
         "task": task.name,
@@ -192,8 +198,10 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
         "model": loaded.described,
         "device": str(model.device),
         "max_new_tokens": limit,
+        "budgets_ms": [low_ms, high_ms],
     }
+    range_s = low_ms / 1000, high_ms / 1000
     environment = LiveEnvironment(
-        model, get_metric(task.metric), requests, space, loaded.blocks, limit, budgets_s, described
+        model, get_metric(task.metric), requests, space, loaded.blocks, limit, range_s, described
     )
     return TrainingJob(networks, environment, None, f"live: {loaded.source.name}, {task.name}, {len(requests)} samples")

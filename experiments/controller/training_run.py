@@ -133,6 +133,14 @@ class TrainingRun:
         self.rows = content["rows"]
 
 
+def stored_environment(path: Path) -> Mapping[str, Any] | None:
+    """What the environment of a checkpoint said of itself; None without a file, ResultsError for any other file."""
+    if not path.exists():
+        return None
+    environment: Mapping[str, Any] = read_tensor_file(path, KIND, VERSION)["environment"]
+    return environment
+
+
 def load_networks(path: Path) -> TwoStageNetworks:
     """The networks of a checkpoint, on the host; raises ResultsError for any other file."""
     content = read_tensor_file(path, KIND, VERSION)
