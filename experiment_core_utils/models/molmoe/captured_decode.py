@@ -5,14 +5,14 @@ replay needs nothing from the host. `capture_refusal` says why a decoder is not 
 """
 
 import subprocess
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from experiment_core_utils.models.molmoe.captured_graphs import WARM_UPS, CapturedGraphs
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
@@ -20,7 +20,9 @@ from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 # What one program holds in registers: experts to rank, and one row of a weight.
-MOST_EXPERTS, MOST_WIDTH = 128, 8192
+MOST_EXPERTS, MOST_WIDTH = 128, 4096
+# Graphs kept; one holds its list of launches and next to no memory of its own.
+MOST_GRAPHS = 512
 # Launch with overlap (programmatic dependent launch) came with compute capability 9.
 FIRST_OVERLAPPING = 9
 
@@ -47,70 +49,56 @@ def shape_refusal(decoder: PackedDecoder) -> str | None:
     return None
 
 
-@dataclass
-class _Captured:
-    """A step of a store at one setting. The store is kept alive because the graph holds its addresses."""
-
-    store: KeyValueStore
-    graph: torch.cuda.CUDAGraph
-
-
 class CapturedDecode:
-    """A `DecodeEngine` whose steps are replays.
+    """A `DecodeEngine` whose steps are replays; a store keeps its graphs' addresses as long as the engine lives.
 
     Args:
-        limit: graphs kept; beyond it the one that was used longest ago is dropped, and captured anew when needed.
+        graphs: shared with the other stages' engines; None makes its own.
 
     Raises:
         ConfigurationError: `capture_refusal` has something against the decoder, or Triton is not installed.
     """
 
-    def __init__(self, decoder: PackedDecoder, limit: int = 512) -> None:
+    def __init__(self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None) -> None:
         reason = capture_refusal(decoder)
         if reason is not None:
-            raise ConfigurationError(reason)
+            raise ConfigurationError(f"the decode step cannot be captured: {reason}")
         self._decoder = decoder
-        self._limit = limit
-        self._graphs: OrderedDict[tuple[int, DecoderKnobs], _Captured] = OrderedDict()
-        self._buffers: dict[tuple[int, int], Any] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
         self._kernels = _decode_step_module()
+        self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
+        self._stores: dict[int, KeyValueStore] = {}
+        self._buffers: dict[tuple[int, int], Any] = {}
+        self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
         """As `DecodeEngine.make_ready`.
 
         Raises:
-            ConfigurationError: Triton cannot build the kernels here.
+            ConfigurationError: Triton cannot build the kernels here, or the store is too small to try them.
         """
-        if (id(store), knobs) in self._graphs:
-            return
-        while len(self._graphs) >= self._limit:
-            self._graphs.popitem(last=False)
-        with torch.cuda.device(self._decoder.device), torch.inference_mode():
-            self._graphs[id(store), knobs] = self._capture(knobs, store)
+        self._make_ready(knobs, store)
 
+    @torch.inference_mode()
     def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
         """As `DecodeEngine.step`; captures first what `make_ready` was not asked for."""
-        self.make_ready(knobs, store)
-        self._graphs.move_to_end((id(store), knobs))
-        self._graphs[id(store), knobs].graph.replay()
-        logits: torch.Tensor = self._buffers[store.batch, store.slots].logits
-        return logits
+        return self._graphs.replay(self._make_ready(knobs, store))
 
-    def _capture(self, knobs: DecoderKnobs, store: KeyValueStore) -> _Captured:
-        tiles = tiles_for(self._decoder, knobs.top_k)
+    @torch.inference_mode()
+    def _make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> Hashable:
+        name = ("decode", id(store), knobs)
+        if name in self._graphs:
+            return name
+        if store.slots < WARM_UPS:
+            raise ConfigurationError(f"a captured decode step needs {WARM_UPS} slots at least, not {store.slots}")
+        self._stores[id(store)] = store
+        tiles = tiles_for(self._decoder, knobs.top_k, store.slots)
         size = store.batch, store.slots
         if size not in self._buffers:
             self._buffers[size] = self._kernels.StepBuffers.allocate(self._decoder, *size, tiles)
         step = self._kernels.DecodeStep(self._decoder, store, self._buffers[size], tiles, self._overlap)
-        with _kept(store), _built():
-            step.launch(knobs)
-            torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            step.launch(knobs)
-        return _Captured(store, graph)
+        with torch.cuda.device(self._decoder.device), _kept(store), _built():
+            self._graphs.capture(name, partial(step.launch, knobs))
+        return name
 
 
 def _decode_step_module() -> Any:
@@ -123,11 +111,11 @@ def _decode_step_module() -> Any:
 
 @contextmanager
 def _kept(store: KeyValueStore) -> Iterator[None]:
-    """The last slot is free to write to; afterwards it, the lengths and the tokens are as before."""
-    last = store.slots - 1
-    changed = (store.device_lengths, store.next_tokens, store.keys[:, :, :, last], store.values[:, :, :, last])
+    """The last slots are free to write to; afterwards they, the lengths and the tokens are as before."""
+    first = store.slots - WARM_UPS
+    changed = (store.device_lengths, store.next_tokens, store.keys[:, :, :, first:], store.values[:, :, :, first:])
     before = [tensor.clone() for tensor in changed]
-    store.device_lengths.fill_(last)
+    store.device_lengths.fill_(first)
     store.next_tokens.zero_()
     try:
         yield

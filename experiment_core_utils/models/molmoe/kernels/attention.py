@@ -1,19 +1,14 @@
-"""In: queries, keys and values of one token and the store; out: the residual stream after a block's attention.
+"""In: queries, keys and values of one token and the store; out: what each head attended to, and the store one longer.
 
-Positions are shared out over programs (`SPLITS`), whose partial sums the output projection's programs put together:
-partial [B, SPLITS, Q, D] with the largest score `peaks` and the sum of weights `totals` [B, SPLITS, Q] of each part.
-Importing this module needs Triton.
+Positions are shared out over programs (`SPLITS`), and the last program of a head to finish puts the parts together:
+partial [B, Q, SPLITS, D] with the largest score `peaks` and the sum of weights `totals` [B, Q, SPLITS] of each part,
+always in the order of the parts. Importing this module needs Triton.
 """
 
 import triton
 import triton.language as tl
 
-from experiment_core_utils.models.molmoe.kernels.dense_products import (
-    fetch_ahead,
-    stream_row,
-    wait_for_previous,
-    weight_rows,
-)
+from experiment_core_utils.models.molmoe.kernels.dense_products import is_last, wait_for_previous
 
 # Below any score; finite, so that a part without positions has weights of 0 and not NaN.
 LOWEST = tl.constexpr(-1e30)
@@ -44,6 +39,21 @@ def _with_positions(query, key, value, inside, peak, total, mixed):  # type: ign
 
 
 @triton.jit
+def _together(  # type: ignore[no-untyped-def]
+    partial, peaks, totals, D: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr
+):
+    """D values of one head from its parts, which other programs wrote: past the first-level cache."""
+    part = tl.arange(0, PADDED_SPLITS)
+    there = part < SPLITS
+    peak = tl.load(peaks + part, mask=there, other=LOWEST, cache_modifier=".cg")
+    total = tl.load(totals + part, mask=there, other=0.0, cache_modifier=".cg")
+    place = partial + part[:, None] * D + tl.arange(0, D)[None, :]
+    mixed = tl.load(place, mask=there[:, None], other=0.0, cache_modifier=".cg")
+    weight = tl.exp(peak - tl.max(peak, axis=0))
+    return tl.sum(mixed * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
+
+
+@triton.jit
 def attention_kernel(  # type: ignore[no-untyped-def]
     qkv,
     query_norm,
@@ -56,8 +66,8 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     partial,
     peaks,
     totals,
-    ahead,
-    ahead_lines,
+    counters,
+    attended,
     slots,
     eps,
     scale,
@@ -68,12 +78,12 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     PADDED_KV: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    LINES: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Programs: (head, split, request). The first split also takes the new token, and stores its key and value.
+    """attended [B, Q, D]; programs: (head, split, request).
 
-    As little memory traffic is left to attention, its programs also fetch LINES each of the weight `ahead`.
+    The first split also takes the new token, and stores its key and value.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -110,8 +120,6 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     new_key = tl.load(queries + (Q + kv_head) * D + along) * key_scale
     key_other = tl.load(queries + (Q + kv_head) * D + partner) * key_scale_other
     new_value = tl.load(queries + (Q + KV + kv_head) * D + along)
-    if LINES > 0:
-        fetch_ahead(ahead, ahead_lines, head + Q * (split + SPLITS * request), LINES)
     query = _rotated(query, query_other, cosine, sine, D) * _spread(every_query, Q * D, eps)
     new_key = _rotated(new_key, key_other, cosine, sine, D) * _spread(every_key, KV * D, eps)
     stores = (split == 0) & (head % (Q // KV) == 0)
@@ -128,52 +136,11 @@ def attention_kernel(  # type: ignore[no-untyped-def]
         value = tl.load(values + place, mask=(slot < end)[:, None], other=0.0)
         peak, total, mixed = _with_positions(query, key, value, slot < end, peak, total, mixed)
         begin += BLOCK
-    part = (request * SPLITS + split) * Q + head
+    first = (request * Q + head) * SPLITS
+    part = first + split
     tl.store(partial + part * D + along, mixed)
     tl.store(peaks + part, peak)
     tl.store(totals + part, total)
-
-
-@triton.jit
-def attention_output_kernel(  # type: ignore[no-untyped-def]
-    partial,
-    peaks,
-    totals,
-    weight,
-    source,
-    tokens,
-    stream,
-    rows,
-    Q: tl.constexpr,
-    D: tl.constexpr,
-    PADDED_HEADS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EXACT: tl.constexpr,
-    EMBED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """stream [B, rows] = source + weight [rows, Q * D] times what the heads attended to."""
-    request = tl.program_id(0)
-    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    tile = weight_rows(weight, row, tl.arange(0, PADDED_HEADS * D), rows, Q * D, EXACT)
-    wait_for_previous(PDL)
-    head = tl.arange(0, PADDED_HEADS)
-    along = tl.arange(0, D)
-    there = head < Q
-    first = request * SPLITS * Q
-    highest = tl.full((PADDED_HEADS,), LOWEST, dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
-        highest = tl.maximum(highest, tl.load(peaks + first + split * Q + head, mask=there, other=LOWEST))
-    total = tl.zeros((PADDED_HEADS,), dtype=tl.float32)
-    mixed = tl.zeros((PADDED_HEADS, D), dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
-        part = first + split * Q + head
-        factor = tl.exp(tl.load(peaks + part, mask=there, other=LOWEST) - highest)
-        total += factor * tl.load(totals + part, mask=there, other=1.0)
-        summed = tl.load(partial + part[:, None] * D + along[None, :], mask=there[:, None], other=0.0)
-        mixed += factor[:, None] * summed
-    attended = tl.reshape(mixed / total[:, None], (PADDED_HEADS * D,))
-    product = tl.sum(tile.to(tl.float32) * attended[None, :], axis=1)
-    before = tl.load(stream_row(source, tokens, request, rows, EMBED) + row, mask=row < rows, other=0.0)
-    tl.store(stream + request * rows + row, before.to(tl.float32) + product, mask=row < rows)
+    if is_last(counters + request * Q + head, SPLITS):
+        whole = _together(partial + first * D, peaks + first, totals + first, D, SPLITS, PADDED_SPLITS)
+        tl.store(attended + (request * Q + head) * D + along, whole)

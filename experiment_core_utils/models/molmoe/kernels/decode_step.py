@@ -1,6 +1,6 @@
 """In: a packed decoder, a key-value store and a setting; out: one decode step, launched on the current stream.
 
-Six kernels a block and two after the last. Activations between kernels are float32 (the experts' products, in the
+Five kernels a block and two after the last. Activations between kernels are float32 (the experts' products, in the
 weights' dtype, aside), so that a bfloat16 model rounds less often than its modules do. Importing this module needs
 Triton.
 """
@@ -13,25 +13,31 @@ import triton
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels import attention, dense_products, mixture
-from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
+from experiment_core_utils.models.molmoe.kernels.tiles import SLOTS_AT_ONCE, StepTiles, Tile
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+
+# Parts of the router's logits that the last program of the output projection reads before it adds them.
+PARTS_AT_ONCE = 16384
 
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """What one kernel leaves for the next: B requests, S splits, T slots, K up to E; float32 unless said."""
+    """What one kernel leaves for the next: B requests, S splits, T slots; float32 unless said."""
 
     stream: torch.Tensor  # [B, H] the residual stream
     qkv: torch.Tensor  # [B, (Q + 2 * KV) * D]
-    partial: torch.Tensor  # [B, S, Q, D]
-    peaks: torch.Tensor  # [B, S, Q]
-    totals: torch.Tensor  # [B, S, Q]
-    state: torch.Tensor  # [B, H] normed, for the experts
-    router_logits: torch.Tensor  # [B, E]
-    chosen: torch.Tensor  # [B, K] int32, each slot's expert
-    shares: torch.Tensor  # [B, K], its weight
-    products: torch.Tensor  # [B, K, I] in the weights' dtype
+    partial: torch.Tensor  # [B, Q, S, D]
+    peaks: torch.Tensor  # [B, Q, S]
+    totals: torch.Tensor  # [B, Q, S]
+    attended: torch.Tensor  # [B, Q * D]
+    router_parts: torch.Tensor  # [B, blocks of the output projection, E]
+    squares: torch.Tensor  # [B, blocks of the output projection]
+    counters: torch.Tensor  # [B * (Q + 1)] int32, 0 between kernels: heads' parts, then output projections'
+    spread: torch.Tensor  # [B]
+    chosen: torch.Tensor  # [B, E] int32, the experts by rank
+    shares: torch.Tensor  # [B, E], their weights
+    products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E slots
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
     best_rows: torch.Tensor  # [B, blocks of the head] int32
@@ -49,17 +55,22 @@ class StepBuffers:
         heads, splits, width = decoder.num_heads, tiles.splits, decoder.head_width
         rows = decoder.head.shape[0]
         blocks = triton.cdiv(rows, tiles.head.rows)
+        parts = triton.cdiv(decoder.width, tiles.output.rows)
         positions = torch.arange(slots, dtype=torch.float32, device=decoder.device)
         angles = torch.outer(positions, decoder.inverse_frequencies).repeat(1, 2)
         return cls(
             stream=floats(batch, decoder.width),
             qkv=floats(batch, decoder.blocks[0].qkv.shape[0]),
-            partial=floats(batch, splits, heads, width),
-            peaks=floats(batch, splits, heads),
-            totals=floats(batch, splits, heads),
-            state=floats(batch, decoder.width),
-            router_logits=floats(batch, decoder.num_experts),
-            chosen=torch.empty((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
+            partial=floats(batch, heads, splits, width),
+            peaks=floats(batch, heads, splits),
+            totals=floats(batch, heads, splits),
+            attended=floats(batch, heads * width),
+            router_parts=floats(batch, parts, decoder.num_experts),
+            squares=floats(batch, parts),
+            counters=torch.zeros(batch * (heads + 1), dtype=torch.int32, device=decoder.device),
+            spread=floats(batch),
+            # Zeros are experts, should the logits be NaN and none be ranked.
+            chosen=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
             shares=floats(batch, decoder.num_experts),
             products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
             logits=floats(batch, rows),
@@ -95,11 +106,9 @@ class DecodeStep:
             # The first block that runs reads the tokens' embeddings, and writes the stream.
             source = decoder.embedding if row == 0 else buffers.stream
             self.launch_qkv(block, source, embed=row == 0)
-            following = knobs.blocks[row + 1 : row + 2]
-            self.launch_attention(block, row, decoder.blocks[following[0]].qkv if following else decoder.head)
-            self.launch_output(block, source, embed=row == 0)
-            self.launch_router(block)
             top_k = decoder.default_top_k if index == 0 else knobs.top_k
+            self.launch_attention(block, row)
+            self.launch_output(block, source, top_k, embed=row == 0)
             self.launch_gate_up(block, top_k)
             self.launch_down(block, top_k)
         self.launch_head()
@@ -134,11 +143,9 @@ class DecodeStep:
             "EXACT": padded == width and rows % (tile.rows * tile.steps) == 0,
         }
 
-    def launch_attention(self, block: PackedBlock, row: int, ahead: torch.Tensor) -> None:
+    def launch_attention(self, block: PackedBlock, row: int) -> None:
         decoder, buffers, tiles, store = self._decoder, self._buffers, self._tiles, self._store
         width = decoder.head_width
-        fetched = tiles.ahead * 1024 * 1024 // 128
-        programs = decoder.num_heads * tiles.splits * store.batch
         cached = (store.keys[row], store.values[row], store.device_lengths)
         parts = (buffers.partial, buffers.peaks, buffers.totals)
         self._launch(
@@ -153,8 +160,8 @@ class DecodeStep:
                 buffers.sines,
                 *cached,
                 *parts,
-                ahead,
-                min(fetched, ahead.numel() * ahead.element_size() // 128),
+                buffers.counters,
+                buffers.attended,
                 store.slots,
                 decoder.norm_eps,
                 width**-0.5,
@@ -166,44 +173,44 @@ class DecodeStep:
             PADDED_KV=triton.next_power_of_2(decoder.num_kv_heads * width),
             SPLITS=tiles.splits,
             BLOCK=tiles.attention.rows,
-            LINES=triton.next_power_of_2(triton.cdiv(fetched, programs)) if self._overlap and fetched else 0,
+            PADDED_SPLITS=triton.next_power_of_2(tiles.splits),
         )
 
-    def launch_output(self, block: PackedBlock, source: torch.Tensor, embed: bool) -> None:
+    def launch_output(self, block: PackedBlock, source: torch.Tensor, top_k: int, embed: bool) -> None:
         decoder, buffers, tile = self._decoder, self._buffers, self._tiles.output
-        rows, heads = decoder.width, triton.next_power_of_2(decoder.num_heads)
-        parts = (buffers.partial, buffers.peaks, buffers.totals)
+        rows, attended = block.output.shape
+        padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
+        routing = (buffers.router_parts, buffers.squares, buffers.counters[self._store.batch * decoder.num_heads :])
         self._launch(
-            attention.attention_output_kernel,
-            (self._store.batch, triton.cdiv(rows, tile.rows)),
-            tile,
-            (*parts, block.output, source, self._store.next_tokens, buffers.stream, rows),
-            Q=decoder.num_heads,
-            D=decoder.head_width,
-            PADDED_HEADS=heads,
-            SPLITS=self._tiles.splits,
-            BLOCK=tile.rows,
-            EXACT=heads == decoder.num_heads and rows % tile.rows == 0,
-            EMBED=embed,
-        )
-
-    def launch_router(self, block: PackedBlock) -> None:
-        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.router
-        experts = decoder.num_experts
-        self._launch(
-            mixture.router_kernel,
-            (self._store.batch, triton.cdiv(experts, tile.rows)),
+            mixture.output_kernel,
+            (self._store.batch, blocks),
             tile,
             (
+                buffers.attended,
+                block.output,
+                source,
+                self._store.next_tokens,
                 buffers.stream,
                 block.ffn_norm,
                 block.router,
-                buffers.router_logits,
-                buffers.state,
-                experts,
+                *routing,
+                buffers.spread,
+                buffers.chosen,
+                buffers.shares,
+                rows,
+                top_k,
                 decoder.norm_eps,
             ),
-            **self._width(experts, tile),
+            WIDTH=attended,
+            PADDED=padded,
+            BLOCK=tile.rows,
+            EXACT=padded == attended and rows % tile.rows == 0,
+            E=decoder.num_experts,
+            PADDED_E=triton.next_power_of_2(decoder.num_experts),
+            PADDED_P=triton.next_power_of_2(blocks),
+            AT_ONCE=min(triton.next_power_of_2(blocks), PARTS_AT_ONCE // triton.next_power_of_2(decoder.num_experts)),
+            NORMALISE=decoder.normalise_top_k,
+            EMBED=embed,
         )
 
     def launch_gate_up(self, block: PackedBlock, top_k: int) -> None:
@@ -214,20 +221,18 @@ class DecodeStep:
             (self._store.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
             tile,
             (
-                buffers.router_logits,
-                buffers.state,
+                buffers.stream,
+                block.ffn_norm,
+                buffers.spread,
+                buffers.chosen,
                 block.gate_up,
                 buffers.products,
-                buffers.chosen,
-                buffers.shares,
                 top_k,
             ),
             E=decoder.num_experts,
-            PADDED_E=triton.next_power_of_2(decoder.num_experts),
             INNER=inner,
             **self._width(inner, tile),
             STEPS=tile.steps,
-            NORMALISE=decoder.normalise_top_k,
         )
 
     def launch_down(self, block: PackedBlock, top_k: int) -> None:
@@ -239,7 +244,9 @@ class DecodeStep:
             (self._store.batch, triton.cdiv(rows, tile.rows)),
             tile,
             (buffers.chosen, buffers.shares, buffers.products, block.down, buffers.stream, rows),
+            E=decoder.num_experts,
             TOP_K=top_k,
+            AT_ONCE=SLOTS_AT_ONCE,
             INNER=inner,
             PADDED=padded,
             BLOCK=tile.rows,

@@ -44,17 +44,12 @@ def wait_for_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def fetch_ahead(weight, lines, program, LINES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Ask for LINES of the weight's lines (128 bytes) in the second-level cache, where they shall stay until used."""
-    line = tl.minimum(program * LINES + tl.arange(0, LINES), lines - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2::evict_last [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [weight.to(tl.int64) + line.to(tl.int64) * 128],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+def is_last(counter, programs):  # type: ignore[no-untyped-def]
+    """Whether the others of so many programs have finished what they stored; the last sets the counter back to 0."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
+    tl.store(counter, 0, mask=last)
+    return last
 
 
 @triton.jit

@@ -1,102 +1,169 @@
-"""In: the residual stream and a block's router and experts; out: the stream after the block's mixture of experts.
+"""In: what a block's heads attended to, its output projection, router and experts; out: the residual stream after it.
 
-There is no kernel that routes: each program of the first product finds its own expert in the router's logits.
-Experts rank by their logit, the lower index first among equal ones. Importing this module needs Triton.
+The programs of the output projection each give their rows' part of the router's logits, and the last to finish ranks
+the experts. They rank by their logit, the lower index first among equal ones. Importing this module needs Triton.
 """
 
 import triton
 import triton.language as tl
 
-from experiment_core_utils.models.molmoe.kernels.dense_products import normed, wait_for_previous, weight_rows
+from experiment_core_utils.models.molmoe.kernels.dense_products import (
+    is_last,
+    stream_row,
+    wait_for_previous,
+    weight_rows,
+)
 
 
 @triton.jit
-def router_kernel(  # type: ignore[no-untyped-def]
+def _route(  # type: ignore[no-untyped-def]
+    parts,
+    squares,
+    spread,
+    chosen,
+    shares,
+    programs,
+    top_k,
+    width,
+    eps,
+    E: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    PADDED_P: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    NORMALISE: tl.constexpr,
+):
+    """One request's experts in the order of their rank, their weights, and the factor of the norm before them."""
+    expert = tl.arange(0, PADDED_E)
+    square = tl.zeros((), dtype=tl.float32)
+    logit = tl.zeros((PADDED_E,), dtype=tl.float32)
+    for first in tl.static_range(0, PADDED_P, AT_ONCE):
+        program = first + tl.arange(0, AT_ONCE)
+        inside = program < programs
+        there = inside[:, None] & (expert < E)[None, :]
+        place = parts + program[:, None] * E + expert[None, :]
+        # Other programs wrote these: past the first-level cache.
+        square += tl.sum(tl.load(squares + program, mask=inside, other=0.0, cache_modifier=".cg"), axis=0)
+        logit += tl.sum(tl.load(place, mask=there, other=0.0, cache_modifier=".cg"), axis=0)
+    factor = tl.rsqrt(square / width + eps)
+    logit = tl.where(expert < E, logit * factor, float("-inf"))
+    before = (logit[None, :] > logit[:, None]) | (
+        (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
+    )
+    rank = tl.sum(before.to(tl.int32), axis=1)
+    share = tl.exp(logit - tl.max(logit, axis=0))
+    among = expert < E
+    if NORMALISE:
+        among = rank < top_k
+    share = share / tl.sum(tl.where(among, share, 0.0), axis=0)
+    tl.store(spread, factor)
+    tl.store(chosen + rank, expert, mask=expert < E)
+    tl.store(shares + rank, share, mask=expert < E)
+
+
+@triton.jit
+def output_kernel(  # type: ignore[no-untyped-def]
+    attended,
+    weight,
+    source,
+    tokens,
     stream,
     norm,
-    weight,
-    logits,
-    state_out,
-    experts,
+    router,
+    parts,
+    squares,
+    counters,
+    spread,
+    chosen,
+    shares,
+    rows,
+    top_k,
     eps,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     EXACT: tl.constexpr,
+    E: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    PADDED_P: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """logits [B, E] of the norm of the stream, and that norm [B, WIDTH]; programs: (request, block of experts)."""
+    """stream [B, rows] = source + weight [rows, WIDTH] times `attended`; programs: (request, block of rows).
+
+    With it the experts' order `chosen` [B, E], their weights `shares` [B, E] (right for the first top_k), and `spread`
+    [B], the factor of the norm before them.
+    """
     request = tl.program_id(0)
-    expert = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
     column = tl.arange(0, PADDED)
-    inside = column < WIDTH
-    tile = weight_rows(weight, expert, column, experts, WIDTH, EXACT)
-    scale = tl.load(norm + column, mask=inside, other=0.0)
-    wait_for_previous(PDL)
-    state = tl.load(stream + request * WIDTH + column, mask=inside, other=0.0)
-    state = normed(state, scale, WIDTH, eps)
-    total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
-    tl.store(logits + request * experts + expert, total, mask=expert < experts)
-    tl.store(state_out + request * WIDTH + column, state, mask=inside & (tl.program_id(1) == 0))
-
-
-@triton.jit
-def _ranks(logits, E: tl.constexpr, PADDED_E: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many experts come before each; those beyond E come last."""
     expert = tl.arange(0, PADDED_E)
-    logit = tl.load(logits + expert, mask=expert < E, other=float("-inf"))
-    before = (logit[None, :] > logit[:, None]) | (
-        (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
-    )
-    return tl.sum(before.to(tl.int32), axis=1)
+    tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
+    there = (expert < E)[:, None] & inside[None, :]
+    routing = tl.load(router + expert[:, None] * rows + row[None, :], mask=there, other=0.0).to(tl.float32)
+    routing = routing * tl.load(norm + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+    wait_for_previous(PDL)
+    state = tl.load(attended + request * WIDTH + column, mask=column < WIDTH, other=0.0)
+    before = tl.load(stream_row(source, tokens, request, rows, EMBED) + row, mask=inside, other=0.0)
+    after = before.to(tl.float32) + tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
+    tl.store(stream + request * rows + row, after, mask=inside)
+    programs = tl.num_programs(1)
+    place = request * programs + tl.program_id(1)
+    tl.store(parts + place * E + expert, tl.sum(routing * after[None, :], axis=1), mask=expert < E)
+    tl.store(squares + place, tl.sum(after * after, axis=0))
+    if is_last(counters + request, programs):
+        _route(
+            parts + request * programs * E,
+            squares + request * programs,
+            spread + request,
+            chosen + request * E,
+            shares + request * E,
+            programs,
+            top_k,
+            rows,
+            eps,
+            E,
+            PADDED_E,
+            PADDED_P,
+            AT_ONCE,
+            NORMALISE,
+        )
 
 
 @triton.jit
 def gate_up_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    state_in,
+    stream,
+    norm,
+    spread,
+    chosen,
     gate_up,
     products,
-    chosen,
-    shares,
     top_k,
     E: tl.constexpr,
-    PADDED_E: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     INNER: tl.constexpr,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
     EXACT: tl.constexpr,
-    NORMALISE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """products [B, top_k, INNER] = silu(gate) * up; programs: (request and slot, STEPS blocks of rows).
-
-    The first of a slot's programs writes the slot's expert and its weight, both [B, top_k].
-    """
+    """products [B, top_k, INNER] = silu(gate) * up; programs: (request and slot, STEPS blocks of rows)."""
     pair = tl.program_id(0)
     request = pair // top_k
     row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
-    state = tl.load(state_in + request * WIDTH + column, mask=column < WIDTH, other=0.0)
-    rank = _ranks(logits + request * E, E, PADDED_E)
-    index = tl.arange(0, PADDED_E)
-    # NaN ranks nowhere: whatever comes out must still be a place in the weights.
-    expert = tl.minimum(tl.sum(tl.where(rank == pair % top_k, index, 0), axis=0), E - 1)
-    weight = gate_up + expert.to(tl.int64) * (2 * INNER * WIDTH)
+    expert = tl.load(chosen + request * E + pair % top_k).to(tl.int64)
+    weight = gate_up + expert * (2 * INNER * WIDTH)
     gate_tile = weight_rows(weight, row, column, INNER, WIDTH, EXACT)
     up_tile = weight_rows(weight + INNER * WIDTH, row, column, INNER, WIDTH, EXACT)
-    if tl.program_id(1) == 0:
-        logit = tl.load(logits + request * E + index, mask=index < E, other=float("-inf"))
-        share = tl.exp(logit - tl.max(logit, axis=0))
-        among = index < E
-        if NORMALISE:
-            among = rank < top_k
-        own = tl.sum(tl.where(rank == pair % top_k, share, 0.0), axis=0)
-        tl.store(chosen + pair, expert)
-        tl.store(shares + pair, own / tl.sum(tl.where(among, share, 0.0), axis=0))
+    state = tl.load(stream + request * WIDTH + column, mask=inside, other=0.0)
+    state = state * tl.load(spread + request) * scale
     for step in tl.static_range(STEPS):
         next_gate, next_up = gate_tile, up_tile
         if step + 1 < STEPS:
@@ -118,24 +185,35 @@ def down_kernel(  # type: ignore[no-untyped-def]
     down,
     stream,
     rows,
+    E: tl.constexpr,
     TOP_K: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     INNER: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """stream [B, rows] += the weighted sum over slots, in their order; programs: (request, block of rows)."""
+    """stream [B, rows] += the weighted sum over slots, in their order; programs: (request, block of rows).
+
+    The first AT_ONCE slots' weights are read before the wait: the last kernel but one chose the experts.
+    """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
-    wait_for_previous(PDL)
     total = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
-    for slot in tl.static_range(TOP_K):
-        pair = request * TOP_K + slot
-        expert = tl.load(chosen + pair).to(tl.int64)
-        tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
-        product = tl.load(products + pair * INNER + column, mask=column < INNER, other=0.0).to(tl.float32)
-        total += tile.to(tl.float32) * (product * tl.load(shares + pair))[None, :]
+    for first in tl.static_range(0, TOP_K, AT_ONCE):
+        tiles = ()
+        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
+            expert = tl.load(chosen + request * E + slot).to(tl.int64)
+            tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
+            tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
+        if first == 0:
+            wait_for_previous(PDL)
+        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
+            place = products + (request * TOP_K + slot) * INNER + column
+            product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
+            product = product * tl.load(shares + request * E + slot)
+            total += tiles[slot - first].to(tl.float32) * product[None, :]
     before = tl.load(stream + request * rows + row, mask=row < rows, other=0.0)
     tl.store(stream + request * rows + row, before + tl.sum(total, axis=1), mask=row < rows)

@@ -1,8 +1,11 @@
-"""In: a decoder's widths and a top-k; out: how much of a weight each program of a decode step's kernels takes."""
+"""In: a decoder's widths, a top-k and a store's slots; out: what each program of a decode step's kernels takes."""
 
 from dataclasses import dataclass
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+
+# Slots whose down-projections a program reads before it multiplies them.
+SLOTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -24,31 +27,33 @@ class StepTiles:
     qkv: Tile
     attention: Tile
     splits: int  # programs that share one head's positions
-    ahead: int  # mebibytes of the next weight that attention's programs fetch into the second-level cache; 0 for none
     output: Tile
-    router: Tile
     gate_up: Tile  # rows of the gate, and as many of the up-projection
     down: Tile  # rows of each slot's expert
     head: Tile
 
 
-def tiles_for(decoder: PackedDecoder, top_k: int) -> StepTiles:
-    """The tiles that were fastest at MolmoE-1B's widths in bfloat16; for others, tiles of as many bytes.
+# Programs that share one head's positions: many enough to fill the card, and no more than are put together at once.
+FEWEST_SPLITS, MOST_SPLITS = 24, 32
+
+
+def tiles_for(decoder: PackedDecoder, top_k: int, slots: int) -> StepTiles:
+    """The tiles that were fastest on an H200 at MolmoE-1B's widths in bfloat16; for others, tiles of as many bytes.
 
     A tile is read by one load for each thread's share, so that all of it is on its way at once; registers bound it.
+    Where a tile has two steps, the second is read while the first is multiplied.
     """
     width, inner, size = decoder.width, decoder.expert_width, decoder.dtype.itemsize
     attended = decoder.num_heads * decoder.head_width
-    slots = _padded(top_k)
+    positions = _rows(16, decoder.head_width * size)
+    used = min(top_k, SLOTS_AT_ONCE)
     return StepTiles(
-        qkv=Tile(_rows(8, width * size), 4),
-        attention=Tile(_rows(32, decoder.head_width * size), 8),
-        splits=8,
-        ahead=0,
-        output=Tile(_rows(64, attended * size), 16),
-        router=Tile(1, 8),
-        gate_up=Tile(_rows(16, width * size), 4),
-        down=Tile(_rows(32, slots * inner * size), 4),
+        qkv=Tile(_rows(16, width * size), 4, 2),
+        attention=Tile(positions, 2),
+        splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-slots // positions))),
+        output=Tile(_rows(32, attended * size), 4),
+        gate_up=Tile(_rows(8, width * size), 4, 2),
+        down=Tile(min(2, _rows(32, used * inner * size)), 4),
         head=Tile(_rows(32, width * size), 8),
     )
 

@@ -1,0 +1,183 @@
+"""The captured decode step and each of its kernels, at MolmoE-1B's shape: time, bytes, share of the memory's rate.
+
+python -m experiments.core_exp.bench_decode_kernels --check
+
+Random weights in bfloat16, on a GPU. A kernel's row is one launch in each block, so that every block's weights come
+from memory; kernels overlap with their neighbours there as they do in a step. `--check` first compares logits with the
+modules': in float32, and in bfloat16 beside the modules' own error.
+"""
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
+from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
+from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
+from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder, pack_decoder
+from experiments.core_exp.bench_prefill_parts import built, relative
+
+# Bytes per second that the card's memory attains, as the project's other floors take it.
+MEMORY_RATE = 4.3e12
+POSITIONS, SLOTS, STEPS = 1053, 1280, 40
+
+
+def kernel_bytes(decoder: PackedDecoder, top_k: int, positions: int) -> dict[str, int]:
+    """Weights, keys and values that each kernel of a block reads for one request, and the head; no activations."""
+    block, size = decoder.blocks[0], decoder.dtype.itemsize
+    expert = (block.gate_up[0].numel(), block.down[0].numel())
+    return {
+        "qkv": size * block.qkv.numel(),
+        "attention": size * positions * 2 * decoder.num_kv_heads * decoder.head_width,
+        "output": size * (block.output.numel() + block.router.numel()),
+        "gate_up": size * top_k * expert[0],
+        "down": size * top_k * expert[1],
+        "head": size * decoder.head.numel(),
+    }
+
+
+def step_bytes(decoder: PackedDecoder, knobs: DecoderKnobs, positions: int) -> int:
+    """What one step of one request reads, by the same account."""
+    total = 0
+    for index in knobs.blocks:
+        parts = kernel_bytes(decoder, decoder.default_top_k if index == 0 else knobs.top_k, positions)
+        total += sum(parts.values()) - parts["head"]
+    return total + parts["head"]
+
+
+def microseconds(run: Callable[[], object], store: KeyValueStore) -> float:
+    """Device time of one of many replays in a row, from the same positions each time; the median of three series."""
+    series = []
+    for _ in range(3):
+        store.set_lengths([POSITIONS] * store.batch)
+        run()
+        started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        started.record()
+        for _ in range(STEPS):
+            run()
+        ended.record()
+        ended.synchronize()
+        series.append(started.elapsed_time(ended) * 1e3 / STEPS)
+    return statistics.median(series)
+
+
+def filled_store(decoder: PackedDecoder, batch: int) -> KeyValueStore:
+    """Random keys and values at every slot, another token for each request."""
+    store = KeyValueStore.allocate(decoder, SLOTS, batch)
+    store.keys.normal_()
+    store.values.normal_()
+    store.next_tokens.copy_(torch.arange(6, 6 + batch))
+    return store
+
+
+@torch.inference_mode()
+def kernels(decoder: PackedDecoder, top_k: int) -> None:
+    """One row a kernel."""
+    store, tiles = filled_store(decoder, 1), tiles_for(decoder, top_k, SLOTS)
+    buffers = StepBuffers.allocate(decoder, 1, SLOTS, tiles)
+    step = DecodeStep(decoder, store, buffers, tiles, overlap=torch.cuda.get_device_capability()[0] >= 9)
+    step.launch(DecoderKnobs(top_k, (0, 1)))
+    launches: dict[str, Callable[[PackedBlock, int], None]] = {
+        "qkv": lambda block, row: step.launch_qkv(block, buffers.stream, embed=False),
+        "attention": lambda block, row: step.launch_attention(block, row),
+        "output": lambda block, row: step.launch_output(block, buffers.stream, top_k, embed=False),
+        "gate_up": lambda block, row: step.launch_gate_up(block, top_k),
+        "down": lambda block, row: step.launch_down(block, top_k),
+        "head": lambda block, row: step.launch_head(),
+    }
+    read = kernel_bytes(decoder, top_k, POSITIONS)
+    graphs = CapturedGraphs(limit=len(launches))
+    for name, launch in launches.items():
+
+        def every_block(launch: Callable[[PackedBlock, int], None] = launch) -> torch.Tensor:
+            for row, block in enumerate(decoder.blocks):
+                launch(block, row)
+            return buffers.stream
+
+        graphs.capture(name, every_block)
+        us = microseconds(lambda name=name: graphs.replay(name), store) / len(decoder.blocks)  # type: ignore[misc]
+        share = read[name] / (us * 1e-6) / MEMORY_RATE
+        print(f"top-k {top_k} {name:10s} {us:6.2f} us {read[name] / 1e6:7.2f} MB {share:5.0%} of the rate", flush=True)
+
+
+@torch.inference_mode()
+def steps(decoder: PackedDecoder, top_k: int, blocks: int, batch: int) -> None:
+    """One row for a whole step; with several requests the floor is left out, as it depends on shared experts."""
+    knobs = DecoderKnobs(top_k, tuple(range(blocks)))
+    store, engine = filled_store(decoder, batch), CapturedDecode(decoder)
+    engine.make_ready(knobs, store)
+    ms = microseconds(lambda: engine.step(knobs, store), store) * 1e-3
+    text = f"step: top-k {top_k}, {blocks} blocks, {batch} requests: {ms:.3f} ms, {batch / ms * 1e3:.0f} tokens/s"
+    if batch == 1:
+        floor = step_bytes(decoder, knobs, POSITIONS) / MEMORY_RATE * 1e3
+        text += f", {ms / floor:.2f} x its floor of {floor:.3f} ms"
+    print(text, flush=True)
+
+
+@torch.inference_mode()
+def check() -> None:
+    """Twelve steps after a prompt by the modules, whose tokens are then given to all."""
+    half = built(4, 10, torch.bfloat16)
+    full = copy.deepcopy(half).float()
+    full.set_experts_implementation("eager")
+    ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
+    for knobs in (DecoderKnobs(8, (0, 1, 2, 3)), DecoderKnobs(3, (0, 2))):
+        wanted, exact = full.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        _, rounded = half.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        ours = {
+            name: _after_prompt(model, state) for name, model, state in (("32", full, exact), ("16", half, rounded))
+        }
+        errors: dict[str, list[float]] = {"32": [], "16": [], "modules": []}
+        same = 0
+        for _ in range(12):
+            token = wanted.argmax(dim=-1, keepdim=True)
+            wanted = full.decode_step(token, exact)
+            errors["modules"].append(relative(half.decode_step(token, rounded), wanted))
+            for name, (engine, store) in ours.items():
+                store.next_tokens.copy_(token[0])
+                errors[name].append(relative(engine.step(knobs, store), wanted))
+            same += int(ours["32"][1].next_tokens[0] == wanted.argmax())
+        print(
+            f"check {knobs}: float32 {max(errors['32']):.1e}, {same} of 12 tokens the same; bfloat16 "
+            f"{statistics.mean(errors['16']):.1e} (modules {statistics.mean(errors['modules']):.1e})",
+            flush=True,
+        )
+
+
+def _after_prompt(model: MolmoeForConditionalGeneration, state: DecodeState) -> tuple[CapturedDecode, KeyValueStore]:
+    decoder = pack_decoder(model)
+    store = KeyValueStore.allocate(decoder, SLOTS)
+    for row, layer in enumerate(state.past_key_values.layers):
+        store.keys[row, :, :, :POSITIONS], store.values[row, :, :, :POSITIONS] = layer.keys, layer.values
+    store.set_lengths([POSITIONS])
+    return CapturedDecode(decoder), store
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--top_k_list", type=int, nargs="+", default=[8, 4, 1])
+    parser.add_argument("--block_counts", type=int, nargs="+", default=[16, 12])
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1])
+    arguments = parser.parse_args()
+    if arguments.check:
+        check()
+    decoder = pack_decoder(built(16, 10, torch.bfloat16))
+    for top_k in arguments.top_k_list:
+        kernels(decoder, top_k)
+    for batch in arguments.batch_sizes:
+        for blocks in arguments.block_counts:
+            for top_k in arguments.top_k_list:
+                steps(decoder, top_k, blocks, batch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""In: nothing; out: the decode step's kernels against the modules, in Triton's interpreter, as one line of JSON.
+
+Run with TRITON_INTERPRET=1, which has to be set before Triton is imported.
+"""
+
+import json
+from dataclasses import replace
+
+import torch
+
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
+from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from tests.conftest import tiny_config
+
+# Several blocks of rows, steps and parts of positions; the parts of the longer prompt need two turns.
+TILES = StepTiles(
+    qkv=Tile(8, 4, 3),
+    attention=Tile(2, 4),
+    splits=3,
+    output=Tile(8, 4),
+    gate_up=Tile(4, 4, 2),
+    down=Tile(16, 4),
+    head=Tile(64, 4),
+)
+SLOTS = 12
+
+
+def model_with(heads: int, kv_heads: int, width: int, experts: int, normalise: bool) -> MolmoeForConditionalGeneration:
+    config = tiny_config()
+    text = config.text_config
+    text.num_attention_heads, text.num_key_value_heads = heads, kv_heads
+    text.hidden_size, text.num_experts, text.norm_topk_prob = width, experts, normalise
+    torch.manual_seed(7)
+    return MolmoeForConditionalGeneration(config).eval()
+
+
+def against_modules(model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, prompts: list[int], steps: int) -> dict:
+    """Largest difference of a logit, whether the tokens are the modules', and the lengths at the end."""
+    decoder = pack_decoder(model)
+    store = KeyValueStore.allocate(decoder, SLOTS, len(prompts), len(knobs.blocks))
+    states, tokens = [], []
+    for request, length in enumerate(prompts):
+        ids = torch.randint(6, 500, (1, length))
+        logits, state = model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        for row, layer in enumerate(state.past_key_values.layers):
+            store.keys[row, request, :, :length] = layer.keys[0]
+            store.values[row, request, :, :length] = layer.values[0]
+        states.append(state)
+        tokens.append(logits.argmax(dim=-1, keepdim=True))
+    store.set_lengths(prompts)
+    store.next_tokens.copy_(torch.cat(tokens)[:, 0])
+    step = DecodeStep(decoder, store, StepBuffers.allocate(decoder, len(prompts), SLOTS, TILES), TILES, overlap=False)
+    worst, same = 0.0, True
+    for _ in range(steps):
+        logits = step.launch(knobs)
+        expected = torch.cat([model.decode_step(token, state) for token, state in zip(tokens, states, strict=True)])
+        tokens = list(expected.argmax(dim=-1, keepdim=True).split(1))
+        worst = max(worst, float((logits - expected).abs().max()))
+        same = same and store.next_tokens.tolist() == expected.argmax(dim=-1).tolist()
+    return {"worst": worst, "same": same, "lengths": store.device_lengths.tolist()}
+
+
+def equal_logits(decoder: PackedDecoder) -> dict:
+    """What is chosen where router and head are zero: every logit is 0, every expert's weight 1/8."""
+    block = replace(decoder.blocks[0], router=torch.zeros_like(decoder.blocks[0].router))
+    decoder = replace(decoder, blocks=(block,), head=torch.zeros_like(decoder.head))
+    store = KeyValueStore.allocate(decoder, SLOTS)
+    store.next_tokens.fill_(9)
+    buffers = StepBuffers.allocate(decoder, 1, SLOTS, TILES)
+    DecodeStep(decoder, store, buffers, TILES, overlap=False).launch(DecoderKnobs(4, (0,)))
+    shares = buffers.shares[0].tolist()
+    return {"chosen": buffers.chosen[0].tolist(), "shares": shares, "token": store.next_tokens.tolist()}
+
+
+@torch.inference_mode()
+def main() -> None:
+    plain = model_with(heads=2, kv_heads=2, width=32, experts=8, normalise=False)
+    # 3 query heads on 1 key head, widths of 48, which fill no power of two, and more slots than are read at once.
+    grouped = model_with(heads=3, kv_heads=1, width=48, experts=16, normalise=True)
+    print(
+        json.dumps(
+            {
+                "plain": against_modules(plain, DecoderKnobs(3, (0, 1, 3)), [8], 2),
+                "grouped": against_modules(grouped, DecoderKnobs(10, (0, 2)), [1, 7], 1),
+                "equal": equal_logits(pack_decoder(plain)),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What is captured and what is refused. Captures themselves need a GPU; without one those tests are skipped."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode, capture_refusal, shape_refusal
+from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.primitives.errors import ConfigurationError
+from tests.conftest import tiny_config
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+KNOBS = DecoderKnobs(3, (0, 1, 3))
+
+
+def tiny_model(device: str) -> MolmoeForConditionalGeneration:
+    torch.manual_seed(7)
+    return MolmoeForConditionalGeneration(tiny_config()).eval().to(device)
+
+
+def packed(device: str = "cpu") -> PackedDecoder:
+    return pack_decoder(tiny_model(device))
+
+
+def test_on_the_cpu_nothing_is_captured() -> None:
+    decoder = packed()
+    assert capture_refusal(decoder) == "CUDA graphs need a GPU, and the model is on cpu"
+    with pytest.raises(ConfigurationError, match="the model is on cpu"):
+        CapturedDecode(decoder)
+
+
+def test_shapes_that_the_kernels_do_not_cover() -> None:
+    decoder = packed()
+    assert shape_refusal(decoder) is None
+    assert shape_refusal(replace(decoder, head_width=24)) == "the kernels take heads of 16, 32, 64, … values, not 24"
+    assert shape_refusal(replace(decoder, head_width=8)) == "the kernels take heads of 16, 32, 64, … values, not 8"
+    wide = replace(decoder.blocks[0], router=torch.empty(129, 32, device="meta"))
+    assert shape_refusal(replace(decoder, blocks=(wide,))) == "the kernels rank up to 128 experts, not 129"
+    wide = replace(decoder.blocks[0], down=torch.empty(8, 32, 4097, device="meta"))
+    assert shape_refusal(replace(decoder, blocks=(wide,))) == "the kernels take rows of up to 4096 values, not 4097"
+    double = replace(decoder, head=decoder.head.double())
+    assert shape_refusal(double) == "the kernels take bfloat16, float16 and float32, not float64"
+
+
+@needs_gpu
+def test_replays_give_the_modules_tokens() -> None:
+    model = tiny_model("cuda")
+    decoder = pack_decoder(model)
+    store, captured = KeyValueStore.allocate(decoder, 32), CapturedDecode(decoder)
+    with torch.inference_mode():
+        ids = torch.arange(7, 20, device="cuda")[None]
+        for top_k in (3, 1):
+            knobs = DecoderKnobs(top_k, (0, 1, 3))
+            captured.make_ready(knobs, store)
+            logits, state = model.prefill(ids, top_k=top_k, active_blocks=knobs.blocks)
+            for row, layer in enumerate(state.past_key_values.layers):
+                store.keys[row, :, :, :13], store.values[row, :, :, :13] = layer.keys, layer.values
+            token = logits.argmax(dim=-1, keepdim=True)
+            store.set_lengths([13])
+            store.next_tokens.copy_(token[0])
+            for _ in range(6):
+                logits = captured.step(knobs, store)
+                expected = model.decode_step(token, state)
+                token = expected.argmax(dim=-1, keepdim=True)
+                assert torch.allclose(logits, expected, atol=1e-4)
+                assert store.next_tokens.tolist() == token[0].tolist()
+            assert store.device_lengths.tolist() == [19]
+
+
+@needs_gpu
+def test_making_ready_leaves_a_full_store_as_it_was() -> None:
+    decoder = packed("cuda")
+    store = KeyValueStore.allocate(decoder, 8)
+    store.keys.normal_()
+    store.values.normal_()
+    store.set_lengths([8])
+    store.next_tokens.fill_(5)
+    before = [store.keys.clone(), store.values.clone()]
+    CapturedDecode(decoder).make_ready(KNOBS, store)
+    assert store.device_lengths.tolist() == [8] and store.next_tokens.tolist() == [5]
+    assert torch.equal(store.keys, before[0]) and torch.equal(store.values, before[1])
+
+
+@needs_gpu
+def test_beyond_the_limit_the_oldest_graph_is_captured_anew() -> None:
+    decoder = packed("cuda")
+    store, captured = KeyValueStore.allocate(decoder, 8), CapturedDecode(decoder, CapturedGraphs(2))
+    seen = []
+    for top_k in (1, 2, 3, 1):
+        store.set_lengths([2])
+        store.next_tokens.fill_(7)
+        seen.append(captured.step(DecoderKnobs(top_k, (0, 1)), store).clone())
+    assert torch.equal(seen[0], seen[3])
+    assert not torch.equal(seen[0], seen[1])

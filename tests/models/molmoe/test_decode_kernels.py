@@ -1,0 +1,39 @@
+"""The decode step's kernels, in Triton's interpreter: what the modules compute, in float32."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from experiment_core_utils.primitives.paths import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def results() -> Any:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.models.molmoe.interpreted_decode"]
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_step_is_the_modules_step(results: Any) -> None:
+    """Top-3 in blocks 1 and 3 and the model's own top-4 in block 0; logits are of the order of 4."""
+    assert results["plain"]["worst"] < 1e-5
+    assert results["plain"]["same"]
+    assert results["plain"]["lengths"] == [8 + 2]
+
+
+def test_requests_of_several_lengths_with_grouped_heads_and_odd_widths(results: Any) -> None:
+    assert results["grouped"]["worst"] < 1e-5
+    assert results["grouped"]["same"]
+    assert results["grouped"]["lengths"] == [1 + 1, 7 + 1]
+
+
+def test_of_equal_logits_the_lowest_index_comes_first(results: Any) -> None:
+    assert results["equal"]["chosen"] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert results["equal"]["shares"] == [0.125] * 8
+    assert results["equal"]["token"] == [0]
