@@ -9,13 +9,11 @@ every block's weights come from memory. `--check` compares logits, stored keys a
 import argparse
 import copy
 import statistics
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
@@ -26,38 +24,10 @@ from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile, grouped_product
-from experiment_core_utils.models.molmoe.prefill_kernels.norms import combine_norm, norm, turn_and_store
-from experiment_core_utils.models.molmoe.prefill_kernels.prefill import rotary_table
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route, plan_chunks
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
 PEAK_FLOPS = 790e12
-TOKENS, ROWS, TOP_K = 1053, 1088, 8
-GATED_TILES = (
-    Tile(128, 64, 128, 32, warps=8, stages=3),
-    Tile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
-    Tile(128, 64, 128, 32, warps=8, stages=4, bulk=True),
-    Tile(64, 64, 128, 32, warps=4, stages=3, bulk=True),
-    Tile(128, 64, 64, 32, warps=8, stages=4, bulk=True),
-    Tile(64, 64, 128, 32, warps=8, stages=3, bulk=True),
-)
-DOWN_TILES = (
-    Tile(128, 64, 128, 32, warps=8, stages=3),
-    Tile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
-    Tile(256, 64, 128, 32, warps=8, stages=3, bulk=True),
-    Tile(128, 64, 128, 32, warps=4, stages=3, bulk=True),
-    Tile(64, 64, 128, 32, warps=4, stages=4, bulk=True),
-)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One row of the table: work on block `index`, and the products that it does."""
-
-    name: str
-    run: Callable[[int], Any]
-    flops: float = 0.0
+TOKENS = 1053
 
 
 def built(blocks: int, vision_blocks: int, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
@@ -140,103 +110,26 @@ def check() -> None:
         print(f"check vision {name}: {relative(ours, wanted):.1e} (modules in bfloat16 {relative(theirs, wanted):.1e})")
 
 
-def decoder_parts(decoder: PackedDecoder) -> Iterator[Part]:
-    """Everything that a block runs, with variants of what costs most."""
-    width, inner, experts = decoder.width, decoder.expert_width, decoder.num_experts
-    blocks, eps = decoder.blocks, decoder.norm_eps
-    hidden = torch.randn(ROWS, width, device="cuda", dtype=decoder.dtype)
-    length = torch.tensor([TOKENS], device="cuda")
-    store = KeyValueStore.allocate(decoder, ROWS)
-    rotary = rotary_table(decoder.inverse_frequencies, ROWS)
-    block = blocks[0]
-    normed, chosen, shares = norm_route(hidden, block.ffn_norm, block.router, length, TOP_K, False, eps)
-    packed = linear(normed, block.qkv)
-    keys, values = store.keys[:, 0], store.values[:, 0]
-    heads = decoder.num_heads
-    queries = turn_and_store(packed, block.query_norm, block.key_norm, *rotary, keys[0], values[0], heads, eps)
-    keys[1:], values[1:] = keys[0], values[0]
-    sorted_rows = torch.randn(ROWS * TOP_K, inner, device="cuda", dtype=decoder.dtype)
-    rows = torch.randn(ROWS * TOP_K, width, device="cuda", dtype=decoder.dtype)
-
-    yield Part("qkv product", lambda i: linear(normed, blocks[i].qkv), 2.0 * ROWS * width * blocks[0].qkv.shape[0])
-    yield Part(
-        "norms, rotary, store",
-        lambda i: turn_and_store(packed, block.query_norm, block.key_norm, *rotary, keys[i], values[i], heads, eps),
-    )
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-
-        def attend(i: int, backend: SDPBackend = backend) -> torch.Tensor:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(
-                    queries.transpose(0, 1)[None], keys[i][None], values[i][None], is_causal=True
-                )
-
-        yield Part(f"attention, {backend.name}", attend, 2.0 * ROWS**2 * width)
-    yield Part("output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2)
-    yield Part("norm alone", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
-    yield Part(
-        "norm and router", lambda i: norm_route(hidden, blocks[i].ffn_norm, blocks[i].router, length, TOP_K, False, eps)
-    )
-    yield Part("plan", lambda i: plan_chunks(chosen, experts, 160))
-    choices = float(TOKENS * TOP_K)
-    for tile in GATED_TILES:
-        order, chunks = plan_chunks(chosen, experts, tile.chunk)
-
-        def gate_up(i: int, tile: Tile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks) -> None:
-            grouped_product(normed, blocks[i].gate_up, sorted_rows, order, chunks, TOP_K, True, tile)
-
-        yield Part(f"gate and up, {_said(tile)}", gate_up, 4.0 * choices * width * inner)
-    for tile in DOWN_TILES:
-        order, chunks = plan_chunks(chosen, experts, tile.chunk)
-
-        def down(i: int, tile: Tile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks) -> None:
-            grouped_product(sorted_rows, blocks[i].down, rows, order, chunks, TOP_K, False, tile)
-
-        yield Part(f"down, {_said(tile)}", down, 2.0 * choices * width * inner)
-    real = chosen[:TOKENS].flatten().long()
-    order = real.sort(stable=True).indices
-    ends = real.bincount(minlength=experts).cumsum(0).to(torch.int32)
-    given = normed[order // TOP_K]
-    middle = sorted_rows[: len(order)]
-    yield Part("gather rows for torch", lambda i: normed[order // TOP_K])
-    yield Part(
-        "gate and up, torch",
-        lambda i: torch._grouped_mm(given, blocks[i].gate_up.transpose(1, 2), offs=ends),
-        4.0 * choices * width * inner,
-    )
-    both = torch._grouped_mm(given, blocks[0].gate_up.transpose(1, 2), offs=ends)
-    yield Part("silu and product for torch", lambda i: silu(both[:, :inner]) * both[:, inner:])
-    yield Part(
-        "down, torch",
-        lambda i: torch._grouped_mm(middle, blocks[i].down.transpose(1, 2), offs=ends),
-        2.0 * choices * width * inner,
-    )
-    yield Part("combine and norm", lambda i: combine_norm(hidden, rows, shares, length, blocks[i].input_norm, eps))
-
-
-def _said(tile: Tile) -> str:
-    bulk = ", bulk" if tile.bulk else ""
-    return f"strip {tile.strip}, {tile.head}+{tile.tail} rows, {tile.warps} warps, {tile.stages} stages{bulk}"
-
-
 @torch.inference_mode()
-def parts(decoder: PackedDecoder) -> None:
-    """Microseconds a block of each part."""
+def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
+    """Microseconds a block of each `Part`."""
+    print(title)
     graphs = CapturedGraphs(limit=1)
-    for part in decoder_parts(decoder):
+    placeholder = torch.zeros(1, device="cuda")
+    for part in wanted:
 
-        def every_block(part: Part = part) -> torch.Tensor:
-            for index in range(len(decoder.blocks)):
+        def every_block(part: Any = part) -> torch.Tensor:
+            for index in range(blocks):
                 part.run(index)
-            return decoder.final_norm
+            return placeholder
 
         try:
             graphs.capture(part.name, every_block)
         except RuntimeError as error:
-            print(f"{part.name:70s} {str(error).splitlines()[0][:100]}", flush=True)
+            print(f"{part.name:100s} {str(error).splitlines()[0][:100]}", flush=True)
             continue
-        ms = milliseconds(lambda part=part: graphs.replay(part.name)) / len(decoder.blocks)  # type: ignore[misc]
-        print(f"{part.name:70s} {ms * 1e3:7.1f} us {part.flops / ms / 1e9:6.0f} TFLOP/s", flush=True)
+        ms = milliseconds(lambda part=part: graphs.replay(part.name)) / blocks  # type: ignore[misc]
+        print(f"{part.name:100s} {ms * 1e3:7.1f} us {part.flops / ms / 1e9:6.0f} TFLOP/s", flush=True)
 
 
 @torch.inference_mode()
@@ -245,6 +138,7 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
     store = KeyValueStore.allocate(decoder, 1152)
     engine = CapturedPrefill(decoder)
     every = tuple(range(len(decoder.blocks)))
+    free = torch.cuda.mem_get_info()[0]
     for tokens in (1053, 300):
         embeddings = decoder.embedding[torch.randint(0, 50000, (tokens,), device="cuda")]
         for top_k in (8, 4, 1):
@@ -252,6 +146,13 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
             engine.make_ready(knobs, store, tokens)
             ms = milliseconds(lambda: engine.prefill(embeddings, knobs, store))  # noqa: B023
             print(f"prefill {tokens} tokens, top-k {top_k}: {ms:.2f} ms", flush=True)
+    taken = free - torch.cuda.mem_get_info()[0]
+    started = time.perf_counter()
+    for count in range(1, len(every)):
+        engine.make_ready(DecoderKnobs(8, every[:count]), store, TOKENS)
+    seconds = (time.perf_counter() - started) / (len(every) - 1)
+    more = (free - taken - torch.cuda.mem_get_info()[0]) / (len(every) - 1)
+    print(f"memory: {taken / 2**20:.0f} MiB for six settings, {more / 2**20:.1f} MiB and {seconds:.2f} s for one more")
     vision = CapturedVision(pack_vision(model))
     for crops in (2, 7, 13):
         pixels, masks = crops_of(model, crops)
@@ -266,6 +167,8 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--whole", action="store_true")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU, and nothing here runs without one")
     if arguments.check:
         check()
     if arguments.parts or arguments.whole:
@@ -274,7 +177,11 @@ def main() -> None:
         if arguments.whole:
             whole(model, decoder)
         if arguments.parts:
-            parts(decoder)
+            from experiments.core_exp.prefill_parts import decoder_parts, vision_parts
+
+            parts("prefill", decoder_parts(decoder), len(decoder.blocks))
+            vision = pack_vision(model)
+            parts("vision, 13 crops", vision_parts(vision, 13), len(vision.blocks))
 
 
 if __name__ == "__main__":

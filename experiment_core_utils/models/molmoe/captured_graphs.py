@@ -6,6 +6,7 @@ so that hundreds of them need little more than the largest.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 
@@ -21,7 +22,9 @@ class CapturedGraphs:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._pool: tuple[int, int] = torch.cuda.graph_pool_handle()
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        # One for all warm-ups: libraries keep tens of megabytes of working memory for each stream that they saw.
+        self._side = torch.cuda.Stream()
         self._graphs: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = OrderedDict()
 
     def __contains__(self, name: Hashable) -> bool:
@@ -32,12 +35,11 @@ class CapturedGraphs:
 
     def capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
         """Run `run` a few times, then once more recorded; it must not ask the host and must read what stays put."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             for _ in range(WARM_UPS):
                 run()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             output = run()

@@ -106,7 +106,8 @@ class CapturedPrefill:
             chosen.copy_(logits.argmax(dim=-1))
             return logits
 
-        self._graphs.capture(name, run)
+        with self._kernels.built("the prefill"):
+            self._graphs.capture(name, run)
         return name
 
     def _new_bucket(self, rows: int) -> _Bucket:

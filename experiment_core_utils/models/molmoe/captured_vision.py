@@ -81,7 +81,8 @@ class CapturedVision:
             features: torch.Tensor = self._kernels.encode(vision, held.patches, real, held.masks)
             return features
 
-        self._graphs.capture(name, run)
+        with self._kernels.built("the vision tower"):
+            self._graphs.capture(name, run)
 
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,13 @@ nothing is held twice (the patch embedding is: its columns are padded).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.packed_blocks import joined_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Products on tensor cores want the inner width in multiples of this.
@@ -138,11 +138,11 @@ def _problem(model: MolmoeForConditionalGeneration) -> str | None:
 
 def _block(layer: CLIPEncoderLayer) -> PackedVisionBlock:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv, qkv_bias = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     return PackedVisionBlock(
         first_norm=_norm(layer.layer_norm1),
-        qkv=qkv,
-        qkv_bias=qkv_bias,
+        qkv=joined_rows(qkv),
+        qkv_bias=_joined_biases(qkv),
         output=attention.out_proj.weight.detach(),
         output_bias=attention.out_proj.bias.detach(),
         second_norm=_norm(layer.layer_norm2),
@@ -155,19 +155,18 @@ def _block(layer: CLIPEncoderLayer) -> PackedVisionBlock:
 
 def _connector(model: MolmoeForConditionalGeneration) -> PackedConnector:
     connector = model.model.connector
-    key_value, key_value_bias = _joined([connector.k_proj, connector.v_proj])
-    gate_up, _ = _joined([connector.gate_proj, connector.up_proj])
+    key_value = [connector.k_proj, connector.v_proj]
     return PackedConnector(
         windows=PooledWindows(connector.grid_side, connector.window),
         num_heads=connector.num_heads,
         pads=connector.pad_embed.detach(),
         query=connector.q_proj.weight.detach(),
         query_bias=connector.q_proj.bias.detach(),
-        key_value=key_value,
-        key_value_bias=key_value_bias,
+        key_value=joined_rows(key_value),
+        key_value_bias=_joined_biases(key_value),
         output=connector.out_proj.weight.detach(),
         output_bias=connector.out_proj.bias.detach(),
-        gate_up=gate_up,
+        gate_up=joined_rows([connector.gate_proj, connector.up_proj]),
         down=connector.down_proj.weight.detach(),
     )
 
@@ -182,16 +181,10 @@ def _padded(weight: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _joined(layers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The layers' weights one below the other, and their biases (empty without); the layers' own become views."""
-    joined = torch.cat([layer.weight.detach() for layer in layers])
-    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    bias = torch.cat(biases) if biases else joined.new_empty(0)
-    first = 0
-    for layer in layers:
-        rows = slice(first, first + layer.out_features)
-        layer.weight = nn.Parameter(joined[rows], requires_grad=layer.weight.requires_grad)
-        if biases:
-            layer.bias = nn.Parameter(bias[rows], requires_grad=layer.bias.requires_grad)
-        first = rows.stop
-    return joined, bias
+def _joined_biases(layers: list[nn.Linear]) -> torch.Tensor:
+    """The layers' biases one after the other; each layer's own becomes a view of its part."""
+    joined = torch.cat([layer.bias.detach() for layer in layers])
+    parts = joined.split([layer.out_features for layer in layers])
+    for layer, own in zip(layers, parts, strict=True):
+        layer.bias = nn.Parameter(own, requires_grad=layer.bias.requires_grad)
+    return joined

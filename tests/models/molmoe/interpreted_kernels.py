@@ -16,7 +16,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels import prefill as prefi
 from experiment_core_utils.models.molmoe.prefill_kernels import vision as vision_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route, plan_chunks
+from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
 from tests.conftest import tiny_config
 
 
@@ -43,6 +44,8 @@ def with_one_kv_head(config: Any) -> None:
 
 def with_small_pictures(config: Any) -> None:
     config.vision_config.image_size = 56
+    config.vision_config.num_hidden_layers = 3
+    config.vision_feature_layers = (-2, -3, -2)
 
 
 def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: int, top_k: int, blocks: Any) -> None:
@@ -72,9 +75,8 @@ def check_experts(model: MolmoeForConditionalGeneration, tile: Tile, tokens: int
     mixture = model.all_blocks[1]
     theirs = mixture.post_attention_layernorm(hidden)
     length = torch.tensor([tokens - 2])
-    normed, chosen, shares = norm_route(
-        hidden, block.ffn_norm, block.router, length, top_k, decoder.normalise_top_k, decoder.norm_eps
-    )
+    normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
+    chosen, shares = route(normed, block.router, length, top_k, decoder.normalise_top_k)
     print("norm", error(normed, theirs))
     mixture.mlp.gate.top_k = top_k
     _, their_shares, their_choice = mixture.mlp.gate(theirs)
@@ -118,7 +120,7 @@ def main() -> None:
     torch.manual_seed(3)
     check_prefill(randomised(), tokens=11, padded=16, top_k=2, blocks=(0, 2, 3))
     check_prefill(randomised(with_one_kv_head), tokens=16, padded=16, top_k=3, blocks=(0, 1, 2, 3))
-    for tile in (Tile(16, 16, 16, 16, 4, 2), Tile(8, 16, 4, 2, 4, 2)):
+    for tile in (Tile(16, 16, 16, 16, 4, 2), Tile(8, 16, 4, 2, 4, 2), Tile(16, 16, 4, 2, 4, 2, bulk=True)):
         check_experts(randomised(with_one_kv_head), tile, tokens=21, top_k=3)
     check_vision(randomised(with_small_pictures))
 

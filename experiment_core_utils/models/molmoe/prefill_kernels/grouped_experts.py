@@ -8,27 +8,36 @@ import torch
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile, grouped_product
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks
 
-# Widths that a strip or a step of a product divides.
-SMALLEST_STEP = 16
+# Shared memory of a program, in bytes, that the widest tile takes.
+MEMORY_OF_WIDE_TILES = 160 * 1024
 
 
-def tile_for(inner: int, outer: int, dtype: torch.dtype, gated: bool) -> Tile:
-    """The tile of a product with such weights.
+def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, Tile]:
+    """Tiles of the two products (gate and up; down), for weights in the dtype and on the device of `like`.
 
-    Both products of a block share one list of chunks, so `head` and `tail` depend on the dtype alone.
+    Both share one list of chunks, so both take the same number of rows.
     """
-    if dtype == torch.float32:
-        return Tile(_divisor(outer, 64), _divisor(inner, 32), head=64, tail=32, warps=4, stages=2)
-    strip = _divisor(outer, 128)
-    return Tile(strip, _divisor(inner, 64), head=128, tail=32, warps=8 if strip == 128 else 4, stages=3)
-
-
-def width_problem(width: int, expert_width: int) -> str | None:
-    """Why such experts cannot be multiplied here; None where they can."""
-    for what, size in (("hidden width", width), ("experts' width", expert_width)):
-        if size % SMALLEST_STEP:
-            return f"the {what} is {size}, not a multiple of {SMALLEST_STEP}"
-    return None
+    strips, steps = (
+        (_divisor(expert_width, 128), _divisor(width, 128)),
+        (_divisor(width, 64), _divisor(expert_width, 64)),
+    )
+    if like.dtype == torch.float32:
+        first, second = (
+            Tile(min(strip, 64), min(step, 32), head=64, tail=32, warps=4, stages=2)
+            for strip, step in zip(strips, steps, strict=True)
+        )
+        return first, second
+    room, hopper = _device_limits(like.device)
+    if room < MEMORY_OF_WIDE_TILES or min(strips) < 128:
+        first, second = (
+            Tile(min(strip, 64), step, head=64, tail=32, warps=4, stages=3)
+            for strip, step in zip(strips, steps, strict=True)
+        )
+        return first, second
+    first = Tile(128, steps[0], head=128, tail=32, warps=8, stages=3)
+    if not hopper:
+        return first, Tile(128, steps[1], head=128, tail=32, warps=8, stages=3)
+    return first, Tile(_divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
 
 
 def expert_rows(
@@ -42,12 +51,12 @@ def expert_rows(
 
     Args:
         gate_up, down: a `PackedBlock`'s, [E, 2 * I, H] and [E, H, I].
-        tiles: of the two products, with the same chunk; None takes `tile_for`.
+        tiles: of the two products, with the same chunk; None takes `tiles_for`.
     """
     experts, width, inner = down.shape
     top_k = chosen.shape[1]
     if tiles is None:
-        tiles = (tile_for(width, inner, normed.dtype, True), tile_for(inner, width, normed.dtype, False))
+        tiles = tiles_for(width, inner, normed)
     order, chunks = plan_chunks(chosen, experts, tiles[0].chunk)
     activated = torch.empty((chosen.numel(), inner), dtype=normed.dtype, device=normed.device)
     grouped_product(normed, gate_up, activated, order, chunks, top_k, True, tiles[0])
@@ -59,3 +68,12 @@ def expert_rows(
 def _divisor(size: int, most: int) -> int:
     """The largest power of two up to `most` that divides `size`."""
     return min(size & -size, most)
+
+
+def _device_limits(device: torch.device) -> tuple[int, bool]:
+    """Shared memory that a program may have, in bytes, and whether there is a bulk copy engine."""
+    if device.type != "cuda":
+        return 0, False
+    properties = torch.cuda.get_device_properties(device)
+    room: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return room, properties.major >= 9

@@ -6,9 +6,11 @@ Importing this module needs Triton.
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
+from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     combine_norm,
@@ -16,7 +18,9 @@ from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     norm,
     turn_and_store,
 )
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import norm_route
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import route
+
+__all__ = ["built", "prefill", "rotary_table"]
 
 
 def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,9 +61,8 @@ def prefill(
         attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
         hidden = torch.addmm(hidden, attended, block.output.t())
         chosen_count = decoder.default_top_k if index == 0 else top_k
-        normed, chosen, shares = norm_route(
-            hidden, block.ffn_norm, block.router, length, chosen_count, decoder.normalise_top_k, eps
-        )
+        normed = norm(hidden, block.ffn_norm, length, eps)
+        chosen, shares = route(normed, block.router, length, chosen_count, decoder.normalise_top_k)
         rows = expert_rows(normed, block.gate_up, block.down, chosen)
         if position + 1 < len(blocks):
             after = decoder.blocks[blocks[position + 1]].input_norm
@@ -81,11 +84,5 @@ def _attend(
     queries = turn_and_store(
         packed, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
     )
-    attended = scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],
-        keys[None, :, :rows],
-        values[None, :, :rows],
-        is_causal=True,
-        enable_gqa=decoder.num_heads != decoder.num_kv_heads,
-    )
-    return attended[0].transpose(0, 1).reshape(rows, -1)
+    attended = attention(queries.transpose(0, 1)[None], keys[None, :, :rows], values[None, :, :rows], causal=True)
+    return attended.reshape(rows, -1)

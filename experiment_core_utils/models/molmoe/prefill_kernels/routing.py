@@ -1,4 +1,4 @@
-"""In: hidden states of a prompt; out: each token's experts and their weights, and the tokens sorted by expert.
+"""In: normed hidden states of a prompt; out: each token's experts and their weights, and the tokens sorted by expert.
 
 Nothing here asks the host: counts, order and the list of chunks stay on the device. Importing this module needs Triton.
 """
@@ -9,21 +9,20 @@ import triton.language as tl
 
 # Rows of one program of the router; a product on tensor cores takes no fewer.
 ROUTED_ROWS = 16
-# Choices that one program of the planner looks at in one step.
-PLANNED_SLOTS = 4096
+# Columns that it takes in one step, its warps, and its loads in flight.
+ROUTED_STEP, ROUTED_WARPS, ROUTED_STAGES = 128, 4, 4
+# Choices that one program of the planner looks at in one step, and its warps.
+PLANNED_SLOTS, PLANNING_WARPS = 2048, 8
 
 
 @triton.jit
-def norm_route_kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    norm_weight,
+def route_kernel(  # type: ignore[no-untyped-def]
+    normed,
     router,
     length,
-    normed,
     chosen,
     shares,
     rows,
-    eps,
     WIDTH: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
@@ -38,21 +37,11 @@ def norm_route_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inner = tl.arange(0, STEP)
     expert = tl.arange(0, BINS)
-    squares = tl.zeros((ROWS, STEP), dtype=tl.float32)
-    for start in range(0, WIDTH, STEP):
-        inside = (row < rows)[:, None] & (start + inner < WIDTH)[None, :]
-        value = tl.load(hidden + row[:, None] * WIDTH + start + inner[None, :], mask=inside, other=0.0).to(tl.float32)
-        squares += value * value
-    scale = tl.rsqrt(tl.sum(squares, axis=1) / WIDTH + eps)
     logits = tl.zeros((ROWS, BINS), dtype=tl.float32)
     for start in range(0, WIDTH, STEP):
         in_width = start + inner < WIDTH
         inside = (row < rows)[:, None] & in_width[None, :]
-        place = row[:, None] * WIDTH + start + inner[None, :]
-        value = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(norm_weight + start + inner, mask=in_width, other=0.0).to(tl.float32)
-        unit = (value * scale[:, None] * weight[None, :]).to(normed.dtype.element_ty)
-        tl.store(normed + place, unit, mask=inside)
+        unit = tl.load(normed + row[:, None] * WIDTH + start + inner[None, :], mask=inside, other=0.0)
         columns = (expert < EXPERTS)[None, :] & in_width[:, None]
         gate = tl.load(router + expert[None, :] * WIDTH + start + inner[:, None], mask=columns, other=0.0)
         logits = tl.dot(unit, gate, logits, input_precision=PRECISION)
@@ -77,36 +66,26 @@ def norm_route_kernel(  # type: ignore[no-untyped-def]
     tl.store(shares + row[:, None] * TOP_K + choice[None, :], share, mask=kept)
 
 
-def norm_route(
-    hidden: torch.Tensor,
-    norm_weight: torch.Tensor,
-    router: torch.Tensor,
-    length: torch.Tensor,
-    top_k: int,
-    normalise: bool,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """RMS norm, router, softmax in float32 over all experts, and the best `top_k` of each token.
+def route(
+    normed: torch.Tensor, router: torch.Tensor, length: torch.Tensor, top_k: int, normalise: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Router of [T, H], softmax in float32 over all experts, and the best `top_k` of each token.
 
     Returns:
-        normed [T, H]; chosen experts [T, top_k] int32, in rows from `length` (one int64) on E, which is none; their
-        shares [T, top_k] float32, summing to 1 only where `normalise` says so.
+        chosen experts [T, top_k] int32, in rows from `length` (one int64) on E, which is none; their shares [T, top_k]
+        float32, summing to 1 only where `normalise` says so.
     """
-    rows, width = hidden.shape
+    rows, width = normed.shape
     experts = router.shape[0]
-    normed = torch.empty_like(hidden)
-    chosen = torch.empty((rows, top_k), dtype=torch.int32, device=hidden.device)
-    shares = torch.empty((rows, top_k), dtype=torch.float32, device=hidden.device)
-    norm_route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
-        hidden,
-        norm_weight,
+    chosen = torch.empty((rows, top_k), dtype=torch.int32, device=normed.device)
+    shares = torch.empty((rows, top_k), dtype=torch.float32, device=normed.device)
+    route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
+        normed,
         router,
         length,
-        normed,
         chosen,
         shares,
         rows,
-        eps,
         WIDTH=width,
         EXPERTS=experts,
         BINS=max(triton.next_power_of_2(experts), 16),
@@ -114,12 +93,12 @@ def norm_route(
         CHOICES=triton.next_power_of_2(top_k),
         NORMALISE=normalise,
         ROWS=ROUTED_ROWS,
-        STEP=min(triton.next_power_of_2(width), 128),
-        PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32",
-        num_warps=4,
-        num_stages=3,
+        STEP=min(triton.next_power_of_2(width), ROUTED_STEP),
+        PRECISION="ieee" if normed.dtype == torch.float32 else "tf32",
+        num_warps=ROUTED_WARPS,
+        num_stages=ROUTED_STAGES,
     )
-    return normed, chosen, shares
+    return chosen, shares
 
 
 @triton.jit
@@ -184,6 +163,6 @@ def plan_chunks(chosen: torch.Tensor, experts: int, chunk: int) -> tuple[torch.T
         BINS=triton.next_power_of_2(experts + 1),
         CHUNK=chunk,
         STEP=min(triton.next_power_of_2(slots), PLANNED_SLOTS),
-        num_warps=8,
+        num_warps=PLANNING_WARPS,
     )
     return order, chunks

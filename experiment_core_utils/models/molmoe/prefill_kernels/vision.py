@@ -4,9 +4,11 @@ Importing this module needs Triton.
 """
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_vision import PackedConnector, PackedVision, PackedVisionBlock
+from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
+from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     add_norm,
     embed_norm,
@@ -15,6 +17,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     quick_gelu_in_place,
     stack,
 )
+
+__all__ = ["built", "encode"]
 
 
 def encode(
@@ -32,7 +36,6 @@ def encode(
     """
     crops = is_real.shape[0]
     connector = vision.connector
-    places = {block: layer for layer, block in enumerate(vision.feature_blocks)}
     stacked = connector.pads.shape[1]
     features = torch.empty((patches.shape[0], stacked), dtype=patches.dtype, device=patches.device)
     windows = patches.shape[0] // connector.windows.window**2
@@ -49,8 +52,8 @@ def encode(
         # After the last block the norm is of no use; one launch more would cost as much.
         after = vision.blocks[min(index + 1, len(vision.blocks) - 1)].first_norm
         normed = add_norm(states, branch, after)
-        if index in places:
-            stack(states, is_real, image_masks, connector.pads, connector.windows, places[index], features, means)
+        for layer in [layer for layer, wanted in enumerate(vision.feature_blocks) if wanted == index]:
+            stack(states, is_real, image_masks, connector.pads, connector.windows, layer, features, means)
     return _project(connector, features, means)
 
 
@@ -59,8 +62,8 @@ def _attend(block: PackedVisionBlock, normed: torch.Tensor, crops: int, heads: i
     rows, width = normed.shape
     packed = linear(normed, block.qkv, block.qkv_bias).view(crops, rows // crops, 3, heads, width // heads)
     queries, keys, values = packed.permute(2, 0, 3, 1, 4)
-    attended = scaled_dot_product_attention(queries, keys, values)
-    return linear(attended.transpose(1, 2).reshape(rows, width), block.output, block.output_bias)
+    attended = attention(queries, keys, values, causal=False).reshape(rows, width)
+    return linear(attended, block.output, block.output_bias)
 
 
 def _project(connector: PackedConnector, features: torch.Tensor, means: torch.Tensor) -> torch.Tensor:

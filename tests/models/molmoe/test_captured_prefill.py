@@ -1,0 +1,80 @@
+"""A captured prefill gives the modules' logits, keys and values; without a GPU it says why there is none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill, captured_prefill_problem
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.primitives.errors import ConfigurationError
+from tests.conftest import tiny_config
+
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def model_on(device: str) -> MolmoeForConditionalGeneration:
+    torch.manual_seed(7)
+    return MolmoeForConditionalGeneration(tiny_config()).eval().to(device)
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu() -> PackedDecoder:
+    return pack_decoder(model_on("cpu"))
+
+
+def test_without_a_gpu_the_reason_says_so(on_the_cpu: PackedDecoder) -> None:
+    assert captured_prefill_problem(on_the_cpu) == "its weights are on cpu, not on a CUDA device"
+    with pytest.raises(ConfigurationError, match="the prefill cannot be captured: its weights are on cpu"):
+        CapturedPrefill(on_the_cpu)
+
+
+@needs_a_gpu
+def test_odd_widths_are_named() -> None:
+    decoder = pack_decoder(model_on("cuda"))
+    assert captured_prefill_problem(replace(decoder, head_width=24)) == "its heads are 24 wide, not a power of two"
+    narrow = replace(decoder.blocks[0], down=decoder.blocks[0].down[:, :, :12])
+    reason = captured_prefill_problem(replace(decoder, blocks=(narrow,)))
+    assert reason == "its experts' width is 12, not a multiple of 16"
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("knobs", [DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2)), DecoderKnobs(3, (0,))])
+@pytest.mark.parametrize("tokens", [1, 64, 70])
+def test_logits_keys_and_values_are_those_of_the_modules(knobs: DecoderKnobs, tokens: int) -> None:
+    model = model_on("cuda")
+    decoder = pack_decoder(model)
+    engine, store = CapturedPrefill(decoder), KeyValueStore.allocate(decoder, 100)
+    engine.make_ready(knobs, store, tokens)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        ids = torch.randint(0, 100, (1, tokens), device="cuda")
+        with torch.inference_mode():
+            wanted, state = model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        logits = engine.prefill(decoder.embedding[ids[0]], knobs, store)
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+        assert store.next_tokens.tolist() == [int(wanted.argmax())]
+        for position, layer in enumerate(state.past_key_values.layers):
+            torch.testing.assert_close(store.keys[position, :, :, :tokens], layer.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(store.values[position, :, :, :tokens], layer.values, rtol=1e-4, atol=1e-4)
+
+
+@needs_a_gpu
+def test_a_request_of_several_fills_its_own_slots() -> None:
+    model = model_on("cuda")
+    decoder = pack_decoder(model)
+    engine, store = CapturedPrefill(decoder), KeyValueStore.allocate(decoder, 80, batch=2)
+    engine.prefill(decoder.embedding[:9], DecoderKnobs(4, (0, 1)), store, request=1)
+    assert not store.keys[:, 0].any()
+    assert not store.keys[2:].any()
+    assert bool(store.keys[:2, 1, :, :9].any())
+
+
+@needs_a_gpu
+def test_a_prompt_longer_than_the_store_is_refused() -> None:
+    decoder = pack_decoder(model_on("cuda"))
+    with pytest.raises(ConfigurationError, match="81 tokens has no room in a key-value store of 80 slots"):
+        CapturedPrefill(decoder).make_ready(DecoderKnobs(4, (0,)), KeyValueStore.allocate(decoder, 80), 81)
