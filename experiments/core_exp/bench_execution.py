@@ -28,7 +28,7 @@ from experiment_core_utils.e_inference import staged_run
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import write_json_atomically
@@ -220,7 +220,8 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[
     model.generation_config = greedy_config(model)
     if given.shape is not None:
         model.generation_config.eos_token_id = None
-    staged = {way: MolmoeStagedModel("benchmark", model, processor, way) for way in (EAGER, GRAPH)}
+    modes: tuple[ExecutionMode, ...] = ("eager", "graph")
+    staged = {str(mode): MolmoeStagedModel("benchmark", model, processor, mode) for mode in modes}
     new_tokens = given.new_tokens or (33 if given.shape else 16)
     cases = (
         embedded_cases(staged[EAGER], given.samples)

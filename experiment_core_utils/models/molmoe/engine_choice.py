@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
+from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
 from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
@@ -15,6 +16,8 @@ from experiment_core_utils.models.molmoe.straight_vision import StraightVision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import StageName
 
+# Of prefill and decode together, kept at a time: settings times prompt lengths.
+MOST_GRAPHS = 1024
 NO_GRAPHS_HERE = "there are no CUDA graphs on the CPU"
 
 
@@ -53,9 +56,11 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
         reasons = dict.fromkeys(ways, NO_GRAPHS_HERE)
         return Engines(StraightPrefill(decoder), StraightDecode(decoder), ways, reasons)
-    decode = CapturedDecode(decoder)
+    # Not those of engines before: a graph's name is an address, which a new store can have again.
+    graphs = CapturedGraphs(MOST_GRAPHS)
+    decode = CapturedDecode(decoder, graphs)
     try:
-        return Engines(CapturedPrefill(decoder), decode, {"prefill": "captured", "decode": "captured"}, {})
+        return Engines(CapturedPrefill(decoder, graphs), decode, {"prefill": "captured", "decode": "captured"}, {})
     except ConfigurationError as error:
         ways = {"prefill": "straight", "decode": "captured"}
         return Engines(StraightPrefill(decoder), decode, ways, {"prefill": str(error)})

@@ -135,12 +135,15 @@ class LaunchFreeStages:
             self._engines = replace(self._engines, prefill=made.prefill, decode=made.decode)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `StagedModel.encode_image`; the next call may overwrite the features."""
+        """See `StagedModel.encode_image`."""
         if "pixel_values" not in inputs:
             return None
         if self._engines.vision is None:
             return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
         features = self._engines.vision.encode(inputs["pixel_values"][0], inputs["image_masks"][0])
+        if self._engines.ways["vision"] == "captured":
+            # The next graph that runs may overwrite what this one left.
+            features = features.clone()
         return MolmoeImageFeatures(pooler_output=features[None], image_input_idx=inputs["image_input_idx"].flatten(1))
 
     @torch.inference_mode()
@@ -225,6 +228,7 @@ class LaunchFreeStages:
         Raises:
             KnobDidNotAct: they are not the same.
         """
+        self.make_ready(knobs, inputs, 2)
         features = self.encode_image(inputs)
         logits, state = self.prefill(knobs, inputs, features)
         token = logits.argmax(dim=-1)

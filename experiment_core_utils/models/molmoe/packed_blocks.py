@@ -138,7 +138,7 @@ def _weights_problem(model: MolmoeForConditionalGeneration) -> str | None:
     return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
 
 
-def _projections(block: Any) -> tuple[nn.Module, ...]:
+def _projections(block: Any) -> tuple[Any, ...]:
     attention = block.self_attn
     return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
 
