@@ -19,8 +19,8 @@ def fold_lines(results: Sequence[FoldResult]) -> list[str]:
         layers = sum(len(one.layers) for one in each.fold.test.inferences)
         lines.append(
             f"{each.fold.kind} left out: {each.fold.name}; {len(each.fold.test.inferences)} inferences, {layers} "
-            f"layers, {each.layers_known:.0%} of them of a shape known from another size, {each.support_wrong} granted "
-            "or refused other than expected"
+            f"layers, {each.layers_known:.0%} of them of a shape known from another size, {each.layers_covered:.0%} "
+            f"within their interval of 95 %, {each.support_wrong} granted or refused other than expected"
         )
     return lines
 

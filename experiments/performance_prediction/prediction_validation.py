@@ -69,6 +69,7 @@ class FoldResult:
     Attributes:
         predictor: fitted to its training part.
         layers_known: share of the layers left out whose shape was in the training part, at another size.
+        layers_covered: share of them that lie within the interval of 95 % that was predicted.
         support_wrong: layers for which another algorithm was expected to run than did.
     """
 
@@ -76,6 +77,7 @@ class FoldResult:
     predictor: DevicePredictor
     comparisons: tuple[Comparison, ...]
     layers_known: float
+    layers_covered: float
     support_wrong: int
 
 
@@ -104,7 +106,7 @@ def validate(fold: Fold) -> FoldResult:
     roofline = Roofline(predictor.device, predictor.precision)
     known = {layer.shape for layer in trained}
     found: list[Comparison] = []
-    wrong = layers = seen = 0
+    wrong = layers = seen = covered = 0
     for inference in fold.test.inferences:
         if inference.asked not in predictor.algorithms:
             continue
@@ -113,10 +115,12 @@ def validate(fold: Fold) -> FoldResult:
         wrong += sum((mine.runs != mine.asked) is not its.fell_back for mine, its in pairs)
         layers += len(pairs)
         seen += sum(its.shape in known for _, its in pairs)
+        covered += sum(mine.latency.low <= its.latency_s <= mine.latency.high for mine, its in pairs)
         for method, figures in _figures(ours, linear, roofline).items():
             found += _compared(fold, method, inference, figures)
     found += _energies(fold, predictor)
-    return FoldResult(fold, predictor, tuple(found), seen / layers if layers else 0.0, wrong)
+    count = max(layers, 1)
+    return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong)
 
 
 def _figures(ours: PredictedInference, linear: LinearLatency, roofline: Roofline) -> dict[str, _Figures]:
