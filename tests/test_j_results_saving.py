@@ -135,6 +135,8 @@ def test_every_key_of_a_setting() -> None:
             "blocks_run": [0, 1, 3],
             "blocks_run_decode": [0, 1, 3],
             "cache_layers": 3,
+            "execution": None,
+            "execution_reason": None,
         },
         "memory": {
             "peak_memory_bytes": None,

@@ -394,7 +394,8 @@ def test_required_energy_needs_one_source_of_the_two(
     grid = combinations({**values, "track_energy": True, "energy": "required"})
     (result,) = run_text_experiments(grid, tmp_path / "results", lambda line: None, sources).results.values()
     energy = result["global_energy_results"]
-    assert energy["gpu_counter_j"] == pytest.approx(100 * energy["duration_seconds"], rel=0.2)
+    # 100 W while the batch ran, and in what the host took around it.
+    assert 80 * energy["duration_seconds"] < energy["gpu_counter_j"] < 100 * (energy["duration_seconds"] + 1)
     assert energy["total_energy_kwh"] is None
     assert "process 0: codecarbon lacks 1 of 1 windows: codecarbon" in energy["reason"]
 

@@ -122,9 +122,9 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     new_value = tl.load(queries + (Q + KV + kv_head) * D + along)
     query = _rotated(query, query_other, cosine, sine, D) * _spread(every_query, Q * D, eps)
     new_key = _rotated(new_key, key_other, cosine, sine, D) * _spread(every_key, KV * D, eps)
-    stores = (split == 0) & (head % (Q // KV) == 0)
-    tl.store(keys + length * D + along, new_key.to(keys.dtype.element_ty), mask=stores & (along < D))
-    tl.store(values + length * D + along, new_value.to(values.dtype.element_ty), mask=stores & (along < D))
+    if (split == 0) & (head % (Q // KV) == 0):
+        tl.store(keys + length * D + along, new_key.to(keys.dtype.element_ty))
+        tl.store(values + length * D + along, new_value.to(values.dtype.element_ty))
     own = tl.where(split == 0, tl.sum(query * new_key, axis=0), LOWEST)
     share = tl.where(split == 0, 1.0, 0.0)
     peak, total, mixed = _with_positions(query, key, value, slot < end, own, share, new_value * share)
