@@ -79,8 +79,10 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         pixels = BytesIO()
         figure.savefig(pixels, dpi=DPI, format="png")
-        # Few colours are in it, so that a palette is a third of the size.
-        Image.open(pixels).convert("RGB").quantize(COLOURS).save(paths[0], optimize=True)
+        # Few colours are in it, so that a palette is a third of the size. It is spread over all of them, however few
+        # pixels have one: by their count alone rare colours of a legend become one.
+        picture = Image.open(pixels).convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+        picture.save(paths[0], optimize=True)
         # The places found for the pixels are those of the drawing too.
         figure.set_layout_engine("none")
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})

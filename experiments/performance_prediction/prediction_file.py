@@ -56,7 +56,9 @@ def load_fitted(path: Path, device: str | None) -> FittedDevice:
     content = read_json_object(path)
     if content.get("schema") != SCHEMA:
         raise ResultsError(f"{path} is not of schema {SCHEMA}; fit again with this version")
-    devices = content["devices"]
+    devices = content.get("devices")
+    if not isinstance(devices, dict) or not devices:
+        raise ResultsError(f"{path} is damaged (no devices in it); fit again")
     if device is None and len(devices) > 1:
         raise ConfigurationError(f"{path} holds {', '.join(devices)}; name one with --device")
     wanted = device or next(iter(devices))
@@ -64,7 +66,7 @@ def load_fitted(path: Path, device: str | None) -> FittedDevice:
         raise ConfigurationError(f"no fit for device {wanted!r} in {path}; there are: {', '.join(devices)}")
     try:
         return _read(wanted, devices[wanted])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged ({type(error).__name__}: {error}); fit again") from error
 
 

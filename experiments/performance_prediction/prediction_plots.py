@@ -51,8 +51,8 @@ COLOURS: dict[AlgorithmName, str] = {
 KERNELS = {1: SKY, 3: BLUE}
 OTHER_KERNEL, FELL_BACK, REST = YELLOW, VERMILION, LIGHT_GREY
 _CURVE_POINTS = 13
-# Layers of more than so many are too thin to be set apart by an edge.
-_FEW_LAYERS = 30
+# A thinner part of the longest bar, about 4 pixels, would be lightened to another colour by an edge.
+_LEAST_SHARE_WITH_EDGE = 0.02
 
 
 def save_figures(
@@ -116,8 +116,9 @@ def breakdown_figure(measured: Measurements) -> Figure:
     figure, panels = _panels(models, f"{device}  ·  {size} pixels, layers in the order of their calls")
     for axes, model in zip(panels, models, strict=False):
         own = {each.asked: each for each in measured.inferences if (each.model, each.input_size) == (model, size)}
+        thin_s = _LEAST_SHARE_WITH_EDGE * max((each.device_s for each in own.values()), default=0.0)
         for row, inference in enumerate(own.values()):
-            _draw_bar(axes, row, inference)
+            _draw_bar(axes, row, inference, thin_s)
         axes.set_yticks(range(len(own)), list(own))
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
@@ -134,13 +135,16 @@ def breakdown_figure(measured: Measurements) -> Figure:
     return figure
 
 
-def _draw_bar(axes: Axes, row: int, inference: MeasuredInference) -> None:
+def _draw_bar(axes: Axes, row: int, inference: MeasuredInference, thin_s: float) -> None:
+    """Layers of `thin_s` seconds and less have no edge; a pixel has the colour of one of them, not a blend."""
     begun = 0.0
-    edge = 0.2 if len(inference.layers) < _FEW_LAYERS else 0.0
     for layer in inference.layers:
         colour = FELL_BACK if layer.fell_back else KERNELS.get(max(layer.shape.kernel), OTHER_KERNEL)
-        axes.barh(row, 1e3 * layer.latency_s, left=begun, color=colour, height=0.75, edgecolor="white", linewidth=edge)
-        begun += 1e3 * layer.latency_s
+        width, edge = 1e3 * layer.latency_s, 0.2 if layer.latency_s > thin_s else 0.0
+        axes.barh(
+            row, width, left=begun, color=colour, height=0.75, edgecolor="white", linewidth=edge, antialiased=edge > 0
+        )
+        begun += width
     axes.barh(row, max(1e3 * inference.device_s - begun, 0.0), left=begun, color=REST, height=0.75)
 
 

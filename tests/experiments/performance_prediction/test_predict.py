@@ -6,12 +6,18 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.patches import Rectangle
+from PIL import Image
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.paths import REPOSITORY
+from experiments.core_exp.figures import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
 from experiments.performance_prediction.prediction_file import load_fitted
+from experiments.performance_prediction.prediction_plots import COLOURS, KERNELS, breakdown_figure
 from experiments.performance_prediction.prediction_tables import read_measurements
 
 PROFILES = REPOSITORY / "tests" / "data" / "convolution_profiles"
@@ -104,6 +110,40 @@ def test_files_that_are_none_are_one_line(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "m.json").write_text('{"schema": "another"}')
     assert main(["predict", "vgg16", "--input-size", "300", "--from", str(tmp_path / "m.json")]) == 1
     assert "is not of schema convolution-latency/1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("devices", ["", ', "devices": {}', ', "devices": [1]', ', "devices": {"gpu": []}'])
+def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: str) -> None:
+    (tmp_path / "m.json").write_text('{"schema": "convolution-latency/1"' + devices + "}")
+    assert main(["predict", "vgg16", "--input-size", "300", "--from", str(tmp_path / "m.json")]) == 1
+    assert re.fullmatch(r"error: \S+m\.json is damaged \(.+\); fit again\n", capsys.readouterr().err)
+
+
+def test_thin_layers_have_the_colour_of_their_kernel() -> None:
+    """All of vgg16's kernels are 3x3: no pixel of its bars is lightened to another colour by edges of thin layers."""
+    measured = read_measurements([PROFILES / "vgg16_guess_h200", PROFILES / "vgg16_winograd_nonfused_h200"])
+    panel = breakdown_figure(measured).axes[0]
+    longest_s = max(each.device_s for each in measured.inferences if each.input_size == 224)
+    bars = [patch for patch in panel.patches if isinstance(patch, Rectangle) and patch.get_width() > 0]
+    layers = [bar for bar in bars if bar.get_facecolor() == to_rgba(KERNELS[3])]
+    assert len(layers) == 2 * 13
+    for bar in layers:
+        wide = bar.get_width() > 1e3 * 0.02 * longest_s
+        assert (bar.get_linewidth() > 0, bar.get_antialiased()) == (wide, wide)
+    assert {bar.get_linewidth() > 0 for bar in layers} == {True, False}
+
+
+def test_a_rare_colour_stays_in_a_picture_of_many(tmp_path: Path) -> None:
+    """One point of each algorithm on a field of 10,000 tones."""
+    figure = new_figure(6.0, 3.0, "caption")
+    axes = figure.subplots()
+    ramp = np.linspace(0.0, 1.0, 100)
+    axes.imshow(np.stack([*np.meshgrid(ramp, ramp), np.full((100, 100), 0.2)], axis=-1), extent=(0, 9, 1, 9))
+    for place, colour in enumerate(COLOURS.values()):
+        axes.scatter(place, 0.5, s=18, color=colour, linewidths=0)
+    pixels = np.asarray(Image.open(save_figure(figure, tmp_path, "points")[0]).convert("RGB")).reshape(-1, 3)
+    for name, colour in COLOURS.items():
+        assert np.abs(pixels - 255 * np.array(to_rgb(colour))).max(axis=1).min() < 25, name
 
 
 def test_two_precisions_are_not_fitted_together(tmp_path: Path) -> None:
