@@ -24,6 +24,7 @@ from experiments.performance_prediction.prediction_report import (
 from experiments.performance_prediction.prediction_scores import score_rows
 from experiments.performance_prediction.prediction_tables import Measurements, read_measurements
 from experiments.performance_prediction.prediction_validation import FoldResult, validate
+from experiments.performance_prediction.table_agreement import agreement_lines
 
 
 def fit(results: Sequence[Path], output: Path, held_out_sizes: Sequence[int], figures: Path | None) -> None:
@@ -45,6 +46,8 @@ def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: 
     print(f"{predictor.device}: {len(measured.inferences)} inferences, {len(measured.energies)} with energy")
     if predictor.energy_reason is not None:
         print(f"no energy: {predictor.energy_reason}")
+    for line in agreement_lines(layer for each in measured.inferences for layer in each.layers):
+        print(line)
     results: list[FoldResult] = []
     for fold in folds(measured, held_out_sizes):
         print(f"validating: {fold.kind} {fold.name} left out", file=sys.stderr, flush=True)

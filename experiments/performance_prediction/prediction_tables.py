@@ -112,6 +112,8 @@ def read_measurements(paths: Sequence[Path]) -> Measurements:
 def _overall_tables(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
+    if not path.exists():
+        raise ResultsError(f"{path} does not exist; give a results folder of run_profile.py or an *_overall.csv")
     tables = sorted(path.rglob("*_overall.csv"))
     if not tables:
         raise ResultsError(f"{path} holds no *_overall.csv; give a results folder of run_profile.py or such a file")
