@@ -26,6 +26,8 @@ class _Bucket:
     """What the graphs of one padded length read."""
 
     hidden: torch.Tensor  # [T, H]
+    # Its own, so that it is never above T: a capture runs with what the last request left here.
+    length: torch.Tensor  # one int64, 1 to T
     rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
 
 
@@ -63,7 +65,6 @@ class CapturedPrefill:
         self._kernels = _kernels()
         self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
         self._buckets: dict[int, _Bucket] = {}
-        self._length = _outside_inference(lambda: torch.ones(1, dtype=torch.int64, device=decoder.device))
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
         """See `PrefillEngine.make_ready`; for request 0."""
@@ -76,10 +77,10 @@ class CapturedPrefill:
         """See `PrefillEngine.prefill`; `store.next_tokens` of the request is the likeliest token afterwards."""
         tokens = embeddings.shape[0]
         name = self._make_ready(knobs, store, tokens, request)
-        hidden = self._buckets[_bucket(tokens, store)].hidden
-        hidden[:tokens].copy_(embeddings)
-        hidden[tokens:].zero_()
-        self._length.fill_(tokens)
+        bucket = self._buckets[_bucket(tokens, store)]
+        bucket.hidden[:tokens].copy_(embeddings)
+        bucket.hidden[tokens:].zero_()
+        bucket.length.fill_(tokens)
         return self._graphs.replay(name)
 
     @torch.inference_mode()
@@ -101,7 +102,7 @@ class CapturedPrefill:
 
         def run() -> torch.Tensor:
             logits: torch.Tensor = self._kernels.prefill(
-                decoder, bucket.hidden, self._length, knobs.blocks, knobs.top_k, keys, values, bucket.rotary
+                decoder, bucket.hidden, bucket.length, knobs.blocks, knobs.top_k, keys, values, bucket.rotary
             )
             chosen.copy_(logits.argmax(dim=-1))
             return logits
@@ -113,7 +114,8 @@ class CapturedPrefill:
     def _new_bucket(self, rows: int) -> _Bucket:
         decoder = self._decoder
         hidden = torch.zeros(rows, decoder.width, dtype=decoder.dtype, device=decoder.device)
-        return _Bucket(hidden, self._kernels.rotary_table(decoder.inverse_frequencies, rows))
+        length = torch.ones(1, dtype=torch.int64, device=decoder.device)
+        return _Bucket(hidden, length, self._kernels.rotary_table(decoder.inverse_frequencies, rows))
 
 
 def _bucket(tokens: int, store: KeyValueStore) -> int:

@@ -63,6 +63,18 @@ def test_logits_keys_and_values_are_those_of_the_modules(knobs: DecoderKnobs, to
 
 
 @needs_a_gpu
+def test_a_short_prompt_is_made_ready_after_a_long_one() -> None:
+    decoder = pack_decoder(model_on("cuda"))
+    engine, store = CapturedPrefill(decoder), KeyValueStore.allocate(decoder, 40_000)
+    engine.prefill(decoder.embedding[torch.zeros(40_000, dtype=torch.long)], DecoderKnobs(4, (0,)), store)
+    knobs = DecoderKnobs(1, (0, 1))
+    engine.make_ready(knobs, store, 5)
+    short = engine.prefill(decoder.embedding[:5], knobs, store).clone()
+    alone = CapturedPrefill(decoder).prefill(decoder.embedding[:5], knobs, store)
+    torch.testing.assert_close(short, alone, rtol=0, atol=0)
+
+
+@needs_a_gpu
 def test_a_request_of_several_fills_its_own_slots() -> None:
     model = model_on("cuda")
     decoder = pack_decoder(model)
