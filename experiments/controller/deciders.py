@@ -1,10 +1,14 @@
 """In: what a request shows at each stage; out: stage 1's and stage 2's decision, by networks or as scripted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from experiments.controller.host_networks import HostNetworks
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
@@ -29,8 +33,15 @@ class SecondDecision:
     num_active_blocks: int
 
 
+Decisions = tuple[FirstDecision, SecondDecision]
+
+
 class Decider(Protocol):
     """The two stages for one request at a time."""
+
+    def possible(self) -> Sequence[Decisions]:
+        """All that the two stages may decide."""
+        ...
 
     def first(self, prompt: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """Stage 1, and the budget token [1, 1, H] to stand behind the prompt; None for none.
@@ -54,23 +65,29 @@ class FixedDecider:
     """The same for every request, without a budget token: what a static setting does on the adaptive path."""
 
     def __init__(self, choice: KnobChoice, pause: int) -> None:
-        self._choice = choice
-        self._pause = pause
+        self._first = FirstDecision(choice.tier, pause)
+        self._second = SecondDecision(choice.top_k, choice.num_active_blocks)
+
+    def possible(self) -> Sequence[Decisions]:
+        """See `Decider.possible`."""
+        return [(self._first, self._second)]
 
     def first(self, prompt: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """See `Decider.first`."""
-        return FirstDecision(self._choice.tier, self._pause), None
+        return self._first, None
 
     def second(self, states: torch.Tensor) -> SecondDecision:
         """See `Decider.second`."""
-        return SecondDecision(self._choice.top_k, self._choice.num_active_blocks)
+        return self._second
 
 
 class NetworkDecider:
     """The networks' decisions: the likeliest, or drawn where there is a generator.
 
+    They are computed on the host, from one copy of what the device has to tell a stage.
+
     Args:
-        networks: on the model's device.
+        networks: as they are now; the budget token goes to their device, which is the model's.
         generator: of the CPU; None takes the likeliest.
 
     Attributes:
@@ -78,7 +95,9 @@ class NetworkDecider:
     """
 
     def __init__(self, networks: TwoStageNetworks, generator: torch.Generator | None = None) -> None:
-        self._networks = networks
+        self._networks = HostNetworks(networks)
+        self._space = networks.space
+        self._device = networks.first_out.weight.device
         self._generator = generator
         self._prompt = torch.empty(0)
         self._states = torch.empty(0)
@@ -87,28 +106,41 @@ class NetworkDecider:
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """See the class."""
-        return self._prompt.float().cpu(), self._states.float().cpu(), tuple(self._actions)
+        return self._prompt, self._states, tuple(self._actions)
+
+    def possible(self) -> Sequence[Decisions]:
+        """See `Decider.possible`."""
+        space, knobs = self._space, self._space.knobs
+        return [
+            (FirstDecision(tier, pause), SecondDecision(top_k, count))
+            for tier, (pause, left), top_k in product(
+                knobs.tiers, zip(space.pauses, space.possible, strict=True), knobs.top_ks
+            )
+            for count, is_possible in zip(knobs.block_counts, left, strict=True)
+            if is_possible
+        ]
 
     @torch.inference_mode()
     def first(self, prompt: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
         """See `Decider.first`."""
-        code = self._networks.code_of(torch.tensor([budget_s], dtype=torch.float64))
-        token = self._networks.budget.token(code)
-        tier, pause = self._networks.split_first(self._networks.first(prompt[None], code)[0].cpu())
-        self._prompt, self._actions = prompt, [self._pick(tier), self._pick(pause)]
-        space = self._networks.space
-        return FirstDecision(space.knobs.tiers[self._actions[0]], space.pauses[self._actions[1]]), token[None]
+        self._prompt = prompt.to("cpu", torch.float32)
+        code = self._networks.code(budget_s)
+        tier, pause = self._networks.first(self._prompt.numpy(), code)
+        self._actions = [self._pick(tier), self._pick(pause)]
+        token = torch.from_numpy(self._networks.token(code))[None, None].to(self._device, non_blocking=True)
+        return FirstDecision(self._space.knobs.tiers[self._actions[0]], self._space.pauses[self._actions[1]]), token
 
     @torch.inference_mode()
     def second(self, states: torch.Tensor) -> SecondDecision:
         """See `Decider.second`."""
-        chosen = torch.tensor([self._actions[:2]]).to(states.device)
-        top_k, blocks = self._networks.split_second(self._networks.second(states[None], chosen)[0].cpu())
-        self._states, self._actions = states, [*self._actions[:2], self._pick(top_k), self._pick(blocks)]
-        knobs = self._networks.space.knobs
+        self._states = states.to("cpu", torch.float32)
+        top_k, blocks = self._networks.second(self._states.numpy(), *self._actions[:2])
+        self._actions = [*self._actions[:2], self._pick(top_k), self._pick(blocks)]
+        knobs = self._space.knobs
         return SecondDecision(knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]])
 
-    def _pick(self, log_odds: torch.Tensor) -> int:
+    def _pick(self, odds: np.ndarray) -> int:
         if self._generator is None:
-            return int(log_odds.argmax())
-        return int(torch.multinomial(log_odds.exp(), 1, generator=self._generator))
+            return int(odds.argmax())
+        shares = torch.from_numpy(odds).softmax(dim=-1)
+        return int(torch.multinomial(shares, 1, generator=self._generator))
