@@ -6,14 +6,16 @@ no token of the prompt or of the answer sees it, and the answer is that of the s
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import embedding
 
-from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState, MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.split_prefill import begin_prefill, finish_prefill
+from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.split_execution import LaunchFreeSplit, SplitShape
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
@@ -22,6 +24,7 @@ from experiment_core_utils.primitives.records import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.deciders import Decider, FirstDecision
 from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.paused_stages import AheadPausedStages, PausedStages
 from experiments.controller.policies import check_budget
 
 
@@ -106,7 +109,7 @@ def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
 
 def prompt_state(model: MolmoeStagedModel, ids: torch.Tensor) -> torch.Tensor:
     """Ids [T] on the device -> what stage 1 reads of the prompt: the mean of its embeddings, [H]."""
-    return model.model.get_input_embeddings()(ids).mean(dim=0)
+    return embedding(ids, model.model.get_input_embeddings().weight).mean(dim=0)
 
 
 class AdaptiveModel:
@@ -118,9 +121,22 @@ class AdaptiveModel:
 
     def __init__(self, model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice) -> None:
         self._staged = model
-        self._model = model.model
         self._decider = decider
         self._blocks = blocks
+
+    def make_ready(self, requests: Sequence[Request]) -> None:
+        """All that these requests need at whatever may be decided, so that nothing of it falls into their times."""
+        choices: dict[str, list[tuple[int, DecoderKnobs]]] = {}
+        for first, second in self._decider.possible():
+            active = self._blocks.blocks(second.num_active_blocks, self._staged.num_total_blocks)
+            choices.setdefault(first.tier, []).append((first.pause, DecoderKnobs(second.top_k, active)))
+        self._staged.make_split_ready(
+            [
+                _shape(self._prepared(request, tier).inputs, request.max_new_tokens, own)
+                for request in requests
+                for tier, own in choices.items()
+            ]
+        )
 
     @torch.inference_mode()
     def adaptive_generate(self, request: Request, budget_s: float) -> AdaptiveRun:
@@ -138,7 +154,7 @@ class AdaptiveModel:
             before, after = new_marks(device), new_marks(device)
             synchronize(device)
             before.mark()
-            self._model.reset_knobs()
+            self._staged.split.reset()
             first, token = self._decider.first(prompt_state(self._staged, ids), budget_s)
             before.mark()
             prepared = self._prepared(request, first.tier)
@@ -172,32 +188,33 @@ class AdaptiveModel:
         self, inputs: Mapping[str, Any], first: FirstDecision, token: torch.Tensor | None, limit: int, marks: Marks
     ) -> "_Answered":
         """Marks: start | features ready (with a picture) | pause | stage 2's decision | first token | … | last one."""
-        marks.mark()
-        features: MolmoeImageFeatures | None = self._staged.encode_image(inputs)
-        if features is not None:
-            marks.mark()
-        paused = begin_prefill(self._model, inputs["input_ids"], features, first.pause, token)
-        states = torch.cat([paused.states[0, -1:], paused.appended[0]])
-        marks.mark()
-        second = self._decider.second(states)
-        choice = KnobChoice(first.tier, second.top_k, second.num_active_blocks)
-        active = self._blocks.blocks(choice.num_active_blocks, self._staged.num_total_blocks)
-        marks.mark()
-        logits, state = finish_prefill(self._model, paused, choice.top_k, active)
-        token_ids = self._decode(logits, state, limit, marks)
-        setting = KnobSetting(tier_target(first.tier), choice.top_k, active)
-        return _Answered(tuple(token_ids), choice, setting, features is not None)
+        split, ends = self._staged.split, self._staged.eos_token_ids
 
-    def _decode(self, logits: torch.Tensor, state: DecodeState, limit: int, marks: Marks) -> list[int]:
-        """Greedy, as in `greedy.generate_greedily`."""
-        token = logits.argmax(dim=-1, keepdim=True)
-        token_ids = [int(token)]
-        marks.mark()
-        while token_ids[-1] not in self._staged.eos_token_ids and len(token_ids) < limit:
-            token = self._staged.decode_step(token, state).argmax(dim=-1, keepdim=True)
-            token_ids.append(int(token))
+        def choose(states: torch.Tensor) -> DecoderKnobs:
             marks.mark()
-        return token_ids
+            second = self._decider.second(states)
+            active = self._blocks.blocks(second.num_active_blocks, self._staged.num_total_blocks)
+            marks.mark()
+            return DecoderKnobs(second.top_k, active)
+
+        asked = first.pause, token, limit, choose
+        stages: PausedStages
+        if isinstance(split, LaunchFreeSplit) and split.is_captured:
+            stages = ahead = AheadPausedStages(split, self._staged.device, ends, *asked)
+            token_ids = generate_ahead(ahead, inputs, limit, ends, marks).token_ids
+        else:
+            stages = PausedStages(split, self._staged.device, ends, *asked)
+            token_ids = generate_greedily(stages, inputs, limit, marks).token_ids
+        top_k, active = stages.chosen.top_k, stages.chosen.blocks
+        choice = KnobChoice(first.tier, top_k, len(active))
+        return _Answered(
+            token_ids, choice, KnobSetting(tier_target(first.tier), top_k, active), "pixel_values" in inputs
+        )
+
+
+def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, DecoderKnobs]]) -> SplitShape:
+    crops = inputs["pixel_values"].shape[1] if "pixel_values" in inputs else None
+    return SplitShape(inputs["input_ids"].shape[1], crops, limit, tuple(choices))
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field, replace
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
+from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedSplitPrefill
 from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.split_engines import SplitPrefillEngine
 from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
+from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
 from experiment_core_utils.models.molmoe.straight_vision import StraightVision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import StageName
@@ -26,12 +29,14 @@ class Engines:
     """What runs each stage.
 
     Attributes:
+        split: the prefill with a pause; runs as the whole one does.
         vision: None where the modules run it.
         ways: `captured`, `straight` or `eager`, of each stage.
         reasons: of each stage that is not captured, why.
     """
 
     prefill: PrefillEngine
+    split: SplitPrefillEngine
     decode: DecodeEngine
     ways: Mapping[StageName, str]
     reasons: Mapping[StageName, str]
@@ -55,15 +60,17 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
         reasons = dict.fromkeys(ways, NO_GRAPHS_HERE)
-        return Engines(StraightPrefill(decoder), StraightDecode(decoder), ways, reasons)
+        return Engines(StraightPrefill(decoder), StraightSplitPrefill(decoder), StraightDecode(decoder), ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
     decode = CapturedDecode(decoder, graphs)
     try:
-        return Engines(CapturedPrefill(decoder, graphs), decode, {"prefill": "captured", "decode": "captured"}, {})
+        whole, split = CapturedPrefill(decoder, graphs), CapturedSplitPrefill(decoder, graphs)
+        return Engines(whole, split, decode, {"prefill": "captured", "decode": "captured"}, {})
     except ConfigurationError as error:
         ways = {"prefill": "straight", "decode": "captured"}
-        return Engines(StraightPrefill(decoder), decode, ways, {"prefill": str(error)})
+        straight = StraightPrefill(decoder), StraightSplitPrefill(decoder)
+        return Engines(*straight, decode, ways, {"prefill": str(error)})
 
 
 def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine | None, str, str | None]:

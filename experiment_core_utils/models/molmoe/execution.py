@@ -105,6 +105,11 @@ class LaunchFreeStages:
         return self._engines
 
     @property
+    def store(self) -> KeyValueStore:
+        """What the next call works on; a longer request makes another one."""
+        return self._store
+
+    @property
     def is_captured(self) -> bool:
         """Whether steps are replayed on a GPU, so that the host need not wait for each."""
         return self._engines.ways["decode"] == "captured"
@@ -117,6 +122,11 @@ class LaunchFreeStages:
             self._engines.vision.make_ready(inputs["pixel_values"].shape[1])
         self._engines.prefill.make_ready(knobs, self._store, tokens)
         self._engines.decode.make_ready(knobs, self._store)
+        self._held = None
+
+    def reserve(self, slots: int) -> None:
+        """Room for a request of so many; a state from before is no longer valid."""
+        self._make_room(slots)
         self._held = None
 
     def _make_room(self, slots: int) -> None:
@@ -132,7 +142,7 @@ class LaunchFreeStages:
         if self.is_captured:
             # Their captures hold the addresses of the store that was.
             made = decoder_engines(self._decoder)
-            self._engines = replace(self._engines, prefill=made.prefill, decode=made.decode)
+            self._engines = replace(self._engines, prefill=made.prefill, split=made.split, decode=made.decode)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
@@ -157,9 +167,18 @@ class LaunchFreeStages:
         if tokens > self._store.slots:
             self._make_room(tokens + UNANNOUNCED_TOKENS)
         logits = self._engines.prefill.prefill(self._embedded(prompt, features), knobs, self._store)
+        return logits, self.hold(knobs, prompt)
+
+    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor) -> StoreState:
+        """The state of a prompt [1, T] that fills the first slots of the store."""
+        tokens = prompt.shape[1]
         self._store.set_lengths([tokens])
         self._held = StoreState(knobs, prompt, tokens)
-        return logits, self._held
+        return self._held
+
+    def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
+        """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
+        return self._embedded(prompt, features)
 
     def _embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """[1, T] -> [T, H]: token embeddings with the image features added at their places."""

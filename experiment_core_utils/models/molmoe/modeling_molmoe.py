@@ -314,7 +314,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
 
         Raises ConfigurationError for more experts or blocks than there are, or a list without block 0.
         """
-        wanted = self._checked_setting(top_k, active_blocks)
+        wanted = self.checked_setting(top_k, active_blocks)
         if wanted == self._setting:
             return
         decoder = self.model.language_model
@@ -454,7 +454,8 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
                 inputs.pop(name, None)
         return inputs
 
-    def _checked_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+    def checked_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+        """What `set_knobs` would put in force, and what it raises."""
         top_k = self.default_top_k if top_k is None else top_k
         blocks = tuple(range(self.num_total_blocks)) if active_blocks is None else tuple(active_blocks)
         if not 1 <= top_k <= self.num_experts:

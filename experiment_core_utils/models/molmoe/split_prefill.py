@@ -38,6 +38,23 @@ class PausedPrefill:
     blocks_run: int
 
 
+def check_pause(blocks_run: int, num_total_blocks: int) -> None:
+    """Raises ConfigurationError for a pause that is not behind 1 to all of the blocks."""
+    if not 1 <= blocks_run <= num_total_blocks:
+        raise ConfigurationError(
+            f"a pause behind {blocks_run} blocks is not possible; give 1 to {num_total_blocks} blocks"
+        )
+
+
+def check_rest(blocks: tuple[int, ...], ran: int) -> None:
+    """Raises ConfigurationError for blocks that leave out one of the first, which have run."""
+    if blocks[:ran] != tuple(range(ran)):
+        raise ConfigurationError(
+            f"blocks {list(blocks)} leave out one of the first {ran}, which have run; choose more blocks, or pause "
+            "earlier"
+        )
+
+
 def begin_prefill(
     model: MolmoeForConditionalGeneration,
     input_ids: torch.Tensor,
@@ -57,10 +74,7 @@ def begin_prefill(
     Raises:
         ConfigurationError: `blocks_run` is not possible.
     """
-    if not 1 <= blocks_run <= model.num_total_blocks:
-        raise ConfigurationError(
-            f"a pause behind {blocks_run} blocks is not possible; give 1 to {model.num_total_blocks} blocks"
-        )
+    check_pause(blocks_run, model.num_total_blocks)
     model.reset_knobs()
     embedded = model.model.embed(input_ids, features)
     length = embedded.shape[1]
@@ -86,11 +100,7 @@ def finish_prefill(
         ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
     """
     ran, blocks = paused.blocks_run, tuple(active_blocks)
-    if blocks[:ran] != tuple(range(ran)):
-        raise ConfigurationError(
-            f"blocks {list(blocks)} leave out one of the first {ran}, which have run; choose more blocks, or pause "
-            "earlier"
-        )
+    check_rest(blocks, ran)
     model.set_knobs(top_k, blocks)
     # One layer for each block that runs, as in a plain prefill.
     del paused.cache.layers[len(blocks) :]

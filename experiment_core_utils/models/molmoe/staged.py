@@ -25,6 +25,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
@@ -73,6 +74,9 @@ class MolmoeStagedModel:
         self._launch_free, self._executed = launch_free_stages(model, execution)
         self._batched = None if self._launch_free is None else BatchedExecution(self._launch_free)
         self._refused: dict[DecoderKnobs, str] = {}
+        self._split: EagerSplit | LaunchFreeSplit = (
+            EagerSplit(model, self._eager) if self._launch_free is None else LaunchFreeSplit(model, self._launch_free)
+        )
 
     @property
     def active_setting(self) -> tuple[int, tuple[int, ...]]:
@@ -186,6 +190,18 @@ class MolmoeStagedModel:
             self._stages.make_ready(self._knobs, inputs, max_new_tokens)
         except ConfigurationError as error:
             self._refused[self._knobs] = str(error)
+
+    @property
+    def split(self) -> EagerSplit | LaunchFreeSplit:
+        """The stages with a pause inside the prefill, by what runs the whole ones."""
+        return self._split
+
+    def make_split_ready(self, shapes: Sequence[SplitShape]) -> None:
+        """Everything that such requests need; what cannot be made ready runs eagerly from then on."""
+        try:
+            self._split.make_ready(shapes)
+        except ConfigurationError as error:
+            self._split = EagerSplit(self.model, self._eager, str(error))
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""

@@ -123,7 +123,27 @@ class _Straight:
         return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
 
 
-class StraightPrefill(_Straight):
+class StraightPrompt(_Straight):
+    """What whole and split prefills have in common."""
+
+    def through(
+        self, states: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0, ran: int = 0
+    ) -> torch.Tensor:
+        """[T, H] through the blocks of the setting but the first `ran`; fills the request's slots 0 to T - 1 of each."""
+        tokens = len(states)
+        rotary = self._rotary_for(store.slots).rows(slice(tokens))
+        for row, index in enumerate(knobs.blocks[ran:], ran):
+            found = self._projected(self._decoder.blocks[index], states, rotary)
+            queries, keys, values = (heads.transpose(0, 1)[None] for heads in found)
+            # Read back from the store, where a head's rows are neighbours.
+            keys = _written(store.keys[row, request, None, :, :tokens], keys)
+            values = _written(store.values[row, request, None, :, :tokens], values)
+            attended = self._attended(queries, keys, values, None, causal=True)
+            states = self._finished(index, states, attended, knobs.top_k)
+        return states
+
+
+class StraightPrefill(StraightPrompt):
     """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
@@ -135,19 +155,8 @@ class StraightPrefill(_Straight):
         self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
     ) -> torch.Tensor:
         """See `PrefillEngine.prefill`."""
-        tokens = len(embeddings)
-        rotary = self._rotary_for(store.slots).rows(slice(tokens))
-        states = embeddings
         self._chosen = {}
-        for row, index in enumerate(knobs.blocks):
-            found = self._projected(self._decoder.blocks[index], states, rotary)
-            queries, keys, values = (heads.transpose(0, 1)[None] for heads in found)
-            # Read back from the store, where a head's rows are neighbours.
-            keys = _written(store.keys[row, request, None, :, :tokens], keys)
-            values = _written(store.values[row, request, None, :, :tokens], values)
-            attended = self._attended(queries, keys, values, None, causal=True)
-            states = self._finished(index, states, attended, knobs.top_k)
-        return self._logits(states[-1:])
+        return self._logits(self.through(embeddings, knobs, store, request)[-1:])
 
 
 class StraightDecode(_Straight):

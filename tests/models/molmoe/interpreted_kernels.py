@@ -13,11 +13,13 @@ from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
 from experiment_core_utils.models.molmoe.prefill_kernels import prefill as prefill_kernels
+from experiment_core_utils.models.molmoe.prefill_kernels import split_prefill as split_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels import vision as vision_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
+from experiment_core_utils.models.molmoe.split_prefill import begin_prefill, finish_prefill
 from tests.conftest import tiny_config
 
 
@@ -65,6 +67,27 @@ def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: in
         print(f"keys {position}", error(keys[position, :, :tokens], layer.keys[0]))
         print(f"values {position}", error(values[position, :, :tokens], layer.values[0]))
     print("slots behind the padding", float(keys[:, :, padded:].abs().max()))
+
+
+def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, blocks: Any) -> None:
+    """A prompt of 11 tokens with a row behind it, padded to 16: states at the pause, logits, and what is stored."""
+    decoder = pack_decoder(model)
+    tokens, padded, rest = 11, 16, blocks[pause:]
+    ids, row = torch.randint(0, 100, (1, tokens)), torch.randn(1, 1, decoder.width)
+    paused = begin_prefill(model, ids, None, pause, row)
+    logits, state = finish_prefill(model, paused, top_k, blocks)
+    store = KeyValueStore.allocate(decoder, padded + 3)
+    hidden = torch.randn(padded, decoder.width)
+    hidden[:tokens], hidden[tokens] = decoder.embedding[ids[0]], row[0, 0]
+    rotary = split_kernels.rotary_table(decoder.inverse_frequencies, padded)
+    keys, values = store.keys[:, 0], store.values[:, 0]
+    ours = split_kernels.begin(decoder, hidden, torch.tensor([tokens + 1]), pause, keys, values, rotary)
+    print("states", error(ours[: tokens + 1], torch.cat([paused.states, paused.appended], dim=1)[0]))
+    given = torch.tensor([tokens]), rest, top_k, keys[pause:], values[pause:], rotary
+    print("logits", error(split_kernels.finish(decoder, ours, *given), logits))
+    for position, layer in enumerate(state.past_key_values.layers):
+        print(f"keys {position}", error(keys[position, :, :tokens], layer.keys[0]))
+        print(f"values {position}", error(values[position, :, :tokens], layer.values[0]))
 
 
 def check_experts(model: MolmoeForConditionalGeneration, tile: Tile, tokens: int, top_k: int) -> None:
@@ -120,6 +143,8 @@ def main() -> None:
     torch.manual_seed(3)
     check_prefill(randomised(), tokens=11, padded=16, top_k=2, blocks=(0, 2, 3))
     check_prefill(randomised(with_one_kv_head), tokens=16, padded=16, top_k=3, blocks=(0, 1, 2, 3))
+    check_split(randomised(), pause=2, top_k=1, blocks=(0, 1, 3))
+    check_split(randomised(with_one_kv_head), pause=1, top_k=2, blocks=(0,))
     for tile in (Tile(16, 16, 16, 16, 4, 2), Tile(8, 16, 4, 2, 4, 2), Tile(16, 16, 4, 2, 4, 2, bulk=True)):
         check_experts(randomised(with_one_kv_head), tile, tokens=21, top_k=3)
     check_vision(randomised(with_small_pictures))

@@ -54,6 +54,13 @@ def norm(hidden: torch.Tensor, norm_weight: torch.Tensor, length: torch.Tensor, 
     return normed
 
 
+def norm_last(hidden: torch.Tensor, norm_weight: torch.Tensor, length: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm [1, H] of row `length` - 1 of [T, H]."""
+    normed = torch.empty_like(hidden[:1])
+    _launch(hidden, hidden, hidden, length, norm_weight, hidden, normed, eps, top_k=0, last=True)
+    return normed
+
+
 def combine_norm(
     hidden: torch.Tensor,
     expert_rows: torch.Tensor,

@@ -20,7 +20,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
 )
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import route
 
-__all__ = ["built", "prefill", "rotary_table"]
+__all__ = ["built", "last_logits", "prefill", "rotary_table", "through"]
 
 
 def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,6 +54,24 @@ def prefill(
     Returns:
         logits [1, V] of the last token.
     """
+    return last_logits(decoder, *through(decoder, hidden, length, blocks, top_k, keys, values, rotary), length)
+
+
+def through(
+    decoder: PackedDecoder,
+    hidden: torch.Tensor,
+    length: torch.Tensor,
+    blocks: Sequence[int],
+    top_k: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `prefill`, for the states [T, H] in front of any blocks, one at least.
+
+    Returns:
+        the states but for the last block's experts, those experts' rows [T * k, H], and their shares [T, k].
+    """
     eps = decoder.norm_eps
     normed = norm(hidden, decoder.blocks[blocks[0]].input_norm, length, eps)
     for position, index in enumerate(blocks):
@@ -67,7 +85,15 @@ def prefill(
         if position + 1 < len(blocks):
             after = decoder.blocks[blocks[position + 1]].input_norm
             hidden, normed = combine_norm(hidden, rows, shares, length, after, eps)
-    return linear(combine_norm_last(hidden, rows, shares, length, decoder.final_norm, eps), decoder.head)
+    return hidden, rows, shares
+
+
+def last_logits(
+    decoder: PackedDecoder, hidden: torch.Tensor, rows: torch.Tensor, shares: torch.Tensor, length: torch.Tensor
+) -> torch.Tensor:
+    """What `through` gives -> logits [1, V] of row `length` - 1."""
+    normed = combine_norm_last(hidden, rows, shares, length, decoder.final_norm, decoder.norm_eps)
+    return linear(normed, decoder.head)
 
 
 def _attend(

@@ -1,0 +1,39 @@
+"""In: a prompt's embeddings and a row behind them; out: the prefill in two parts, by plain torch on packed weights."""
+
+import torch
+
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.straight_decoder import StraightPrompt
+
+
+class StraightSplitPrefill(StraightPrompt):
+    """A `SplitPrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
+
+    def __init__(self, decoder: PackedDecoder) -> None:
+        super().__init__(decoder)
+        self._paused = decoder.embedding[:0]
+        self._ran = 0
+
+    def make_ready(self, pause: int, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
+        """See `SplitPrefillEngine.make_ready`."""
+        self._rotary_for(store.slots)
+
+    @torch.inference_mode()
+    def begin(
+        self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, store: KeyValueStore
+    ) -> torch.Tensor:
+        """See `SplitPrefillEngine.begin`."""
+        tokens = len(embeddings)
+        given = embeddings if appended is None else torch.cat([embeddings, appended[None].to(embeddings.dtype)])
+        first = DecoderKnobs(self._decoder.default_top_k, tuple(range(pause)))
+        self._chosen = {}
+        states = self.through(given, first, store)
+        self._paused, self._ran = states[:tokens], pause
+        return states[tokens - 1 :]
+
+    @torch.inference_mode()
+    def finish(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
+        """See `SplitPrefillEngine.finish`."""
+        return self._logits(self.through(self._paused, knobs, store, ran=self._ran)[-1:])

@@ -1,0 +1,174 @@
+"""A prefill with a pause by engines gives what the modules give; captured ones are held against the straight ones."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedSplitPrefill
+from experiment_core_utils.models.molmoe.eager_stages import EagerStages
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
+from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
+from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
+from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from tests.conftest import tiny_config
+
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+WIDTH, STEPS = 32, 5
+# Pause, top-k and blocks; behind all four blocks nothing is left to choose in the prefill but top-k of the steps.
+CHOICES = [
+    (1, 4, (0, 1, 2, 3)),
+    (1, 2, (0, 2)),
+    (1, 1, (0,)),
+    (2, 3, (0, 1, 3)),
+    (3, 1, (0, 1, 2, 3)),
+    (3, 2, (0, 1, 2)),
+    (4, 2, (0, 1, 2, 3)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def model_on(device: str) -> MolmoeForConditionalGeneration:
+    torch.manual_seed(7)
+    with torch.inference_mode(False):
+        return MolmoeForConditionalGeneration(tiny_config()).eval().to(device)
+
+
+@pytest.fixture(scope="module")
+def model() -> MolmoeForConditionalGeneration:
+    return model_on("cpu")
+
+
+def asked(tokens: int, seed: int = 0) -> tuple[Mapping[str, Any], torch.Tensor]:
+    """A prompt without a picture, and a row ten times as large as an embedding: were it seen, it would show."""
+    draws = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(6, 100, (1, tokens), generator=draws)}, 10 * torch.randn(
+        1, 1, WIDTH, generator=draws
+    )
+
+
+def answered(
+    split: EagerSplit | LaunchFreeSplit, inputs: Mapping[str, Any], row: torch.Tensor | None, choice: Any
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The states behind the pause, and the logits of the prompt and of STEPS likeliest tokens after it."""
+    pause, top_k, blocks = choice
+    states = split.begin(inputs, None, pause, row, STEPS + 1).clone()
+    logits, state = split.finish(top_k, blocks)
+    found = [logits.clone()]
+    while len(found) <= STEPS:
+        found.append(split.decode_step(found[-1].argmax(dim=-1, keepdim=True), state).clone())
+    return states, found
+
+
+@pytest.mark.parametrize("with_row", [True, False])
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_states_and_logits_are_those_of_the_modules(
+    model: MolmoeForConditionalGeneration, tokens: int, choice: Any, with_row: bool
+) -> None:
+    inputs, row = asked(tokens)
+    stages = LaunchFreeStages(model)
+    straight = LaunchFreeSplit(model, stages)
+    straight.make_ready([SplitShape(tokens, None, STEPS + 1, ((choice[0], DecoderKnobs(*choice[1:])),))])
+    # What lies in slots that nobody filled is never read.
+    stages.store.keys.fill_(float("nan"))
+    stages.store.values.fill_(float("nan"))
+    found = answered(straight, inputs, row if with_row else None, choice)
+    expected = answered(EagerSplit(model, EagerStages(model)), inputs, row if with_row else None, choice)
+    assert found[0].shape == expected[0].shape == (2 if with_row else 1, WIDTH)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert int(ours.argmax()) == int(theirs.argmax())
+
+
+def test_requests_follow_each_other_in_the_same_slots(model: MolmoeForConditionalGeneration) -> None:
+    eager, straight = EagerSplit(model, EagerStages(model)), LaunchFreeSplit(model, LaunchFreeStages(model))
+    for seed, (tokens, choice) in enumerate(zip((30, 4, 600, 9), CHOICES, strict=False)):
+        inputs, row = asked(tokens, seed)
+        ours, theirs = answered(straight, inputs, row, choice), answered(eager, inputs, row, choice)
+        assert [int(each.argmax()) for each in ours[1]] == [int(each.argmax()) for each in theirs[1]]
+
+
+def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGeneration) -> None:
+    split = LaunchFreeSplit(model, LaunchFreeStages(model))
+    inputs, row = asked(5)
+    split.begin(inputs, None, 1, row, STEPS)
+    logits, state = split.finish(4, (0, 1))
+    split.begin(inputs, None, 1, row, STEPS)
+    with pytest.raises(SettingError, match="holds another request"):
+        split.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+
+
+def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> None:
+    inputs, row = asked(5)
+    for split in (EagerSplit(model, EagerStages(model)), LaunchFreeSplit(model, LaunchFreeStages(model))):
+        with pytest.raises(ConfigurationError, match="a pause behind 5 blocks is not possible; give 1 to 4"):
+            split.begin(inputs, None, 5, row, STEPS)
+        split.begin(inputs, None, 2, row, STEPS)
+        with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
+            split.finish(4, (0, 2))
+        split.begin(inputs, None, 2, row, STEPS)
+        with pytest.raises(ConfigurationError, match="top_k 9 is not possible"):
+            split.finish(9, (0, 1))
+    model.reset_knobs()
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("with_row", [True, False])
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("tokens", [1, 63, 64, 70])
+def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row: bool) -> None:
+    pause, knobs = choice[0], DecoderKnobs(*choice[1:])
+    decoder = pack_decoder(model_on("cuda"))
+    captured, straight = CapturedSplitPrefill(decoder, CapturedGraphs(8)), StraightSplitPrefill(decoder)
+    ours, theirs = KeyValueStore.allocate(decoder, 100), KeyValueStore.allocate(decoder, 100)
+    captured.make_ready(pause, knobs, ours, tokens)
+    for seed in range(2):
+        inputs, row = asked(tokens, seed)
+        given = decoder.embedding[inputs["input_ids"][0].cuda()], row[0, 0].cuda() if with_row else None
+        states = captured.begin(*given, pause, ours).clone()
+        torch.testing.assert_close(states, straight.begin(*given, pause, theirs), rtol=1e-4, atol=1e-4)
+        logits, wanted = captured.finish(knobs, ours), straight.finish(knobs, theirs)
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+        assert ours.next_tokens.tolist() == [int(wanted.argmax())]
+        for mine, yours in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+            torch.testing.assert_close(mine[:, :, :, :tokens], yours[:, :, :, :tokens], rtol=1e-4, atol=1e-4)
+
+
+@needs_a_gpu
+def test_captured_answers_are_those_of_the_modules_at_every_choice() -> None:
+    """Graphs of many shapes and choices in turn, in memory that they share."""
+    model = model_on("cuda")
+    captured, eager = LaunchFreeSplit(model, LaunchFreeStages(model)), EagerSplit(model, EagerStages(model))
+    choices = tuple((pause, DecoderKnobs(top_k, blocks)) for pause, top_k, blocks in CHOICES)
+    captured.make_ready([SplitShape(tokens, None, STEPS + 1, choices) for tokens in (130, 5, 64)])
+    for seed, tokens in enumerate((5, 130, 64, 5)):
+        for choice in CHOICES:
+            inputs, row = asked(tokens, seed)
+            inputs = {"input_ids": inputs["input_ids"].cuda()}
+            ours, theirs = (answered(split, inputs, row.cuda(), choice) for split in (captured, eager))
+            torch.testing.assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-3)
+            for mine, yours in zip(ours[1], theirs[1], strict=True):
+                torch.testing.assert_close(mine, yours, rtol=1e-3, atol=1e-3)
+
+
+@needs_a_gpu
+def test_a_prompt_without_room_for_a_row_is_refused() -> None:
+    decoder = pack_decoder(model_on("cuda"))
+    engine = CapturedSplitPrefill(decoder, CapturedGraphs(2))
+    with pytest.raises(
+        ConfigurationError, match="80 tokens and a row behind it have no room in a key-value store of 80"
+    ):
+        engine.make_ready(1, DecoderKnobs(4, (0, 1)), KeyValueStore.allocate(decoder, 80), 80)
