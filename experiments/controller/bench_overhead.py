@@ -1,31 +1,43 @@
 """In: a model, samples; out: what the two stages cost a request, against plain runs at the very settings they chose.
 
-python -m experiments.controller.bench_overhead --num_samples 8 --tier_list low
+python -m experiments.controller.bench_overhead --num_samples 8
 python -m experiments.controller.bench_overhead --checkpoint results/controller/checkpoint.pt --device cuda
+python -m experiments.controller.bench_overhead --shape molmoe_1b --device cuda --execution graph
 
-Flags that are not this program's own go to the profiler's configuration.
+Flags that are not this program's own go to the profiler's configuration. Captures and warm-ups come first and are not
+counted. With `--shape` weights are random and answers are as long as they may be.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.fingerprint import max_new_tokens_of
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.knobs import KnobLimits
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun
 from experiments.controller.deciders import NetworkDecider
 from experiments.controller.knob_choices import published_space
 from experiments.controller.live import LiveRequest, prepare_requests
 from experiments.controller.live_environment import request_of
 from experiments.controller.training_jobs import LoadedModel, load_model
+from experiments.core_exp.bench_execution import shape_config
 
 WARM_UPS = 2
 
@@ -33,6 +45,7 @@ WARM_UPS = 2
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags."""
     parser = OneLineParser(prog="bench_overhead.py", description="What the two stages cost.", allow_abbrev=False)
+    parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken, in place of --model_path")
     parser.add_argument("--checkpoint", type=Path, help="trained networks (default: untrained ones)")
     parser.add_argument("--budgets_ms", type=float, nargs="+", default=[500.0], metavar="MS")
     parser.add_argument("--rounds", type=int, default=3, help="of all samples at all budgets (%(default)s)")
@@ -56,7 +69,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: flags, model or task do not allow it.
     """
-    loaded = load_model(rest)
+    loaded = load_model(rest) if given.shape is None else shaped_model(given.shape, rest)
     networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
     task = open_task(loaded.config)
     ids = draw_samples(task, loaded.config).sample_ids
@@ -66,6 +79,9 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     limit = max_new_tokens_of(loaded.config, task)
     adaptive = AdaptiveModel(loaded.model, NetworkDecider(networks), loaded.blocks)
     asked = [(request, budget / 1000) for request in requests for budget in given.budgets_ms]
+    started = time.perf_counter()
+    adaptive.make_ready([request_of(each, limit) for each in requests])
+    ready_s = time.perf_counter() - started
     for request, budget_s in asked[:WARM_UPS]:
         _pair(loaded, adaptive, request, budget_s, limit)
     pairs = [_pair(loaded, adaptive, *each, limit) for _ in range(given.rounds) for each in asked]
@@ -81,10 +97,39 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     }
     return {
         "device": str(loaded.model.device),
+        **_execution(loaded.model),
+        "make_ready_s": ready_s,
         "num_runs": len(runs),
         "num_parameters": sum(each.numel() for each in networks.parameters()),
         **{name: _spread(1000 * values) for name, values in columns.items()},
         "controller_share": float(np.median(columns["controller_ms"] / total_s)),
+    }
+
+
+def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
+    """Random weights in memory, the embedded model's tokenizer and pictures; answers do not end before their limit.
+
+    Raises:
+        ConfigurationError: flags that do not allow it.
+    """
+    config, native = replace(parse_config(rest), random_weights=True), shape_config(shape)
+    text = native.text_config
+    limits = KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
+    source = ModelSource(shape, EMBEDDED_MODEL, native, limits, is_published_layout=False, revision=None)
+    set_cpu_threads(config.num_threads, 1)
+    model = load_staged_model(config, source, choose_device(config.device))
+    assert isinstance(model, MolmoeStagedModel)
+    model.eos_token_ids = frozenset()
+    return LoadedModel(config, source, model, BlockChoice())
+
+
+def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
+    """How plain stages run, and why adaptive ones do not run so; None where they do."""
+    described = model.describe()
+    return {
+        "execution": described["execution"],
+        "execution_reason": described["execution_reason"],
+        "split_reason": model.split.reason,
     }
 
 

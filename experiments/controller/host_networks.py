@@ -1,7 +1,7 @@
 """In: trained networks; out: the odds that they give one request, by a few products of arrays on the host.
 
-At batch 1 a network of some ten thousand parameters costs a GPU its launches and nothing else, and modules cost the host
-more than their arithmetic does.
+At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and modules cost the
+host more than their arithmetic does.
 """
 
 import math
@@ -13,6 +13,7 @@ from experiments.controller.budget_token import FREQUENCIES, LONGEST_PERIOD, SHO
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
 Array = np.ndarray
+# As of `layer_norm` and of the budget token.
 NORM_EPS, RMS_EPS = np.float32(1e-5), np.float32(1e-8)
 
 
@@ -21,14 +22,14 @@ class HostNetworks:
 
     def __init__(self, networks: TwoStageNetworks) -> None:
         self.space: ActionSpace = networks.space
-        weights = {name: _frozen(tensor) for name, tensor in networks.state_dict().items()}
-        self._weights = weights
-        self._angles = 2 * math.pi / (LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** _even_steps())
+        self._weights = {name: _frozen(tensor) for name, tensor in networks.state_dict().items()}
+        steps = np.linspace(0.0, 1.0, FREQUENCIES)
+        self._turns = 2 * math.pi / (LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** steps)
         self._impossible = ~np.array(networks.space.possible)
 
     def code(self, budget_s: float) -> Array:
         """What stage 1 reads of the budget: [CODE_WIDTH]."""
-        angles = math.log(budget_s * 1e3) * self._angles
+        angles = math.log(budget_s * 1e3) * self._turns
         features = np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
         return _gelu(self._linear("budget.encode", features))
 
@@ -39,14 +40,14 @@ class HostNetworks:
         return np.asarray(raw * scale, dtype=np.float32)
 
     def first(self, prompt: Array, code: Array) -> tuple[Array, Array]:
-        """Stage 1: the prompt [H] and the budget's code -> odds of tiers and of pauses, as logarithms, not normalised."""
+        """Stage 1: the prompt [H] and the budget's code -> log odds of tiers and of pauses, not normalised."""
         inner = self._linear("prompt_in", _normed(prompt)) + self._weights["code_in.weight"] @ code
         odds = self._linear("first_out", _gelu(inner))
         tiers = len(self.space.knobs.tiers)
         return odds[:tiers], odds[tiers:]
 
     def second(self, states: Array, tier: int, pause: int) -> tuple[Array, Array]:
-        """Stage 2: states [2, H] and the places of stage 1's choice -> odds of top-k and of numbers of blocks.
+        """Stage 2: states [2, H] and the places of stage 1's choice -> log odds of top-k and of numbers of blocks.
 
         What is no longer possible has -inf.
         """
@@ -65,10 +66,6 @@ class HostNetworks:
 
 def _frozen(tensor: torch.Tensor) -> Array:
     return np.array(tensor.detach().to("cpu", torch.float32).numpy(), order="C")
-
-
-def _even_steps() -> Array:
-    return np.linspace(0.0, 1.0, FREQUENCIES)
 
 
 def _normed(state: Array) -> Array:

@@ -1,6 +1,6 @@
 """In: trained networks; out: what an evaluation asks of a policy, on recorded states or on the running model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -74,6 +74,10 @@ class TwoStageController:
     def name(self) -> str:
         """See `Controller.name`."""
         return self._name
+
+    def make_ready(self, requests: Sequence[LiveRequest]) -> None:
+        """All that these requests need at whatever may be decided; never timed."""
+        self._answering.make_ready([request_of(each, self._limit) for each in requests])
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
         """See `Controller.answer`; the setting in force before comes back."""

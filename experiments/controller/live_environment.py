@@ -65,6 +65,7 @@ class LiveEnvironment:
         """See `Environment.roll_out`; one ask after the other."""
         decider = NetworkDecider(networks, generator)
         answering = AdaptiveModel(self._model, decider, self._blocks)
+        answering.make_ready([request_of(each, self._limit) for each in self._requests])
         runs, seen = [], []
         for place, budget_s in zip(asks.samples.tolist(), asks.budgets_s.tolist(), strict=True):
             runs.append(answering.adaptive_generate(request_of(self._requests[place], self._limit), budget_s))
@@ -105,6 +106,8 @@ def measured_range(
     for choice in (lowest, knobs.full):
         decider: Decider = FixedDecider(choice, 1)
         answering = AdaptiveModel(model, decider, blocks)
-        runs = [answering.adaptive_generate(request_of(each, max_new_tokens), 1.0) for each in requests]
+        asked = [request_of(each, max_new_tokens) for each in requests]
+        answering.make_ready(asked)
+        runs = [answering.adaptive_generate(each, 1.0) for each in asked]
         times.append([run.times.total_s for run in runs])
     return float(np.median(times[0])), float(np.percentile(times[1], 95))

@@ -106,7 +106,7 @@ def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
 
 
 def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
-    """The job's policies as what answers a request, and the two-stage controller of a checkpoint.
+    """The job's policies as what answers a request, and the two-stage controller of a checkpoint, made ready.
 
     Raises:
         ConfigurationError: there is one, and the model is not the kind that it pauses in, or not as wide.
@@ -125,7 +125,9 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
         raise ConfigurationError(
             f"--learned {learned} is for a model of width {networks.hidden_size}, this one has {width}; train anew"
         )
-    return [*controllers, TwoStageController(networks, job.model, job.blocks, job.max_new_tokens)]
+    two_stage = TwoStageController(networks, job.model, job.blocks, job.max_new_tokens)
+    two_stage.make_ready(job.measured)
+    return [*controllers, two_stage]
 
 
 def live_outcomes(

@@ -153,6 +153,11 @@ def shaped_cases(
         yield Case(f"top-k {top_k}", KnobSetting(tier_target("low"), top_k, blocks), inputs)
 
 
+def shape_config(shape: str) -> MolmoeConfig:
+    """Of `--shape`: `molmoe_1b`, or a folder whose config is taken."""
+    return MolmoeConfig(head_vocab_size=50304) if shape == "molmoe_1b" else MolmoeConfig.from_pretrained(shape)
+
+
 def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
     """Made on the device, in evaluation mode."""
     before = torch.get_default_dtype()
@@ -211,12 +216,8 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[
         assert isinstance(eager, MolmoeStagedModel)
         model, processor = eager.model, eager.processor
     else:
-        shape = (
-            MolmoeConfig(head_vocab_size=50304)
-            if given.shape == "molmoe_1b"
-            else MolmoeConfig.from_pretrained(given.shape)
-        )
-        model, processor = random_model(shape, device, choose_dtype(given.precision, device)), _any_processor()
+        dtype = choose_dtype(given.precision, device)
+        model, processor = random_model(shape_config(given.shape), device, dtype), _any_processor()
     model.generation_config = greedy_config(model)
     if given.shape is not None:
         model.generation_config.eos_token_id = None

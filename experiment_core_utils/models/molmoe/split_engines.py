@@ -1,8 +1,8 @@
 """In: a prompt's embeddings and a row behind them; out: what runs a prefill in two parts in place of the modules.
 
-A pause of n means that blocks 0 to n - 1 run first, each with the model's own number of experts, over the prompt and the
-row. The row's keys and values lie in the slot behind the prompt, where the first token of the answer goes: nothing reads
-them after the pause.
+A pause of n means that blocks 0 to n - 1 run first, each with the model's own number of experts, over the prompt and
+the row. The row's keys and values lie in the slot behind the prompt, where the first token of the answer goes: nothing
+reads them after the pause.
 """
 
 from typing import Protocol

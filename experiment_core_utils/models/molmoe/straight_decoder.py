@@ -129,7 +129,7 @@ class StraightPrompt(_Straight):
     def through(
         self, states: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0, ran: int = 0
     ) -> torch.Tensor:
-        """[T, H] through the blocks of the setting but the first `ran`; fills the request's slots 0 to T - 1 of each."""
+        """[T, H] through the blocks of the setting but the first `ran`; fills slots 0 to T - 1 of each."""
         tokens = len(states)
         rotary = self._rotary_for(store.slots).rows(slice(tokens))
         for row, index in enumerate(knobs.blocks[ran:], ran):

@@ -1,0 +1,40 @@
+"""The overhead's table of one measured request, by modules and by engines, on a tiny shape of five blocks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.controller.bench_overhead import main
+from tests.conftest import tiny_config
+
+TIMES = (
+    "first_stage_ms",
+    "second_stage_ms",
+    "controller_ms",
+    "adaptive_total_ms",
+    "plain_total_ms",
+    "adaptive_less_plain_ms",
+)
+
+
+@pytest.mark.parametrize(("execution", "runs_as"), [("eager", "eager"), ("graph", "straight")])
+def test_one_request(tmp_path: Path, capsys: pytest.CaptureFixture[str], execution: str, runs_as: str) -> None:
+    tiny_config(num_hidden_layers=5).save_pretrained(tmp_path)
+    flags = ["--shape", str(tmp_path), "--rounds", "1", "--num_samples", "1", "--dataset_name", "reference_vqa"]
+    assert main([*flags, "--device", "cpu", "--num_threads", "1", "--execution", execution]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["device"], found["execution"], found["split_reason"]) == ("cpu", runs_as, None)
+    assert found["num_runs"] == 1 and found["make_ready_s"] > 0
+    # Of one run the median is the run.
+    at = {name: found[name]["p50"] for name in TIMES}
+    assert at["controller_ms"] == pytest.approx(at["first_stage_ms"] + at["second_stage_ms"])
+    assert at["adaptive_less_plain_ms"] == pytest.approx(at["adaptive_total_ms"] - at["plain_total_ms"])
+    assert found["controller_share"] == pytest.approx(at["controller_ms"] / at["adaptive_total_ms"])
+    assert 0 < at["controller_ms"] < at["adaptive_total_ms"]
+
+
+def test_no_rounds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_config(num_hidden_layers=5).save_pretrained(tmp_path)
+    assert main(["--shape", str(tmp_path), "--rounds", "0", "--num_samples", "1", "--device", "cpu"]) == 2
+    assert "0 rounds of 1 samples measure nothing" in capsys.readouterr().err
