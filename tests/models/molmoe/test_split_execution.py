@@ -14,7 +14,7 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
-from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
+from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape, SplitStages
 from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from tests.conftest import tiny_config
@@ -59,7 +59,7 @@ def asked(tokens: int, seed: int = 0) -> tuple[Mapping[str, Any], torch.Tensor]:
 
 
 def answered(
-    split: EagerSplit | LaunchFreeSplit, inputs: Mapping[str, Any], row: torch.Tensor | None, choice: Any
+    split: SplitStages, inputs: Mapping[str, Any], row: torch.Tensor | None, choice: Any
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The states behind the pause, and the logits of the prompt and of STEPS likeliest tokens after it."""
     pause, top_k, blocks = choice
