@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch.nn.functional import embedding
 
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.split_execution import LaunchFreeSplit, SplitShape
+from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
@@ -49,7 +49,7 @@ class AdaptiveTimes:
     """Of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
 
     Attributes:
-        first_stage_s: prompt's ids on the device -> tier and pause on the host; the model's knobs are reset in it.
+        first_stage_s: prompt's ids -> tier and pause, both on the host; where modules run, their knobs are reset in it.
         vision_s: None without a picture.
         prefill_s: both parts, first token on the host; stage 2 is not in it.
         second_stage_s: states behind the pause -> top-k and blocks on the host.
@@ -108,8 +108,9 @@ def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
 
 
 def prompt_state(model: MolmoeStagedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Ids [T] on the device -> what stage 1 reads of the prompt: the mean of its embeddings, [H]."""
-    return embedding(ids, model.model.get_input_embeddings().weight).mean(dim=0)
+    """Ids [T] -> what stage 1 reads of the prompt: the mean of its embeddings, [H] in float32; both on the host."""
+    rows = model.host_embeddings[ids.numpy()]
+    return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
 
 
 class AdaptiveModel:
@@ -123,9 +124,16 @@ class AdaptiveModel:
         self._staged = model
         self._decider = decider
         self._blocks = blocks
+        # Copied to the host now, not inside the first request.
+        _ = model.host_embeddings
 
     def make_ready(self, requests: Sequence[Request]) -> None:
-        """All that these requests need at whatever may be decided, so that nothing of it falls into their times."""
+        """All that these requests need at whatever may be decided, so that nothing of it falls into their times.
+
+        Where modules run there is nothing to do.
+        """
+        if isinstance(self._staged.split, EagerSplit):
+            return
         choices: dict[str, list[tuple[int, DecoderKnobs]]] = {}
         for first, second in self._decider.possible():
             active = self._blocks.blocks(second.num_active_blocks, self._staged.num_total_blocks)
@@ -149,7 +157,7 @@ class AdaptiveModel:
         """
         check_budget(budget_s)
         device = self._staged.device
-        ids = prompt_ids(self._staged, request.prompt).to(device)
+        ids = prompt_ids(self._staged, request.prompt)
         with self._staged.kept():
             before, after = new_marks(device), new_marks(device)
             synchronize(device)
@@ -188,10 +196,13 @@ class AdaptiveModel:
         self, inputs: Mapping[str, Any], first: FirstDecision, token: torch.Tensor | None, limit: int, marks: Marks
     ) -> "_Answered":
         """Marks: start | features ready (with a picture) | pause | stage 2's decision | first token | … | last one."""
-        split, ends = self._staged.split, self._staged.eos_token_ids
+        split, ends, device = self._staged.split, self._staged.eos_token_ids, self._staged.device
 
         def choose(states: torch.Tensor) -> DecoderKnobs:
             marks.mark()
+            if device.type == "cuda":
+                # The first blocks are still running; elsewhere they are finished, and this would take time.
+                self._decider.rehearse()
             second = self._decider.second(states)
             active = self._blocks.blocks(second.num_active_blocks, self._staged.num_total_blocks)
             marks.mark()
@@ -200,10 +211,10 @@ class AdaptiveModel:
         asked = first.pause, token, limit, choose
         stages: PausedStages
         if isinstance(split, LaunchFreeSplit) and split.is_captured:
-            stages = ahead = AheadPausedStages(split, self._staged.device, ends, *asked)
+            stages = ahead = AheadPausedStages(split, device, ends, *asked)
             token_ids = generate_ahead(ahead, inputs, limit, ends, marks).token_ids
         else:
-            stages = PausedStages(split, self._staged.device, ends, *asked)
+            stages = PausedStages(split, device, ends, *asked)
             token_ids = generate_greedily(stages, inputs, limit, marks).token_ids
         top_k, active = stages.chosen.top_k, stages.chosen.blocks
         choice = KnobChoice(first.tier, top_k, len(active))

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from experiments.controller.host_networks import HostNetworks
+from experiments.controller.host_networks import HostBudget, HostNetworks
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.two_stage_networks import TwoStageNetworks
+
+# Budgets whose token is kept on the device.
+KEPT_BUDGETS = 256
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,12 @@ class Decider(Protocol):
         """Stage 1, and the budget token [1, 1, H] to stand behind the prompt; None for none.
 
         Args:
-            prompt: [H], mean embedding of the prompt's text.
+            prompt: [H] float32 on the host, mean embedding of the prompt's text.
         """
+        ...
+
+    def rehearse(self) -> None:
+        """Go through the motions of `second` while the device is busy, so that the host's caches hold them after it."""
         ...
 
     def second(self, states: torch.Tensor) -> SecondDecision:
@@ -76,6 +83,9 @@ class FixedDecider:
         """See `Decider.first`."""
         return self._first, None
 
+    def rehearse(self) -> None:
+        """See `Decider.rehearse`; there are none."""
+
     def second(self, states: torch.Tensor) -> SecondDecision:
         """See `Decider.second`."""
         return self._second
@@ -84,7 +94,8 @@ class FixedDecider:
 class NetworkDecider:
     """The networks' decisions: the likeliest, or drawn where there is a generator.
 
-    They are computed on the host, from one copy of what the device has to tell a stage.
+    They are computed on the host, stage 2 from one copy of what the device has to tell; what depends on the budget
+    alone is kept for the last KEPT_BUDGETS of them.
 
     Args:
         networks: as they are now; the budget token goes to their device, which is the model's.
@@ -100,8 +111,9 @@ class NetworkDecider:
         self._device = networks.first_out.weight.device
         self._generator = generator
         self._prompt = torch.empty(0)
-        self._states = torch.empty(0)
+        self._states = torch.zeros(2, networks.hidden_size)
         self._actions: list[int] = []
+        self._budget = lru_cache(KEPT_BUDGETS)(self._new_budget)
 
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
@@ -123,12 +135,15 @@ class NetworkDecider:
     @torch.inference_mode()
     def first(self, prompt: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
         """See `Decider.first`."""
-        self._prompt = prompt.to("cpu", torch.float32)
-        code = self._networks.code(budget_s)
-        tier, pause = self._networks.first(self._prompt.numpy(), code)
+        self._prompt = prompt
+        budget, token = self._budget(budget_s)
+        tier, pause = self._networks.first(prompt.numpy(), budget)
         self._actions = [self._pick(tier), self._pick(pause)]
-        token = torch.from_numpy(self._networks.token(code))[None, None].to(self._device, non_blocking=True)
         return FirstDecision(self._space.knobs.tiers[self._actions[0]], self._space.pauses[self._actions[1]]), token
+
+    def rehearse(self) -> None:
+        """See `Decider.rehearse`; with the states of the request before."""
+        self._networks.second(self._states.numpy(), 0, 0)
 
     @torch.inference_mode()
     def second(self, states: torch.Tensor) -> SecondDecision:
@@ -139,8 +154,13 @@ class NetworkDecider:
         knobs = self._space.knobs
         return SecondDecision(knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]])
 
-    def _pick(self, odds: np.ndarray) -> int:
+    def _new_budget(self, budget_s: float) -> tuple[HostBudget, torch.Tensor]:
+        """With its token [1, 1, H] on its way to the device."""
+        budget = self._networks.budget(budget_s)
+        return budget, torch.from_numpy(budget.token)[None, None].to(self._device, non_blocking=True)
+
+    def _pick(self, odds: list[float]) -> int:
         if self._generator is None:
-            return int(odds.argmax())
-        shares = torch.from_numpy(odds).softmax(dim=-1)
+            return odds.index(max(odds))
+        shares = torch.tensor(odds).softmax(dim=-1)
         return int(torch.multinomial(shares, 1, generator=self._generator))

@@ -1,79 +1,106 @@
 """In: trained networks; out: the odds that they give one request, by a few products of arrays on the host.
 
-At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and modules cost the
-host more than their arithmetic does.
+At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and modules cost the host
+more than their arithmetic does. What is called once a request is never in the host's caches, so that the number of
+different operations counts more than their sizes: what a budget adds is computed when it is set, the mean of each state
+is taken out of the weights' way, and small sums are made in Python.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from experiments.controller.budget_token import FREQUENCIES, LONGEST_PERIOD, SHORTEST_PERIOD
-from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
+from experiments.controller.two_stage_networks import TwoStageNetworks
 
 Array = np.ndarray
-# As of `layer_norm` and of the budget token.
-NORM_EPS, RMS_EPS = np.float32(1e-5), np.float32(1e-8)
+# As of `layer_norm`, and of the budget token.
+NORM_EPS, RMS_EPS = 1e-5, 1e-8
+# OpenBLAS wakes its threads for a product of 9216 weights or more, which takes longer than the product.
+MOST_WEIGHTS = 8192
+
+
+@dataclass(frozen=True)
+class HostBudget:
+    """What is computed of a budget alone.
+
+    Attributes:
+        known: its part in front of stage 1's inner layer [w], biases in it.
+        token: embedding of the budget token [H].
+    """
+
+    known: Array
+    token: Array
 
 
 class HostNetworks:
     """`TwoStageNetworks` as they were when this was made, in float32; the numbers differ by rounding alone."""
 
     def __init__(self, networks: TwoStageNetworks) -> None:
-        self.space: ActionSpace = networks.space
-        self._weights = {name: _frozen(tensor) for name, tensor in networks.state_dict().items()}
+        weights = {name: _frozen(tensor) for name, tensor in networks.state_dict().items()}
+        space, width = networks.space, networks.hidden_size
+        self._tiers, self._top_ks = len(space.knobs.tiers), len(space.knobs.top_ks)
+        self._possible = space.possible
+        self._weights = weights
         steps = np.linspace(0.0, 1.0, FREQUENCIES)
         self._turns = 2 * math.pi / (LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** steps)
-        self._impossible = ~np.array(networks.space.possible)
+        self._mean = np.full(width, 1 / width, dtype=np.float32)
+        self._prompt_in = _pieces(weights["prompt_in.weight"])
+        self._states_in = [_pieces(half) for half in np.split(weights["states_in.weight"], 2, axis=1)]
+        tier, pause = np.split(weights["chosen_in.weight"], [self._tiers])
+        self._chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
+        self._biases = {name: weights[f"{name}.bias"].tolist() for name in ("first_out", "second_out")}
 
-    def code(self, budget_s: float) -> Array:
-        """What stage 1 reads of the budget: [CODE_WIDTH]."""
-        angles = math.log(budget_s * 1e3) * self._turns
+    def budget(self, budget_s: float) -> HostBudget:
+        """What both stages need of a budget in seconds."""
+        weights, angles = self._weights, math.log(budget_s * 1e3) * self._turns
         features = np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
-        return _gelu(self._linear("budget.encode", features))
+        code = _gelu(weights["budget.encode.weight"] @ features + weights["budget.encode.bias"])
+        raw = weights["budget.embed.weight"] @ code + weights["budget.embed.bias"]
+        token = raw * (weights["budget.embedding_rms"] / math.sqrt(float(raw @ raw) / len(raw) + RMS_EPS))
+        return HostBudget(weights["code_in.weight"] @ code + weights["prompt_in.bias"], token.astype(np.float32))
 
-    def token(self, code: Array) -> Array:
-        """[CODE_WIDTH] -> the budget token's embedding [H]."""
-        raw = self._linear("budget.embed", code)
-        scale = self._weights["budget.embedding_rms"] / np.sqrt(np.dot(raw, raw) / np.float32(len(raw)) + RMS_EPS)
-        return np.asarray(raw * scale, dtype=np.float32)
+    def first(self, prompt: Array, budget: HostBudget) -> tuple[list[float], list[float]]:
+        """Stage 1: the prompt [H] and the budget -> log odds of tiers and of pauses, not normalised."""
+        odds = self._odds("first_out", budget.known + self._normed_product(self._prompt_in, prompt))
+        return odds[: self._tiers], odds[self._tiers :]
 
-    def first(self, prompt: Array, code: Array) -> tuple[Array, Array]:
-        """Stage 1: the prompt [H] and the budget's code -> log odds of tiers and of pauses, not normalised."""
-        inner = self._linear("prompt_in", _normed(prompt)) + self._weights["code_in.weight"] @ code
-        odds = self._linear("first_out", _gelu(inner))
-        tiers = len(self.space.knobs.tiers)
-        return odds[:tiers], odds[tiers:]
-
-    def second(self, states: Array, tier: int, pause: int) -> tuple[Array, Array]:
+    def second(self, states: Array, tier: int, pause: int) -> tuple[list[float], list[float]]:
         """Stage 2: states [2, H] and the places of stage 1's choice -> log odds of top-k and of numbers of blocks.
 
         What is no longer possible has -inf.
         """
-        known = self._weights["chosen_in.weight"]
-        inner = self._linear("states_in", np.concatenate([_normed(row) for row in states]))
-        inner += known[tier] + known[pause + len(self.space.knobs.tiers)]
-        odds = self._linear("second_out", _gelu(inner))
-        top_ks = len(self.space.knobs.top_ks)
-        blocks = odds[top_ks:]
-        blocks[self._impossible[pause]] = -np.inf
-        return odds[:top_ks], blocks
+        inner = self._chosen[tier, pause]
+        for pieces, state in zip(self._states_in, states, strict=True):
+            inner = inner + self._normed_product(pieces, state)
+        odds = self._odds("second_out", inner)
+        possible = zip(odds[self._top_ks :], self._possible[pause], strict=True)
+        return odds[: self._top_ks], [each if is_possible else -math.inf for each, is_possible in possible]
 
-    def _linear(self, name: str, given: Array) -> Array:
-        return np.asarray(self._weights[f"{name}.weight"] @ given + self._weights[f"{name}.bias"])
+    def _normed_product(self, pieces: Array, state: Array) -> Array:
+        """[P, w / P, H] times the state [H] brought to mean 0 and variance 1 -> [w]."""
+        centred = state - float(state @ self._mean)
+        scale = 1 / math.sqrt(float(centred @ centred) / len(centred) + NORM_EPS)
+        return (pieces @ centred).reshape(-1) * scale
+
+    def _odds(self, name: str, inner: Array) -> list[float]:
+        odds = (self._weights[f"{name}.weight"] @ _gelu(inner)).tolist()
+        return [each + bias for each, bias in zip(odds, self._biases[name], strict=True)]
 
 
 def _frozen(tensor: torch.Tensor) -> Array:
     return np.array(tensor.detach().to("cpu", torch.float32).numpy(), order="C")
 
 
-def _normed(state: Array) -> Array:
-    """[H] to mean 0 and variance 1."""
-    centred = state - state.mean()
-    return np.asarray(centred / np.sqrt(np.dot(centred, centred) / np.float32(len(state)) + NORM_EPS))
+def _pieces(weight: Array) -> Array:
+    """[w, H] -> [P, w / P, H], each piece with MOST_WEIGHTS or one row."""
+    rows, width = weight.shape
+    each = max((size for size in range(1, rows + 1) if rows % size == 0 and size * width <= MOST_WEIGHTS), default=1)
+    return np.ascontiguousarray(weight).reshape(rows // each, each, width)
 
 
 def _gelu(values: Array) -> Array:
-    halves = [0.5 * each * (1.0 + math.erf(each * math.sqrt(0.5))) for each in values.tolist()]
-    return np.array(halves, dtype=np.float32)
+    root = math.sqrt(0.5)
+    return np.array([0.5 * each * (1.0 + math.erf(root * each)) for each in values.tolist()], dtype=np.float32)

@@ -117,5 +117,4 @@ def _states(
         traced = trace_prefill(model.model, inputs["input_ids"], features, space.pauses[-1], rows)
         last.append(traced.last.float().cpu()[places])
         tokens.append(traced.appended.float().cpu()[places])
-    state = prompt_state(model, prompt_ids(model, prompt).to(model.device))
-    return state.float().cpu(), torch.stack(last), torch.stack(tokens)
+    return prompt_state(model, prompt_ids(model, prompt)), torch.stack(last), torch.stack(tokens)

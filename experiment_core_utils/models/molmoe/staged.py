@@ -4,8 +4,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -190,6 +192,12 @@ class MolmoeStagedModel:
             self._stages.make_ready(self._knobs, inputs, max_new_tokens)
         except ConfigurationError as error:
             self._refused[self._knobs] = str(error)
+
+    @cached_property
+    def host_embeddings(self) -> np.ndarray:
+        """Token embeddings [V, H] as float32 on the host; a copy of them where the model is not there in float32."""
+        weight = self.model.get_input_embeddings().weight.detach()
+        return weight.to("cpu").float().numpy()
 
     @property
     def split(self) -> EagerSplit | LaunchFreeSplit:

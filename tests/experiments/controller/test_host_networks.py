@@ -39,6 +39,7 @@ def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks)
         budget = torch.tensor([budget_s], dtype=torch.float64)
         first, token = decider.first(prompt, budget_s)
         torch.testing.assert_close(token[0], networks.budget_token(budget), rtol=1e-5, atol=1e-7)
+        decider.rehearse()
         second = decider.second(states)
         assert torch.equal(decider.seen[0], prompt) and torch.equal(decider.seen[1], states)
         odds = networks.log_odds(prompt[None], budget, states[None], torch.tensor([decider.seen[2][:2]]))
@@ -57,23 +58,27 @@ def test_odds_are_those_of_the_modules(networks: TwoStageNetworks) -> None:
     host, generator = HostNetworks(networks), torch.Generator().manual_seed(3)
     prompt, states = torch.randn(192, generator=generator), torch.randn(2, 192, generator=generator)
     code = networks.code_of(torch.tensor([0.5], dtype=torch.float64))
-    ours = host.code(0.5)
-    torch.testing.assert_close(torch.from_numpy(ours), code[0], rtol=1e-5, atol=1e-6)
-    first = torch.cat([torch.from_numpy(each) for each in host.first(prompt.numpy(), ours)])
+    ours = host.budget(0.5)
+    known = networks.code_in(code)[0] + networks.prompt_in.bias
+    torch.testing.assert_close(torch.from_numpy(ours.known), known, rtol=1e-5, atol=1e-6)
+    tiers, pauses = host.first(prompt.numpy(), ours)
+    first = torch.tensor([*tiers, *pauses])
     torch.testing.assert_close(first, networks.first(prompt[None], code)[0], rtol=1e-4, atol=1e-4)
     for pause in range(5):
         chosen = torch.tensor([[1, pause]])
-        second = torch.cat([torch.from_numpy(each) for each in host.second(states.numpy(), 1, pause)])
+        top_ks, blocks = host.second(states.numpy(), 1, pause)
+        second = torch.tensor([*top_ks, *blocks])
         torch.testing.assert_close(second, networks.second(states[None], chosen)[0], rtol=1e-4, atol=1e-4)
         assert [math.isinf(each) for each in second[5:].tolist()] == [pause >= 2] * 4 + [False]
 
 
 def test_weights_are_those_of_the_moment(networks: TwoStageNetworks) -> None:
     host = HostNetworks(networks)
-    before = host.code(0.5)
+    before = host.budget(0.5).token
     with torch.no_grad():
         networks.budget.encode.bias.add_(1.0)
-        assert (host.code(0.5) == before).all() and (HostNetworks(networks).code(0.5) != before).any()
+        assert (host.budget(0.5).token == before).all()
+        assert (HostNetworks(networks).budget(0.5).token != before).any()
         networks.budget.encode.bias.sub_(1.0)
 
 

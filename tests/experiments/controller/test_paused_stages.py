@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.adaptive_generation import AdaptiveModel, Request
+from experiments.controller.adaptive_generation import AdaptiveModel, Request, prompt_state
 from experiments.controller.deciders import FixedDecider, NetworkDecider
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.paused_stages import AheadPausedStages, PausedStages
@@ -89,6 +89,15 @@ def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], 
         assert seen[1][2] == seen[0][2] and runs[1].token_ids == runs[0].token_ids
         chosen.add((runs[0].choice, runs[0].pause))
     assert len(chosen) > 1
+
+
+def test_the_prompt_state_is_the_mean_of_the_embeddings(models: dict[str, MolmoeStagedModel]) -> None:
+    model = models["eager"]
+    with torch.no_grad():
+        expected = model.model.get_input_embeddings()(torch.tensor([7, 9, 9, 30])).mean(dim=0)
+    torch.testing.assert_close(prompt_state(model, torch.tensor([7, 9, 9, 30])), expected, rtol=1e-6, atol=1e-7)
+    # A prompt without a text says nothing.
+    assert not prompt_state(model, torch.tensor([], dtype=torch.long)).any()
 
 
 def test_an_answer_without_a_picture(models: dict[str, MolmoeStagedModel]) -> None:

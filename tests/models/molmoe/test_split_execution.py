@@ -101,6 +101,20 @@ def test_requests_follow_each_other_in_the_same_slots(model: MolmoeForConditiona
         assert [int(each.argmax()) for each in ours[1]] == [int(each.argmax()) for each in theirs[1]]
 
 
+def test_the_longest_request_makes_the_room_for_all(model: MolmoeForConditionalGeneration) -> None:
+    """Stores come in steps of 512 slots: 505 tokens and 7 of an answer just fit into one, 506 do not."""
+    stages = LaunchFreeStages(model)
+    split, choices = LaunchFreeSplit(model, stages), ((1, DecoderKnobs(4, (0, 1))),)
+    split.make_ready([SplitShape(tokens, None, 7, choices) for tokens in (30, 505, 9)])
+    store = stages.store
+    for tokens in (505, 30):
+        split.begin(asked(tokens)[0], None, 1, asked(tokens)[1], 7)
+        split.finish(4, (0, 1))
+    assert store.slots == 512 and stages.store is store
+    split.begin(asked(506)[0], None, 1, None, 7)
+    assert stages.store.slots == 1024
+
+
 def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGeneration) -> None:
     split = LaunchFreeSplit(model, LaunchFreeStages(model))
     inputs, row = asked(5)
