@@ -1,9 +1,9 @@
 """In: trained networks; out: the odds that they give one request, by a few products of arrays on the host.
 
-At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and as modules the host
-more than their arithmetic. What is called once a request is never in the host's caches, so that the number of
-different operations counts more than their sizes: what a budget adds is computed when it is set, the mean of each state
-is taken out of the weights' way, and small sums are made in Python.
+At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and as modules they cost
+the host more than their arithmetic does. What is called once a request is seldom in the host's caches, so that the
+number of different operations counts for more than their sizes: what a budget adds is computed once for each budget, and
+small sums are made in Python.
 """
 
 import math
