@@ -133,3 +133,21 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
     assert found == tuple(expected[:length])
     # Vision, prefill and steps.
     assert len(marks.seconds()) == 1 + length
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_captured_answers_are_those_of_the_modules(tiny_checkpoint: Path, request_: Request) -> None:
+    space = action_space(KNOBS, BlockChoice(), pauses=(1, 2, 3))
+    networks = TwoStageNetworks(space, 32, embedding_rms=0.2, seed=1).cuda()
+    runs: dict[str, list[tuple[tuple[int, ...], KnobChoice, int]]] = {}
+    for execution in ("eager", "graph"):
+        flags = ["--model_path", str(tiny_checkpoint), "--device", "cuda", "--precision", "float32"]
+        config = parse_config([*flags, "--execution", execution])
+        model = load_staged_model(config, find_model(str(tiny_checkpoint)), torch.device("cuda"))
+        assert isinstance(model, MolmoeStagedModel)
+        deciders = [NetworkDecider(networks, torch.Generator().manual_seed(seed)) for seed in range(4)]
+        for adaptive in (AdaptiveModel(model, decider, BlockChoice()) for decider in deciders):
+            adaptive.make_ready([request_])
+            run = adaptive.adaptive_generate(request_, 0.5)
+            runs.setdefault(execution, []).append((run.token_ids, run.choice, run.pause))
+    assert runs["graph"] == runs["eager"] and len(set(runs["graph"])) > 1
