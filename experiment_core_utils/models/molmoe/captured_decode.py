@@ -5,7 +5,7 @@ replay needs nothing from the host. `capture_refusal` says why a decoder is not 
 """
 
 import subprocess
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -68,6 +68,7 @@ class CapturedDecode:
         self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
         self._stores: dict[int, KeyValueStore] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
+        self._stepped: tuple[int, int] | None = None
         self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
@@ -81,7 +82,23 @@ class CapturedDecode:
     @torch.inference_mode()
     def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
         """As `DecodeEngine.step`; captures first what `make_ready` was not asked for."""
-        return self._graphs.replay(self._make_ready(knobs, store))
+        name = self._make_ready(knobs, store)
+        self._stepped = store.batch, store.slots
+        return self._graphs.replay(name)
+
+    def forget_experts(self) -> None:
+        """See `NotedExperts.forget_experts`."""
+        self._stepped = None
+        for buffers in self._buffers.values():
+            buffers.used.forget()
+
+    @property
+    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
+        """See `NotedExperts.chosen_experts`; on the host."""
+        if self._stepped is None:
+            return {}
+        found: Mapping[int, torch.Tensor] = self._buffers[self._stepped].used.of_tokens(self._stepped[0])
+        return found
 
     @torch.inference_mode()
     def _make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> Hashable:

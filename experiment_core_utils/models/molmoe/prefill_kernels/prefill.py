@@ -39,6 +39,7 @@ def prefill(
     keys: torch.Tensor,
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
 ) -> torch.Tensor:
     """One request's prompt through the blocks that run, without asking the host.
 
@@ -50,6 +51,7 @@ def prefill(
         keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
             that runs. Slots from `length` to T get the keys and values of the padding.
         rotary: as `rotary_table` makes it for T positions or more.
+        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs.
 
     Returns:
         logits [1, V] of the last token.
@@ -61,8 +63,10 @@ def prefill(
         attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
         hidden = torch.addmm(hidden, attended, block.output.t())
         chosen_count = decoder.default_top_k if index == 0 else top_k
+        # What the experts' products read is the record itself.
+        chosen = used[index, : len(hidden) * chosen_count].view(len(hidden), chosen_count)
         normed = norm(hidden, block.ffn_norm, length, eps)
-        chosen, shares = route(normed, block.router, length, chosen_count, decoder.normalise_top_k)
+        shares = route(normed, block.router, length, chosen, decoder.normalise_top_k)
         rows = expert_rows(normed, block.gate_up, block.down, chosen)
         if position + 1 < len(blocks):
             after = decoder.blocks[blocks[position + 1]].input_norm
