@@ -4,7 +4,6 @@ The graph chooses the next token, puts it where the next step reads it, and adva
 replay needs nothing from the host. `capture_refusal` says why a decoder is not captured.
 """
 
-import subprocess
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +16,8 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_building import built
 
 # What one program holds in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
@@ -113,7 +113,8 @@ class CapturedDecode:
         if size not in self._buffers:
             self._buffers[size] = self._kernels.StepBuffers.allocate(self._decoder, *size, tiles)
         step = self._kernels.DecodeStep(self._decoder, store, self._buffers[size], tiles, self._overlap)
-        with torch.cuda.device(self._decoder.device), _kept(store), _built():
+        building = built("the decode step's kernels", ConfigurationError)
+        with torch.cuda.device(self._decoder.device), _kept(store), building:
             self._graphs.capture(name, partial(step.launch, knobs))
         return name
 
@@ -139,19 +140,3 @@ def _kept(store: KeyValueStore) -> Iterator[None]:
     finally:
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(old)
-
-
-@contextmanager
-def _built() -> Iterator[None]:
-    """Turns Triton's errors while it builds a kernel into ConfigurationError."""
-    from triton.errors import TritonError
-
-    try:
-        yield
-    except (TritonError, subprocess.CalledProcessError) as error:
-        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error
-    except RuntimeError as error:
-        # Triton says so by a bare RuntimeError where there is no C compiler for its launcher.
-        if "C compiler" not in str(error):
-            raise
-        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error

@@ -16,6 +16,7 @@ from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.triton_building import built
 
 # Prompt lengths are rounded up to a multiple of this.
 BUCKET = 64
@@ -143,7 +144,7 @@ class CapturedPrefill:
             chosen.copy_(logits.argmax(dim=-1))
             return logits
 
-        with self._kernels.built("the prefill"):
+        with built("the kernels of the prefill", ConfigurationError):
             self._graphs.capture(name, run)
         return name
 

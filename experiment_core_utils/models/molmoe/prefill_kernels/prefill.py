@@ -10,7 +10,6 @@ from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
 from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
-from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     combine_norm,
@@ -19,8 +18,6 @@ from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     turn_and_store,
 )
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import route
-
-__all__ = ["built", "prefill", "rotary_table"]
 
 
 def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
