@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import count_experts, refuse_other_experts
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
@@ -221,27 +222,35 @@ class LaunchFreeStages:
 
     @torch.inference_mode()
     def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`: blocks by the slots that they filled, experts as the straight path notes them.
+        """See `StagedModel.prove`: blocks and experts as the engines note them, and slots that were filled.
 
-        What is captured keeps no notes; its logits are held against those of the straight path instead.
+        What is captured is held against the straight path as well: its logits and, in float32, its experts.
 
         Raises:
-            KnobDidNotAct: they are not the same.
+            KnobDidNotAct: a block used more or fewer experts than it should, or the two are not the same.
         """
         self.make_ready(knobs, inputs, 2)
+        prefill, decode = self._engines.prefill, self._engines.decode
+        prefill.forget_experts()
+        decode.forget_experts()
         features = self.encode_image(inputs)
         logits, state = self.prefill(knobs, inputs, features)
         token = logits.argmax(dim=-1)
         self._store.keys[:, :, :, state.length] = torch.nan
         found = [logits.clone(), self.decode_step(token, state).clone()]
         filled = self._store.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
-        prefill, decode = self._engines.prefill, self._engines.decode
-        if not isinstance(prefill, StraightPrefill) or not isinstance(decode, StraightDecode):
-            prefill, decode = self._compared(knobs, inputs, features, token, found)
+        used, used_decode = prefill.chosen_experts, decode.chosen_experts
+        experts_per_token = count_experts("prefill", used, self._decoder, knobs)
+        count_experts("decode", used_decode, self._decoder, knobs)
+        if "captured" in (self._engines.ways["prefill"], self._engines.ways["decode"]):
+            straight, straight_decode = self._compared(knobs, inputs, features, token, found)
+            if self._decoder.dtype == torch.float32:
+                refuse_other_experts("prefill", used, straight.chosen_experts, self._decoder)
+                refuse_other_experts("decode", used_decode, straight_decode.chosen_experts, self._decoder)
         return KnobProof(
-            experts_per_token=tuple(ids.shape[1] for ids in prefill.chosen_experts.values()),
-            blocks_run=tuple(prefill.chosen_experts),
-            blocks_run_decode=tuple(decode.chosen_experts),
+            experts_per_token=experts_per_token,
+            blocks_run=tuple(used),
+            blocks_run_decode=tuple(used_decode),
             cache_layers=int(filled.sum()),
         )
 

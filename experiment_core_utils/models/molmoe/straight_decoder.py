@@ -60,8 +60,12 @@ class _Straight:
 
     @property
     def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran."""
+        """See `NotedExperts.chosen_experts`; of the last call, in the order in which the blocks ran."""
         return self._chosen
+
+    def forget_experts(self) -> None:
+        """See `NotedExperts.forget_experts`."""
+        self._chosen = {}
 
     def _rotary_for(self, positions: int) -> RotaryTable:
         if len(self._rotary.cosine) < positions:

@@ -98,6 +98,19 @@ def test_the_proof_counts_what_ran(
         assert proof.execution == "straight"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_captured_stages_prove_themselves() -> None:
+    torch.manual_seed(7)
+    stages = LaunchFreeStages(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda"))
+    inputs = {"input_ids": torch.randint(6, 100, (1, 70), device="cuda")}
+    for knobs in (DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(2, (0, 2))):
+        proof = stages.prove(knobs, inputs)
+        assert stages.engines.ways == {"vision": "captured", "prefill": "captured", "decode": "captured"}
+        assert proof.blocks_run == proof.blocks_run_decode == knobs.blocks
+        assert proof.experts_per_token == tuple(knobs.top_k if block else 4 for block in knobs.blocks)
+        assert proof.cache_layers == len(knobs.blocks)
+
+
 def test_what_runs_is_recorded(models: dict[str, MolmoeStagedModel]) -> None:
     eager, graph = models["eager"].describe(), models["graph"].describe()
     assert (eager["execution_asked"], eager["execution"], eager["execution_reason"]) == ("eager", "eager", None)

@@ -52,6 +52,27 @@ def test_the_unused_last_block_is_left_out() -> None:
     assert len(StraightVision(MolmoeForConditionalGeneration(config).eval())._blocks) == 1
 
 
+def test_joined_weights_and_biases_are_the_modules_own() -> None:
+    """The tower is 16 wide: what is changed in a module, changes the features."""
+    model = MolmoeForConditionalGeneration(tiny_config()).eval()
+    pixels, masks = pictures(False, False)
+    straight = StraightVision(model)
+    places = torch.zeros(1, CROPS, model.config.features_per_crop, dtype=torch.long)
+    with torch.no_grad():
+        model.model.vision_tower.layers[0].self_attn.v_proj.bias += 1.0
+        model.model.vision_tower.layers[0].self_attn.q_proj.weight *= 3.0
+    with torch.inference_mode():
+        expected = model.encode_image(pixels[None], masks[None], places).pooler_output[0]
+    torch.testing.assert_close(straight.encode(pixels, masks), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_two_dtypes_are_refused() -> None:
+    model = MolmoeForConditionalGeneration(tiny_config())
+    model.model.vision_tower.layers[1].mlp.fc2.half()
+    with pytest.raises(ConfigurationError, match=r"in several dtypes \(float16, float32\)"):
+        StraightVision(model)
+
+
 def test_another_activation_is_refused() -> None:
     config = tiny_config()
     config.vision_config.hidden_act = "gelu"
