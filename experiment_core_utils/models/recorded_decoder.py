@@ -3,7 +3,7 @@
 What stands around the decoder (embedding, the placing of picture features, the head) runs as ever, in few launches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,7 @@ _CACHE = "past_key_values"
 @dataclass
 class _Recording:
     inputs: list[Any]
-    outputs: Any
-    replay: Any
+    replay: Callable[[], Any]
 
 
 class RecordedDecoder:
@@ -73,25 +72,21 @@ class RecordedDecoder:
             for own, leaf in zip(recording.inputs, leaves, strict=True):
                 if isinstance(leaf, torch.Tensor):
                     own.copy_(leaf)
-            recording.replay()
             self.replays += 1
         self._recordings[key] = recording
         while len(self._recordings) > self._most:
             del self._recordings[next(iter(self._recordings))]
-        return recording.outputs
+        return recording.replay()
 
     def _record(self, plain: Any, leaves: list[Any], layout: Any) -> _Recording:
         inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        recording = _Recording(inputs, None, None)
         config = self._model.config.get_text_config(decoder=True)
 
-        def work() -> None:
-            args, kwargs = pytree.tree_unflatten(recording.inputs, layout)
-            recording.outputs = plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
+        def work() -> Any:
+            args, kwargs = pytree.tree_unflatten(inputs, layout)
+            return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
 
-        recording.replay = self._recorder.record(work)
-        recording.replay()
-        return recording
+        return _Recording(inputs, self._recorder.record(work))
 
 
 def _kind(leaf: Any) -> Any:
