@@ -20,7 +20,6 @@ from experiment_core_utils.models.graph_capture import Recorder
 from experiment_core_utils.models.recorded_decoder import RecordedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 
-NO_GRAPHS = "there are no CUDA graphs on the CPU"
 # Slots of a cache are a multiple of this, so that requests of similar length share a recording.
 SLOT_STEP = 256
 # Settings whose recordings are kept; each has a cache of its own.

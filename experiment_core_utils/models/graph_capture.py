@@ -14,6 +14,8 @@ import torch
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
+NO_GRAPHS = "there are no CUDA graphs on the CPU"
+
 T = TypeVar("T")
 
 

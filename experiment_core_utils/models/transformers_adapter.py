@@ -25,7 +25,6 @@ from experiment_core_utils.models.architecture import (
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
 from experiment_core_utils.models.captured_generation import (
-    NO_GRAPHS,
     CapturedGeneration,
     HeldRequest,
     RequestsAhead,
@@ -37,7 +36,7 @@ from experiment_core_utils.models.foreign_batches import answer_together
 from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
-from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder
+from experiment_core_utils.models.graph_capture import NO_GRAPHS, CudaGraphs, Recorder
 from experiment_core_utils.models.greedy import generate_ahead
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
 from experiment_core_utils.primitives.components import Component

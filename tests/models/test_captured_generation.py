@@ -9,8 +9,7 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.models.captured_generation import NO_GRAPHS
-from experiment_core_utils.models.graph_capture import Reruns
+from experiment_core_utils.models.graph_capture import NO_GRAPHS, Reruns
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import KnobDidNotAct, SettingError
