@@ -17,27 +17,14 @@ from experiment_core_utils.models.fixed_cache_decode import FixedCacheDecode, ca
 from experiment_core_utils.models.generate_marks import vision_entry
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
 from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.held_request import HeldRequest, RequestHolder
 from experiment_core_utils.models.recorded_decoder import RecordedDecoder
-from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Slots of a cache are a multiple of this, so that requests of similar length share a recording.
 SLOT_STEP = 256
 # Settings whose recordings are kept; each has a cache of its own.
 MOST_SETTINGS = 8
-
-
-@dataclass
-class HeldRequest:
-    """Where a request stands in the cache of its setting.
-
-    Attributes:
-        prompt: [1, T]; another state of the same tensor has filled the same slots.
-        length: slots in use.
-    """
-
-    setting: Hashable
-    prompt: torch.Tensor
-    length: int
 
 
 @dataclass
@@ -62,7 +49,7 @@ class CapturedGeneration:
         self._recorder = recorder
         self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self._refusals: dict[Hashable, str] = {}
-        self._held: HeldRequest | None = None
+        self._holder = RequestHolder[Hashable]("the cache of fixed size")
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +85,7 @@ class CapturedGeneration:
         except ConfigurationError as error:
             self._recorded.pop(setting, None)
             self._refusals[setting] = str(error)
-        self._held = None
+        self._holder.release()
 
     def _make_room(self, setting: Hashable, slots: int) -> None:
         recorded = self._recorded.get(setting)
@@ -136,16 +123,17 @@ class CapturedGeneration:
         with recorded.prefill.in_place():
             return self._stages.prefill(inputs, features)
 
-    def prefill(self, setting: Hashable, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, HeldRequest]:
+    def prefill(
+        self, setting: Hashable, inputs: Mapping[str, Any], features: Any
+    ) -> tuple[torch.Tensor, HeldRequest[Hashable]]:
         """Prefill stage: logits [1, V] of the last position; what the next prefill overwrites."""
         recorded = self._recorded[setting]
-        self._held = None
+        self._holder.release()
         logits, state = self._prefilled(recorded, inputs, features)
         recorded.decode.begin(state, logits)
-        self._held = HeldRequest(setting, inputs["input_ids"], recorded.decode.length)
-        return logits, self._held
+        return logits, self._holder.hold(setting, inputs["input_ids"])
 
-    def decode_step(self, token: torch.Tensor, state: HeldRequest) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: HeldRequest[Hashable]) -> torch.Tensor:
         """Token [1, 1] -> logits [1, V], which the next step overwrites.
 
         Raises:
@@ -156,19 +144,14 @@ class CapturedGeneration:
         state.length += 1
         return decode.step()
 
-    def rewind(self, state: HeldRequest, steps: int) -> None:
+    def rewind(self, state: HeldRequest[Hashable], steps: int) -> None:
         """Take the state behind the last so many steps back to where it was before the first of them."""
         decode = self._resumed(state)
         decode.rewind(steps)
         state.length -= steps
 
-    def _resumed(self, state: HeldRequest) -> FixedCacheDecode:
-        held = self._held
-        if held is not state:
-            is_same = held is not None and held.prompt is state.prompt and held.setting == state.setting
-            if not is_same or state.length != state.prompt.shape[1]:
-                raise SettingError("the cache of fixed size holds another request by now; prefill this one again")
-            self._held = state
+    def _resumed(self, state: HeldRequest[Hashable]) -> FixedCacheDecode:
+        self._holder.resume(state)
         decode = self._recorded[state.setting].decode
         if decode.length != state.length:
             decode.rewind(decode.length - state.length)
