@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 from experiment_core_utils.models.fixed_cache_decode import FixedCacheDecode, cache_refusal
 from experiment_core_utils.models.generate_marks import vision_entry
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
-from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.graph_capture import Recorder, refused_without_memory
 from experiment_core_utils.models.held_request import HeldRequest, RequestHolder
 from experiment_core_utils.models.recorded_decoder import RecordedDecoder
+from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Slots of a cache are a multiple of this, so that requests of similar length share a recording.
@@ -78,14 +79,18 @@ class CapturedGeneration:
         """Everything that a request of this shape needs at the setting in force; held states are no longer valid."""
         if setting in self._refusals:
             return
-        needed = inputs["input_ids"].shape[1] + max_new_tokens
+        tokens = inputs["input_ids"].shape[1]
+        self._holder.release()
         try:
-            self._make_room(setting, needed)
-            self._record(self._recorded[setting], inputs)
+            with refused_without_memory(tokens, max_new_tokens):
+                self._make_room(setting, tokens + max_new_tokens)
+                self._record(self._recorded[setting], inputs)
         except ConfigurationError as error:
             self._recorded.pop(setting, None)
             self._refusals[setting] = str(error)
-        self._holder.release()
+        if setting in self._refusals:
+            # Not in the handler: until its end the error holds what was half made.
+            release_cached_memory(self.device)
 
     def _make_room(self, setting: Hashable, slots: int) -> None:
         recorded = self._recorded.get(setting)

@@ -12,11 +12,28 @@ from typing import Protocol, TypeVar
 import torch
 
 from experiment_core_utils.primitives.device import out_of_memory_named
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 
 NO_GRAPHS = "there are no CUDA graphs on the CPU"
 
 T = TypeVar("T")
+
+
+@contextmanager
+def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[None]:
+    """For whatever is made for requests of this size: to run out of memory inside is a refusal, not a failure.
+
+    Raises:
+        ConfigurationError: in place of `OutOfMemory` and of torch's errors that say the same.
+    """
+    try:
+        with out_of_memory_named():
+            yield
+    except OutOfMemory as error:
+        raise ConfigurationError(
+            f"the device has no memory left to make a prompt of {prompt_tokens} tokens and an answer of "
+            f"{max_new_tokens} ready ({error})"
+        ) from error
 
 
 class Recorder(Protocol):

@@ -79,6 +79,7 @@ class LaunchFreeStages:
         self._engines = choose_engines(model, self._decoder)
         self._store = KeyValueStore.allocate(self._decoder, slots=0)
         self._holder = RequestHolder[DecoderKnobs]("the key-value store")
+        self._ready: set[DecoderKnobs] = set()
 
     @property
     def decoder(self) -> PackedDecoder:
@@ -104,17 +105,29 @@ class LaunchFreeStages:
         self._engines.prefill.make_ready(knobs, self._store, tokens)
         self._engines.decode.make_ready(knobs, self._store)
         self._holder.release()
+        self._ready.add(knobs)
+
+    def give_up(self, knobs: DecoderKnobs) -> None:
+        """The knobs will not run here: the store goes, with its captures, where no others were made ready."""
+        self._holder.release()
+        self._ready.discard(knobs)
+        if not self._ready:
+            self._replace_store(KeyValueStore.allocate(self._decoder, slots=0))
 
     def _make_room(self, slots: int) -> None:
         """What the state that is held has in its slots goes along."""
         if slots <= self._store.slots:
             return
         old, wanted = self._store, -(-slots // SLOT_STEP) * SLOT_STEP
-        self._store = KeyValueStore.allocate(self._decoder, wanted)
+        store = KeyValueStore.allocate(self._decoder, wanted)
         if self._holder.is_held:
-            self._store.keys[:, :, :, : old.slots] = old.keys
-            self._store.values[:, :, :, : old.slots] = old.values
-            self._store.set_lengths(old.lengths)
+            store.keys[:, :, :, : old.slots] = old.keys
+            store.values[:, :, :, : old.slots] = old.values
+            store.set_lengths(old.lengths)
+        self._replace_store(store)
+
+    def _replace_store(self, store: KeyValueStore) -> None:
+        self._store = store
         if self.is_captured:
             # Their captures hold the addresses of the store that was.
             made = decoder_engines(self._decoder)

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 from experiment_core_utils.models.architecture import stored_bytes
+from experiment_core_utils.models.graph_capture import refused_without_memory
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.held_request import HeldRequest
 from experiment_core_utils.models.memory_parts import step_weights
@@ -29,7 +30,7 @@ from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcesso
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
-from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
@@ -183,10 +184,18 @@ class MolmoeStagedModel:
 
     def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """See `StagedModel.make_ready`; a setting that cannot be made ready runs eagerly from then on."""
+        stages, knobs = self._launch_free, self._knobs
+        if stages is None or knobs in self._refused:
+            return
         try:
-            self._stages.make_ready(self._knobs, inputs, max_new_tokens)
+            with refused_without_memory(inputs["input_ids"].shape[1], max_new_tokens):
+                stages.make_ready(knobs, inputs, max_new_tokens)
         except ConfigurationError as error:
-            self._refused[self._knobs] = str(error)
+            self._refused[knobs] = str(error)
+        if knobs in self._refused:
+            # Not in the handler: until its end the error holds what was half made.
+            stages.give_up(knobs)
+            release_cached_memory(self.device)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
