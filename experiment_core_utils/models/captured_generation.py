@@ -7,7 +7,7 @@ by `make_ready`, outside of what is measured, for each setting of the knobs by i
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,11 +34,18 @@ class _Recorded:
 
     Attributes:
         prefill_refusal: why prompts run as ever; None where they are replayed.
+        ready: shapes of inputs that were made ready, and the names of the recordings that serve each.
     """
 
     decode: FixedCacheDecode
     prefill: RecordedDecoder
     prefill_refusal: str | None = None
+    ready: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
+
+    def serves(self, shape: Hashable, slots: int) -> bool:
+        """Whether inputs of the shape, with that many slots, find everything made."""
+        names = self.ready.get(shape)
+        return names is not None and slots <= self.decode.slots and self.prefill.holds(names)
 
 
 class CapturedGeneration:
@@ -76,10 +83,13 @@ class CapturedGeneration:
 
     @torch.inference_mode()
     def make_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """Everything that a request of this shape needs at the setting in force; held states are no longer valid."""
-        if setting in self._refusals:
-            return
+        """Everything that a request of this shape needs at the setting in force; held states may be lost.
+
+        For what is ready nothing runs.
+        """
         tokens = inputs["input_ids"].shape[1]
+        if setting in self._refusals or self._serves(setting, inputs, tokens + max_new_tokens):
+            return
         self._holder.release()
         try:
             with refused_without_memory(tokens, max_new_tokens):
@@ -91,6 +101,13 @@ class CapturedGeneration:
         if setting in self._refusals:
             # Not in the handler: until its end the error holds what was half made.
             release_cached_memory(self.device)
+
+    def _serves(self, setting: Hashable, inputs: Mapping[str, Any], slots: int) -> bool:
+        recorded = self._recorded.get(setting)
+        if recorded is None or not recorded.serves(_shape_of(inputs), slots):
+            return False
+        self._recorded.move_to_end(setting)
+        return True
 
     def _make_room(self, setting: Hashable, slots: int) -> None:
         recorded = self._recorded.get(setting)
@@ -105,15 +122,22 @@ class CapturedGeneration:
             self._recorded.popitem(last=False)
 
     def _record(self, recorded: _Recorded, inputs: Mapping[str, Any]) -> None:
+        """One pass over the prompt, and another only where it turns out that prompts cannot be replayed."""
+        names: tuple[Hashable, ...] = ()
+        features = self._stages.encode_image(inputs)
         if recorded.prefill_refusal is None:
             try:
-                with recorded.prefill.in_place(records_new=True):
-                    self._stages.prefill(inputs, self._stages.encode_image(inputs))
+                with recorded.prefill.in_place(records_new=True) as served:
+                    logits, state = self._stages.prefill(inputs, features)
+                names = tuple(served)
             except ConfigurationError as error:
                 recorded.prefill_refusal = str(error)
-        logits, state = self._prefilled(recorded, inputs, self._stages.encode_image(inputs))
+                recorded.prefill = RecordedDecoder(self._model, self._recorder)
+        if recorded.prefill_refusal is not None:
+            logits, state = self._stages.prefill(inputs, features)
         with self._decode_kernels():
             recorded.decode.begin(state, logits)
+        recorded.ready[_shape_of(inputs)] = names
 
     def _decode_kernels(self) -> AbstractContextManager[None]:
         """transformers' own choice of kernels for single tokens, as `generate()` makes it; not in all its versions."""
@@ -161,6 +185,11 @@ class CapturedGeneration:
         if decode.length != state.length:
             decode.rewind(decode.length - state.length)
         return decode
+
+
+def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
+    """Of the prompt, of its pictures, of whatever comes with them."""
+    return frozenset((name, tuple(tensor.shape)) for name, tensor in inputs.items())
 
 
 def generation_refusal(model: PreTrainedModel, stages: GenerateStages) -> str | None:

@@ -3,7 +3,7 @@
 What stands around the decoder (embedding, the placing of picture features, the head) runs as ever, in few launches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +38,21 @@ class RecordedDecoder:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()
         self._recorder = recorder
-        self._recordings: dict[Any, _Recording] = {}
+        self._recordings: dict[Hashable, _Recording] = {}
         self._most = most
         self._records_new = False
+        self._served: list[Hashable] = []
         self.replays = 0
 
+    def holds(self, names: Iterable[Hashable]) -> bool:
+        """Whether all recordings of these names, as `in_place` gives them, are still there."""
+        return all(name in self._recordings for name in names)
+
     @contextmanager
-    def in_place(self, records_new: bool = False) -> Iterator[None]:
+    def in_place(self, records_new: bool = False) -> Iterator[Sequence[Hashable]]:
         """Inside, the decoder replays what is recorded for its inputs; else it runs as ever, or is recorded first.
+
+        Gives the names of the recordings that serve, as they do.
 
         Raises:
             ConfigurationError: with `records_new`, the decoder cannot be recorded; the message is the reason.
@@ -55,9 +62,9 @@ class RecordedDecoder:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self._forward(plain, args, kwargs)
 
-        self._records_new = records_new
+        self._records_new, self._served = records_new, []
         with replaced_method(self._decoder, "forward", forward):
-            yield
+            yield self._served
 
     def _forward(self, plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {name: value for name, value in kwargs.items() if name != _CACHE}
@@ -74,6 +81,7 @@ class RecordedDecoder:
                     own.copy_(leaf)
             self.replays += 1
         self._recordings[key] = recording
+        self._served.append(key)
         while len(self._recordings) > self._most:
             del self._recordings[next(iter(self._recordings))]
         return recording.replay()

@@ -210,6 +210,76 @@ def test_a_cache_without_memory_says_so_too(loaded: Loaded) -> None:
     assert "can't allocate memory" in str(proof.execution_reason)
 
 
+class Passes:
+    """Counts a model's forward passes."""
+
+    def __init__(self, model: TransformersModel) -> None:
+        self._count = 0
+        model.model.register_forward_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        self._count += 1
+
+    def new(self) -> int:
+        """Since it was asked last."""
+        count, self._count = self._count, 0
+        return count
+
+
+def test_what_is_ready_is_not_made_again(loaded: Loaded) -> None:
+    model = replayed_by(Reruns(), Path(loaded("llava")[0].name))
+    passes, (first, second) = Passes(model), SETTINGS["llava"]
+    inputs, other = inputs_of(model, first), inputs_of(model, first, "What is it that stands behind it?")
+    assert inputs["input_ids"].shape != other["input_ids"].shape
+    for setting in (first, second):
+        model.apply(setting)
+        model.make_ready(inputs, NEW_TOKENS)
+        # One over the prompt, and one to record the step.
+        assert passes.new() == 2
+        model.make_ready(inputs_of(model, first), NEW_TOKENS)
+        assert passes.new() == 0
+        model.make_ready(other, NEW_TOKENS)
+        assert passes.new() == 1
+    model.apply(first)
+    for each in (inputs, other):
+        model.make_ready(each, NEW_TOKENS)
+    assert passes.new() == 0
+    # More slots than a cache of 256 has: it is made anew, and then serves the other shape after one pass.
+    model.make_ready(inputs, 256)
+    assert passes.new() == 2
+    model.make_ready(other, NEW_TOKENS)
+    assert passes.new() == 1
+    with torch.inference_mode():
+        assert model.prefill(inputs, model.encode_image(inputs))[0].isfinite().all()
+
+
+def test_a_state_outlives_what_is_ready_already(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.make_ready(inputs, NEW_TOKENS)
+    with torch.inference_mode():
+        logits, state = model.prefill(inputs, None)
+        model.make_ready(inputs, NEW_TOKENS)
+        assert model.decode_step(logits.argmax(dim=-1, keepdim=True), state).isfinite().all()
+
+
+def test_a_shape_whose_recording_was_let_go_is_made_again(loaded: Loaded) -> None:
+    """64 are kept."""
+    model = replayed_by(Reruns(), Path(loaded("llama")[0].name))
+    model.apply(SETTINGS["llama"][0])
+    passes = Passes(model)
+    prompts = [{"input_ids": torch.arange(20, 20 + length)[None]} for length in range(4, 4 + 65)]
+    for prompt in prompts:
+        model.make_ready(prompt, NEW_TOKENS)
+    assert passes.new() == 65 + 1
+    model.make_ready(prompts[1], NEW_TOKENS)
+    assert passes.new() == 0
+    model.make_ready(prompts[0], NEW_TOKENS)
+    assert passes.new() == 1
+
+
 def test_why_a_model_runs_eagerly_is_said(loaded: Loaded) -> None:
     _, model = loaded("llama")
     asked = TransformersModel(model.name, model.model, model.requests, "graph")
