@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from experiment_core_utils.models.graph_capture import NO_GRAPHS
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
@@ -18,7 +19,6 @@ from experiment_core_utils.primitives.records import StageName
 
 # Of prefill and decode together, kept at a time: settings times prompt lengths.
 MOST_GRAPHS = 1024
-NO_GRAPHS_HERE = "there are no CUDA graphs on the CPU"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
     """Without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
-        reasons = dict.fromkeys(ways, NO_GRAPHS_HERE)
+        reasons = dict.fromkeys(ways, NO_GRAPHS)
         return Engines(StraightPrefill(decoder), StraightDecode(decoder), ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
@@ -68,7 +68,7 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
 
 def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine | None, str, str | None]:
     """The engine, its way, and why it is not captured."""
-    reason = NO_GRAPHS_HERE
+    reason = NO_GRAPHS
     if model.device.type == "cuda":
         try:
             return CapturedVision(pack_vision(model)), "captured", None

@@ -194,6 +194,37 @@ def test_stages_can_be_repeated_each_by_itself(
     assert run_staged(model, inputs, NEW_TOKENS).token_ids == expected
 
 
+def test_a_setting_without_memory_says_so_and_runs_eagerly(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    """A store of 10^13 slots is more than any address can reach; the one that another setting has stays.
+
+    5 tokens above 10^13, a multiple of 512, are 512 slots above it; a slot's keys are 4 blocks x 2 heads x 16 floats.
+    """
+    model = staged(lambda config: None, models["eager"])
+    stages, prompt = model._launch_free, requests[2]
+    assert stages is not None
+    for first, slots_left in ((at(1, (0, 1)), 0), (at(2, (0, 1)), 512)):
+        if slots_left:
+            model.apply(SETTINGS[0])
+            model.make_ready(prompt, NEW_TOKENS)
+        model.apply(first)
+        model.make_ready(prompt, 10**13)
+        proof = model.prove(first, prompt)
+        assert (proof.execution, proof.blocks_run) == ("eager", (0, 1))
+        assert proof.execution_reason == (
+            "the device has no memory left to make a prompt of 5 tokens and an answer of 10000000000000 ready "
+            f"(DefaultCPUAllocator: can't allocate memory: you tried to allocate {(10**13 + 512) * 512} bytes)"
+        )
+        assert stages._store.slots == slots_left
+        assert len(run_staged(model, prompt, NEW_TOKENS).token_ids) == NEW_TOKENS
+    assert model.prove(SETTINGS[0], prompt).execution == "straight"
+    model.apply(SETTINGS[0])
+    model.make_ready(prompt, 10**13)
+    # The last that could run here is given up.
+    assert stages._store.slots == 0
+
+
 def test_a_state_is_lost_with_the_next_request(
     models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
 ) -> None:
