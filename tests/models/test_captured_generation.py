@@ -13,7 +13,7 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.graph_capture import NO_GRAPHS, Recorder, Reruns
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.errors import KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
 from tests.models.test_transformers_adapter import picture
@@ -63,16 +63,17 @@ def endless(model: TransformersModel) -> TransformersModel:
     return model
 
 
-class OneWithoutMemory:
-    """A recorder that runs out of memory once, behind so many recordings."""
+class FailsOnce:
+    """A recorder that fails behind so many recordings, and then no more."""
 
-    def __init__(self, recordings: int) -> None:
+    def __init__(self, recordings: int, error: Exception) -> None:
         self._left = recordings
+        self._error = error
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
         self._left -= 1
         if self._left == -1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+            raise self._error
         return Reruns().record(work)
 
 
@@ -182,7 +183,8 @@ def test_stages_can_be_repeated_for_their_energy(loaded: Loaded) -> None:
 @pytest.mark.parametrize("recordings", [0, 1], ids=["prompt", "step"])
 def test_a_setting_without_memory_says_so_and_runs_eagerly(loaded: Loaded, recordings: int) -> None:
     eager, _ = loaded("llava")
-    model = replayed_by(OneWithoutMemory(recordings), Path(eager.name))
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    model = replayed_by(FailsOnce(recordings, error), Path(eager.name))
     first, second = SETTINGS["llava"]
     for setting in (first, second):
         for each in (eager, model):
@@ -193,6 +195,25 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(loaded: Loaded, recor
         tokens = inputs["input_ids"].shape[1]
         reason = f"a prompt of {tokens} tokens and an answer of {NEW_TOKENS} ready (CUDA out of memory)"
         wanted = ("eager", f"the device has no memory left to make {reason}") if setting is first else ("graph", None)
+        assert (proof.execution, proof.execution_reason) == wanted
+        assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+
+
+@pytest.mark.parametrize(
+    ("recordings", "wanted"), [(0, ("graph", "prefill: it asks")), (1, ("eager", "it asks"))], ids=["prompt", "step"]
+)
+def test_what_cannot_be_recorded_runs_as_ever(loaded: Loaded, recordings: int, wanted: tuple[str, str]) -> None:
+    """Of a setting whose prompts alone cannot be replayed the steps are."""
+    eager, _ = loaded("llama")
+    model = replayed_by(FailsOnce(recordings, ConfigurationError("it asks")), Path(eager.name))
+    setting = SETTINGS["llama"][0]
+    for question in ("What is it?", "Why?"):
+        inputs = inputs_of(model, setting, question)
+        for each in (eager, model):
+            each.apply(setting)
+        for _ in range(2):
+            model.make_ready(inputs, NEW_TOKENS)
+        proof = model.prove(setting, inputs)
         assert (proof.execution, proof.execution_reason) == wanted
         assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
 
