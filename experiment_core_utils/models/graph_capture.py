@@ -62,26 +62,18 @@ class CudaGraphs:
         self._device = device
         self._warm_ups = warm_ups
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all: libraries keep tens of megabytes of working memory for each stream that they saw, and captures
-        # find each other's free memory in the pool only where their stream is the same.
-        self._side = torch.cuda.Stream(device)
+        # Nothing else may run on it: cuBLAS keeps working memory for each stream that it saw, and the memory that a
+        # graph has recorded must come from the graph's pool. Memory from outside can be taken away under the graph,
+        # as Inductor does whenever it captures. One for all captures, so that they find each other's free memory.
+        self._capturing = torch.cuda.Stream(device)
         self._unfinished: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `Recorder.record`; the work runs `warm_ups` times on a side stream, and is captured there."""
+        """See `Recorder.record`; the work runs `warm_ups` times on the current stream, and is captured on another."""
         with out_of_memory_named():
-            self._warm_up(work)
+            for _ in range(self._warm_ups):
+                work()
             return self._captured(work)
-
-    def _warm_up(self, work: Callable[[], T]) -> None:
-        current = torch.cuda.current_stream(self._device)
-        self._side.wait_stream(current)
-        try:
-            with torch.cuda.stream(self._side):
-                for _ in range(self._warm_ups):
-                    work()
-        finally:
-            current.wait_stream(self._side)
 
     def _captured(self, work: Callable[[], T]) -> Callable[[], T]:
         graph = torch.cuda.CUDAGraph()
@@ -89,7 +81,7 @@ class CudaGraphs:
             with (
                 out_of_memory_named(),
                 self._abandoned_if_broken(graph),
-                torch.cuda.graph(graph, pool=self._pool, stream=self._side),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._capturing),
             ):
                 output = work()
         except RuntimeError as error:
@@ -121,7 +113,7 @@ class CudaGraphs:
         Where torch cannot end a capture, its allocator goes on taking it for one under way, and refuses the next one.
         """
         graph.reset()
-        device = self._side.device_index
+        device = self._capturing.device_index
         try:
             torch._C._cuda_endAllocateToPool(device, self._pool)
         except RuntimeError:

@@ -39,7 +39,7 @@ def test_a_graph_gives_what_the_work_gives(warm_ups: int) -> None:
 
 
 @needs_gpu
-def test_graphs_of_one_object_share_a_stream_and_memory() -> None:
+def test_graphs_of_one_object_share_memory() -> None:
     graphs, like = CudaGraphs(torch.device("cuda")), torch.ones(1 << 20, device="cuda")
     replays = [graphs.record(lambda: (like * 2 * 3 * 4).sum()) for _ in range(2)]
     taken = torch.cuda.memory_reserved()
@@ -47,6 +47,19 @@ def test_graphs_of_one_object_share_a_stream_and_memory() -> None:
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= taken
     assert {float(replay()) for replay in replays} == {24 * 2.0**20}
+
+
+@needs_gpu
+def test_a_graph_outlives_the_working_memory_of_libraries() -> None:
+    """Few outputs of long rows: cuBLAS adds them up in its working memory, which Inductor clears at each capture."""
+    left = torch.ones(8, 1 << 16, device="cuda", dtype=torch.bfloat16)
+    right = torch.ones(1 << 16, 8, device="cuda", dtype=torch.bfloat16)
+    replay = CudaGraphs(torch.device("cuda")).record(lambda: left @ right)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 20,), 7, device="cuda", dtype=torch.int32) for _ in range(64)]
+    assert float(replay().float().sum()) == 64 * 2.0**16
+    assert all(bool((other == 7).all()) for other in others)
 
 
 @needs_gpu
