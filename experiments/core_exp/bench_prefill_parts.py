@@ -139,6 +139,8 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
     store = KeyValueStore.allocate(decoder, 1152)
     engine = CapturedPrefill(decoder)
     every = tuple(range(len(decoder.blocks)))
+    # What building the model left unused would otherwise be given back among the captures.
+    torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     for tokens in (1053, 300):
         embeddings = decoder.embedding[torch.randint(0, 50000, (tokens,), device="cuda")]
