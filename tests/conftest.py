@@ -25,8 +25,10 @@ from tests.forked_runs import RunServer
 torch.set_num_threads(1)
 
 
-def tiny_config(num_hidden_layers: int = 4, num_experts: int = 8, num_experts_per_tok: int = 4) -> MolmoeConfig:
-    """Blocks of width 32, 2 vision blocks; ids of the embedded tokenizer."""
+def tiny_config(
+    num_hidden_layers: int = 4, num_experts: int = 8, num_experts_per_tok: int = 4, num_vision_layers: int = 2
+) -> MolmoeConfig:
+    """Blocks of width 32; ids of the embedded tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     ids = tokenizer.convert_tokens_to_ids
     text = OlmoeConfig(
@@ -44,7 +46,7 @@ def tiny_config(num_hidden_layers: int = 4, num_experts: int = 8, num_experts_pe
     vision = CLIPVisionConfig(
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=num_vision_layers,
         num_attention_heads=2,
         image_size=336,
         patch_size=14,
@@ -52,7 +54,7 @@ def tiny_config(num_hidden_layers: int = 4, num_experts: int = 8, num_experts_pe
     return MolmoeConfig(
         text_config=text,
         vision_config=vision,
-        vision_feature_layers=(-1, -2),
+        vision_feature_layers=(-1, -2)[:num_vision_layers],
         projector_hidden_size=16,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
