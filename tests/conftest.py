@@ -1,5 +1,6 @@
 """Shared by all tests: no network, few threads, and a tiny random model with the embedded tokenizer."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.forked_runs import RunServer
 
 # Threads that wait by spinning slow each other down many times where cores are shared.
 torch.set_num_threads(1)
+# Modules stay: until all are imported, looking for garbage among them only costs time.
+gc.disable()
 
 
 def tiny_config(
@@ -108,6 +111,16 @@ LONGEST_FILES = (
     "test_e2_knob_pareto.py",
     "test_original_checkpoint.py",
 )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """A run that is not told its threads takes all cores; what comes after it in this process does not."""
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -74,7 +74,8 @@ class Sweep:
 
 @pytest.fixture(scope="module")
 def first_sweep(run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """The command, and what it comes to when nothing disturbs it. The model is as small as two choices of blocks allow."""
+    """The command, and what it comes to when nothing disturbs it; its model is as small as two choices of blocks
+    allow."""
     folder = tmp_path_factory.mktemp("sweep") / "results"
     model = save_tiny(tiny_config(num_hidden_layers=2, num_vision_layers=1), folder.parent / "model")
     arguments = (
