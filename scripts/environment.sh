@@ -17,7 +17,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     # torch first and alone: where an index has a build without CUDA, a later package must not pull in another.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$(grep '^torch==' requirements.txt)"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "$requirements"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e .
     echo "$wanted" > "$stamp"
 fi
 # Bytecode is written as modules are imported, a fifth of what the packages hold: also where the environment forbids it,

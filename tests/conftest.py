@@ -114,7 +114,6 @@ LONGEST_FILES = (
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
     gc.enable()
 
 
