@@ -109,6 +109,8 @@ LONGEST_FILES = (
     "test_slurm_sweep.py",
     "test_pareto_run.py",
     "test_e2_knob_pareto.py",
+    "test_prefill_kernels.py",
+    "test_decode_kernels.py",
     "test_original_checkpoint.py",
 )
 
