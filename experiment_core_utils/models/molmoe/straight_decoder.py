@@ -60,7 +60,10 @@ class _Straight:
 
     @property
     def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran."""
+        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran.
+
+        T is 1 in the last block of a prefill.
+        """
         return self._chosen
 
     def _rotary_for(self, positions: int) -> RotaryTable:
@@ -77,16 +80,20 @@ class _Straight:
         return (states * square[:, 0].rsqrt_()).mul_(weight)
 
     def _projected(
-        self, block: PackedBlock, states: torch.Tensor, rotary: RotaryTable
+        self, block: PackedBlock, states: torch.Tensor, rotary: RotaryTable, asking: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[T, H] -> queries [T, Q, D], keys and values [T, KV, D], normed and turned."""
-        decoder = self._decoder
+        """[T, H] -> queries [A, Q, D] of the last A rows, keys and values [T, KV, D], normed and turned."""
         width, kv_width = len(block.query_norm), len(block.key_norm)
-        joint = F.linear(self._normed(states, block.input_norm), block.qkv)
-        queries, keys, values = joint.split([width, kv_width, kv_width], dim=1)
-        heads = (-1, decoder.head_width)
+        normed, asked = self._normed(states, block.input_norm), rotary
+        if asking == len(states):
+            queries, keys, values = F.linear(normed, block.qkv).split([width, kv_width, kv_width], dim=1)
+        else:
+            queries = F.linear(normed[-asking:], block.qkv[:width])
+            keys, values = F.linear(normed, block.qkv[width:]).split([kv_width, kv_width], dim=1)
+            asked = rotary.rows(slice(-asking, None))
+        heads = (-1, self._decoder.head_width)
         return (
-            rotary.turned(self._normed(queries, block.query_norm).unflatten(1, heads)),
+            asked.turned(self._normed(queries, block.query_norm).unflatten(1, heads)),
             rotary.turned(self._normed(keys, block.key_norm).unflatten(1, heads)),
             values.unflatten(1, heads),
         )
@@ -140,14 +147,16 @@ class StraightPrefill(_Straight):
         states = embeddings
         self._chosen = {}
         for row, index in enumerate(knobs.blocks):
-            found = self._projected(self._decoder.blocks[index], states, rotary)
+            # Behind the last block nothing but the last position is read.
+            asking = 1 if row == len(knobs.blocks) - 1 else tokens
+            found = self._projected(self._decoder.blocks[index], states, rotary, asking)
             queries, keys, values = (heads.transpose(0, 1)[None] for heads in found)
             # Read back from the store, where a head's rows are neighbours.
             keys = _written(store.keys[row, request, None, :, :tokens], keys)
             values = _written(store.values[row, request, None, :, :tokens], values)
-            attended = self._attended(queries, keys, values, None, causal=True)
-            states = self._finished(index, states, attended, knobs.top_k)
-        return self._logits(states[-1:])
+            attended = self._attended(queries, keys, values, None, causal=asking > 1)
+            states = self._finished(index, states[-asking:], attended, knobs.top_k)
+        return self._logits(states)
 
 
 class StraightDecode(_Straight):
@@ -168,7 +177,7 @@ class StraightDecode(_Straight):
         states = F.embedding(store.next_tokens, self._decoder.embedding)
         self._chosen = {}
         for row, index in enumerate(knobs.blocks):
-            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary)
+            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
             used_keys = places.written(store.keys[row], keys)
             used_values = places.written(store.values[row], values)
             attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
