@@ -54,8 +54,9 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
     """Without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
-        reasons = dict.fromkeys(ways, NO_GRAPHS_HERE)
-        return Engines(StraightPrefill(decoder), StraightDecode(decoder), ways, reasons)
+        prefill = StraightPrefill(decoder)
+        why = _straight_reason(prefill.attention_reason)
+        return Engines(prefill, StraightDecode(decoder), ways, {"prefill": why, "decode": NO_GRAPHS_HERE})
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
     decode = CapturedDecode(decoder, graphs)
@@ -68,13 +69,18 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
 
 def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine | None, str, str | None]:
     """The engine, its way, and why it is not captured."""
-    reason = NO_GRAPHS_HERE
+    reason: str | None = None
     if model.device.type == "cuda":
         try:
             return CapturedVision(pack_vision(model)), "captured", None
         except ConfigurationError as error:
             reason = str(error)
     try:
-        return StraightVision(model), "straight", reason
+        engine = StraightVision(model)
     except ConfigurationError as error:
         return None, "eager", str(error)
+    return engine, "straight", reason or _straight_reason(engine.attention_reason)
+
+
+def _straight_reason(attention: str | None) -> str:
+    return NO_GRAPHS_HERE if attention is None else f"{NO_GRAPHS_HERE}, and {attention}"

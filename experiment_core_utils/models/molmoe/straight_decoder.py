@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from experiment_core_utils.models.molmoe.cpu_kernels.attention import attention_for, torch_attention
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
@@ -99,13 +100,11 @@ class _Straight:
         )
 
     def _attended(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, causal: bool
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """[B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
         shares_heads = self._decoder.num_heads != self._decoder.num_kv_heads
-        attended = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shares_heads
-        )
+        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=shares_heads)
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _finished(self, index: int, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -131,7 +130,15 @@ class _Straight:
 
 
 class StraightPrefill(_Straight):
-    """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
+    """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors.
+
+    Attributes:
+        attention_reason: why attention is not by the kernel for this; None where it is, or there is none.
+    """
+
+    def __init__(self, decoder: PackedDecoder) -> None:
+        super().__init__(decoder)
+        self._attention, self.attention_reason = attention_for(decoder.device, decoder.dtype, decoder.head_width)
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
         """See `PrefillEngine.make_ready`."""
@@ -154,7 +161,9 @@ class StraightPrefill(_Straight):
             # Read back from the store, where a head's rows are neighbours.
             keys = _written(store.keys[row, request, None, :, :tokens], keys)
             values = _written(store.values[row, request, None, :, :tokens], values)
-            attended = self._attended(queries, keys, values, None, causal=asking > 1)
+            # The kernel is for as many queries as keys.
+            attention = torch_attention if asking < tokens else self._attention
+            attended = attention(queries, keys, values, asking == tokens)[0]
             states = self._finished(index, states[-asking:], attended, knobs.top_k)
         return self._logits(states)
 
@@ -180,7 +189,7 @@ class StraightDecode(_Straight):
             queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
             used_keys = places.written(store.keys[row], keys)
             used_values = places.written(store.values[row], values)
-            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
+            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask)
             states = self._finished(index, states, attended, knobs.top_k)
         logits = self._logits(states)
         store.next_tokens.copy_(logits.argmax(dim=-1))
