@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.cpu_kernels.attention import attention_for, torch_attention
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
 
 # Up to so many rows the number of operations counts, beyond it what each of them does.
 FEW_ROWS = 8
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,13 @@ class _Straight:
         )
 
     def _attended(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, causal: bool
     ) -> torch.Tensor:
         """[B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
         shares_heads = self._decoder.num_heads != self._decoder.num_kv_heads
-        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=shares_heads)
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shares_heads
+        )
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _finished(self, index: int, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -130,15 +133,7 @@ class _Straight:
 
 
 class StraightPrefill(_Straight):
-    """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors.
-
-    Attributes:
-        attention_reason: why attention is not by the kernel for this; None where it is, or there is none.
-    """
-
-    def __init__(self, decoder: PackedDecoder) -> None:
-        super().__init__(decoder)
-        self._attention, self.attention_reason = attention_for(decoder.device, decoder.dtype, decoder.head_width)
+    """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
         """See `PrefillEngine.make_ready`."""
@@ -154,18 +149,33 @@ class StraightPrefill(_Straight):
         states = embeddings
         self._chosen = {}
         for row, index in enumerate(knobs.blocks):
+            kept = store.keys[row, request, :, :tokens], store.values[row, request, :, :tokens]
             # Behind the last block nothing but the last position is read.
-            asking = 1 if row == len(knobs.blocks) - 1 else tokens
-            found = self._projected(self._decoder.blocks[index], states, rotary, asking)
-            queries, keys, values = (heads.transpose(0, 1)[None] for heads in found)
-            # Read back from the store, where a head's rows are neighbours.
-            keys = _written(store.keys[row, request, None, :, :tokens], keys)
-            values = _written(store.values[row, request, None, :, :tokens], values)
-            # The kernel is for as many queries as keys.
-            attention = torch_attention if asking < tokens else self._attention
-            attended = attention(queries, keys, values, asking == tokens)[0]
-            states = self._finished(index, states[-asking:], attended, knobs.top_k)
+            run = self._last_block if row == len(knobs.blocks) - 1 else self._block
+            states = run(index, states, kept, rotary, knobs.top_k)
         return self._logits(states)
+
+    def _block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H]; the block's keys and values go into `kept`, both [KV, T, D]."""
+        return self._passed(index, states, kept, rotary, top_k, len(states))
+
+    def _last_block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
+    ) -> torch.Tensor:
+        """[T, H] -> [1, H] of the last position; otherwise as `_block`."""
+        return self._passed(index, states, kept, rotary, top_k, 1)
+
+    def _passed(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, asking: int
+    ) -> torch.Tensor:
+        found = self._projected(self._decoder.blocks[index], states, rotary, asking)
+        queries, keys, values = (heads.transpose(0, 1) for heads in found)
+        # Read back from the store, where a head's rows are neighbours.
+        used_keys, used_values = _written(kept[0], keys)[None], _written(kept[1], values)[None]
+        attended = self._attended(queries[None], used_keys, used_values, None, causal=asking > 1)
+        return self._finished(index, states[-asking:], attended, top_k)
 
 
 class StraightDecode(_Straight):
@@ -189,7 +199,7 @@ class StraightDecode(_Straight):
             queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
             used_keys = places.written(store.keys[row], keys)
             used_values = places.written(store.values[row], values)
-            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask)
+            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
             states = self._finished(index, states, attended, knobs.top_k)
         logits = self._logits(states)
         store.next_tokens.copy_(logits.argmax(dim=-1))
@@ -243,23 +253,27 @@ def _of_one_row(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor,
 
 def _grouped(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
-    num_rows, top_k = chosen.shape
-    flat = chosen.flatten()
-    order = flat.argsort()
-    counts = torch.bincount(flat, minlength=len(block.router)).tolist()
-    given = normed.index_select(0, order // top_k)
+    order, counts, places = by_expert(chosen, len(block.router))
+    given = normed.index_select(0, order // chosen.shape[1])
     hidden = given.new_empty(len(order), block.gate_up.shape[1])
-    _products(given, block.gate_up, counts, hidden)
+    products_by_expert(given, block.gate_up, counts, hidden)
     gate, up = hidden.chunk(2, dim=1)
     # `given` has had its use and has the shape that is wanted.
-    _products(F.silu(gate).mul_(up), block.down, counts, given)
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    products_by_expert(F.silu(gate).mul_(up), block.down, counts, given)
     if given.dtype == torch.float32:
-        return F.embedding_bag(places.view(num_rows, top_k), given, mode="sum", per_sample_weights=weights)
-    return (given.index_select(0, places).view(num_rows, top_k, -1) * weights[..., None]).sum(dim=1)
+        return F.embedding_bag(places, given, mode="sum", per_sample_weights=weights)
+    return (given.index_select(0, places.flatten()).unflatten(0, chosen.shape) * weights[..., None]).sum(dim=1)
 
 
-def _products(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
+def by_expert(chosen: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """Experts [T, k] -> the order that sorts them [T * k], each expert's number, and where each went [T, k]."""
+    flat = chosen.flatten()
+    order = flat.argsort()
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, torch.bincount(flat, minlength=num_experts).tolist(), places.view_as(chosen)
+
+
+def products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
     """Rows in groups of `counts`, each times its factor [N, K] transposed, into `out`."""
     for rows, factor, place in zip(given.split(counts), factors, out.split(counts), strict=True):
         if len(rows):

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.cpu_kernels.attention import attention_for
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.packed_blocks import joined_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -34,9 +33,6 @@ class StraightVision:
 
     The weights of queries, keys and values in the modules become views of the joint ones.
 
-    Attributes:
-        attention_reason: why attention is not by the kernel for this; None where it is, or there is none.
-
     Raises:
         ConfigurationError: the tower's blocks compute something else.
     """
@@ -53,8 +49,6 @@ class StraightVision:
         self._tower = tower
         self._connector = model.model.connector
         self._heads = vision.num_attention_heads
-        head_width = vision.hidden_size // self._heads
-        self._attention, self.attention_reason = attention_for(model.device, model.dtype, head_width)
         self._blocks = [_packed(layer) for layer in layers]
 
     def make_ready(self, crops: int) -> None:
@@ -75,7 +69,7 @@ class StraightVision:
             states = self._run(block, states)
             kept[index] = states
         features = torch.cat([kept[index][:, 1:] for index in tower.feature_blocks], dim=-1)
-        for crop in _padding_crops(pixel_values):
+        for crop in padding_crops(pixel_values):
             features[crop] = 0
         return features
 
@@ -84,7 +78,7 @@ class StraightVision:
         normed = layer.layer_norm1(states)
         joint = F.linear(normed, block.qkv, block.qkv_bias).unflatten(2, (3, self._heads, -1))
         queries, keys, values = joint.permute(2, 0, 3, 1, 4)
-        attended = self._attention(queries, keys, values, False)
+        attended = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
         output = layer.self_attn.out_proj
         states = F.linear(attended, output.weight, output.bias).add_(states)
         rows = layer.layer_norm2(states).flatten(0, 1)
@@ -113,7 +107,7 @@ def _packed(layer: Any) -> PackedVisionBlock:
     return PackedVisionBlock(layer, joined_rows(projections), bias)
 
 
-def _padding_crops(pixel_values: torch.Tensor) -> list[int]:
+def padding_crops(pixel_values: torch.Tensor) -> list[int]:
     """Indices of the crops whose values are all -1; the first row of each tells most of them apart."""
     doubtful = (pixel_values[:, 0, 0] == PAD_VALUE).all(dim=1).nonzero().flatten().tolist()
     return [crop for crop in doubtful if bool((pixel_values[crop] == PAD_VALUE).all())]

@@ -5,15 +5,10 @@ import shutil
 import pytest
 import torch
 
-from experiment_core_utils.models.molmoe.cpu_kernels.attention import (
-    COMPILERS,
-    attention_for,
-    compiled_attention,
-    torch_attention,
-)
+from experiment_core_utils.models.molmoe.cpu_kernels.attention import compiled_attention
+from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-FLOAT, CPU = torch.float32, torch.device("cpu")
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
 
 
@@ -68,7 +63,6 @@ def test_heads_share_keys_and_threads_share_heads() -> None:
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(found.double(), reference(queries, keys, values, True), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found, torch_attention(queries, keys, values, True), rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler
@@ -91,15 +85,12 @@ def test_it_refuses_what_it_would_read_wrongly() -> None:
         attention(given[:, :, :1], given, given, False)
 
 
-def test_without_it_torch_attends_and_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert attention_for(CPU, FLOAT, 24) == (
-        torch_attention,
-        "attention is torch's own: the attention kernel takes heads in multiples of 32, not 24",
-    )
-    assert attention_for(CPU, torch.bfloat16, 32) == (torch_attention, None)
+def test_why_it_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="heads in multiples of 32, not 24"):
+        compiled_attention(24)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigurationError, match=r"there is no C\+\+ compiler \(no-such-compiler\)"):
         compiled_attention(96)
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(ConfigurationError, match="refuses the attention kernel: nothing"):
+    with pytest.raises(ConfigurationError, match="refuses attention.cpp: nothing"):
         compiled_attention(96)

@@ -105,7 +105,7 @@ def test_what_runs_is_recorded(models: dict[str, MolmoeStagedModel]) -> None:
     assert (graph["execution_asked"], graph["execution"]) == ("graph", "straight")
     assert graph["execution_stages"] == {"vision": "straight", "prefill": "straight", "decode": "straight"}
     assert "decode: there are no CUDA graphs on the CPU;" in graph["execution_reason"]
-    assert "prefill: there are no CUDA graphs on the CPU, and attention is torch's own: " in graph["execution_reason"]
+    assert "prefill: there are no CUDA graphs on the CPU, and kernels are torch's own: " in graph["execution_reason"]
     assert "in multiples of 32, not 8" in graph["execution_reason"]
 
 
