@@ -7,7 +7,7 @@ Without `--shape`: the embedded model on its own task over the grid of quickstar
 it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens. Ways take
 turns in every round; stages are timed inside each run. Captures and warm-ups come before, and are not counted. Floors
 are formulas of the shape: on a GPU at `--bytes_per_s` and `--flops_per_s`, which are what is taken as attainable, not
-measured; on the CPU the architecture's products alone, at the best rate of torch's own that was met before any case.
+measured; on the CPU the architecture's products alone, at the median of torch's own rates just before the cases.
 """
 
 import argparse
@@ -275,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench, cases = _made(given, device)
     ways, refused = possible_ways(bench, cases[0])
     timed: list[Timed] = []
-    products = [0.0]
+    products: list[float] = []
     for case in cases:
         if device.type == "cpu" and bench.model.dtype == torch.float32:
             products.append(product_rate())
@@ -285,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         work: dict[str, dict[str, Work]] = {
             case.name: work_of(config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
         }
-    rates = _rates(given, device, max(products))
+    rates = _rates(given, device, statistics.median(products) if products else None)
     rows = entries(timed, {} if rates is None else _floors(work, rates))
     content = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -311,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
 
 
-def _rates(given: argparse.Namespace, device: torch.device, products: float) -> Rates | None:
+def _rates(given: argparse.Namespace, device: torch.device, products: float | None) -> Rates | None:
     """None on a CPU in another number format than float32, unless a rate is given."""
     if device.type == "cuda":
         return Rates(given.bytes_per_s or H200.bytes_per_s, given.flops_per_s or H200.flops_per_s)
