@@ -1,4 +1,4 @@
-"""In: a CPU; out: the rate at which torch multiplies float32 matrices on it just now, with the threads that torch has."""
+"""In: a CPU; out: the rate at which torch multiplies float32 matrices on it just now, with torch's threads."""
 
 import statistics
 import time
