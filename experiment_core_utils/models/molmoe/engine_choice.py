@@ -8,6 +8,8 @@ from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
 from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
+from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
+from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
@@ -19,6 +21,7 @@ from experiment_core_utils.primitives.records import StageName
 
 # Of prefill and decode together, kept at a time: settings times prompt lengths.
 MOST_GRAPHS = 1024
+OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
     """Without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
-        reasons = dict.fromkeys(ways, NO_GRAPHS)
-        return Engines(StraightPrefill(decoder), StraightDecode(decoder), ways, reasons)
+        prefill, why = _cpu_prefill(decoder)
+        return Engines(prefill, StraightDecode(decoder), ways, {"prefill": why, "decode": NO_GRAPHS})
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
     decode = CapturedDecode(decoder, graphs)
@@ -68,13 +71,21 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
 
 def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine | None, str, str | None]:
     """The engine, its way, and why it is not captured."""
-    reason = NO_GRAPHS
-    if model.device.type == "cuda":
-        try:
+    try:
+        if model.device.type == "cuda":
             return CapturedVision(pack_vision(model)), "captured", None
-        except ConfigurationError as error:
-            reason = str(error)
+        return CompiledVision(model), "straight", NO_GRAPHS
+    except ConfigurationError as error:
+        reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
     try:
         return StraightVision(model), "straight", reason
     except ConfigurationError as error:
         return None, "eager", str(error)
+
+
+def _cpu_prefill(decoder: PackedDecoder) -> tuple[PrefillEngine, str]:
+    """The engine, and why it is not captured; with it why its kernels are torch's own, where they are."""
+    try:
+        return CompiledPrefill(decoder), NO_GRAPHS
+    except ConfigurationError as error:
+        return StraightPrefill(decoder), OWN_KERNELS.format(error)

@@ -79,7 +79,7 @@ def count_experts(
 def refuse_other_experts(
     stage: StageName, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: PackedDecoder
 ) -> None:
-    """For float32, where rounding seldom decides.
+    """For float32, where rounding seldom decides; of the last tokens, as many as `expected` has of a block.
 
     Raises:
         KnobDidNotAct: other blocks ran than in `expected`, or more than `MOST_OTHER_CHOICES` of the choices are others.
@@ -89,7 +89,8 @@ def refuse_other_experts(
             f"the captured {stage} ran the blocks {sorted(used)}, the same setting run step by step {sorted(expected)}"
         )
     choices = sum(ids.numel() for ids in expected.values())
-    masks = ((_used_mask(used[block], decoder.num_experts), ids.cpu()) for block, ids in expected.items())
+    # Where only the last tokens are needed, the expected run may have left out the others.
+    masks = ((_used_mask(used[block][-len(ids) :], decoder.num_experts), ids.cpu()) for block, ids in expected.items())
     shared = sum(int((mask & _used_mask(ids, decoder.num_experts)).sum()) for mask, ids in masks)
     others = (choices - shared) / choices
     if others > MOST_OTHER_CHOICES:

@@ -70,7 +70,7 @@ class StraightVision:
             states = self._run(block, states)
             kept[index] = states
         features = torch.cat([kept[index][:, 1:] for index in tower.feature_blocks], dim=-1)
-        for crop in _padding_crops(pixel_values):
+        for crop in padding_crops(pixel_values):
             features[crop] = 0
         return features
 
@@ -107,7 +107,7 @@ def _packed(layer: Any) -> PackedVisionBlock:
     return PackedVisionBlock(layer, joined_rows(projections), joined_biases(projections))
 
 
-def _padding_crops(pixel_values: torch.Tensor) -> list[int]:
+def padding_crops(pixel_values: torch.Tensor) -> list[int]:
     """Indices of the crops whose values are all -1; the first row of each tells most of them apart."""
     doubtful = (pixel_values[:, 0, 0] == PAD_VALUE).all(dim=1).nonzero().flatten().tolist()
     return [crop for crop in doubtful if bool((pixel_values[crop] == PAD_VALUE).all())]
