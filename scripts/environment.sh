@@ -11,12 +11,16 @@ command -v "$python" >/dev/null || python=python3
 wanted=$(cat requirements*.txt pyproject.toml | cksum)
 stamp=.venv/installed-$(basename "$requirements")
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    # Older ones, as Python's venv brings them, take twice the time to resolve.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=26' \
+        || echo "pip stays as it is: installing takes longer" >&2
     # torch first and alone: where an index has a build without CUDA, a later package must not pull in another.
-    # Modules are compiled behind it, by all cores; some packages ship templates that are none.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$(grep '^torch==' requirements.txt)"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "$requirements"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e .
     echo "$wanted" > "$stamp"
 fi
+# Bytecode is written as modules are imported, a fifth of what the packages hold: also where the environment forbids it,
+# or each process would compile torch and transformers anew.
+unset PYTHONDONTWRITEBYTECODE
 . .venv/bin/activate

@@ -1,5 +1,6 @@
 """Shared by all tests: no network, few threads, and a tiny random model with the embedded tokenizer."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,14 @@ from tests.forked_runs import RunServer
 
 # Threads that wait by spinning slow each other down many times where cores are shared.
 torch.set_num_threads(1)
+# Modules stay: until all are imported, looking for garbage among them only costs time.
+gc.disable()
 
 
-def tiny_config(num_hidden_layers: int = 4, num_experts: int = 8, num_experts_per_tok: int = 4) -> MolmoeConfig:
-    """Blocks of width 32, 2 vision blocks; ids of the embedded tokenizer."""
+def tiny_config(
+    num_hidden_layers: int = 4, num_experts: int = 8, num_experts_per_tok: int = 4, num_vision_layers: int = 2
+) -> MolmoeConfig:
+    """Blocks of width 32; ids of the embedded tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     ids = tokenizer.convert_tokens_to_ids
     text = OlmoeConfig(
@@ -44,7 +49,7 @@ def tiny_config(num_hidden_layers: int = 4, num_experts: int = 8, num_experts_pe
     vision = CLIPVisionConfig(
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=num_vision_layers,
         num_attention_heads=2,
         image_size=336,
         patch_size=14,
@@ -52,7 +57,7 @@ def tiny_config(num_hidden_layers: int = 4, num_experts: int = 8, num_experts_pe
     return MolmoeConfig(
         text_config=text,
         vision_config=vision,
-        vision_feature_layers=(-1, -2),
+        vision_feature_layers=(-1, -2)[:num_vision_layers],
         projector_hidden_size=16,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -104,8 +109,19 @@ LONGEST_FILES = (
     "test_slurm_sweep.py",
     "test_pareto_run.py",
     "test_e2_knob_pareto.py",
+    "test_prefill_kernels.py",
+    "test_decode_kernels.py",
     "test_original_checkpoint.py",
 )
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """A run that is not told its threads takes all cores; what comes after it in this process does not."""
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,6 +25,12 @@ TWO_PROCESSES = {
 }
 
 
+def of_rank(rank: int, port: int) -> dict[str, str]:
+    """The environment of one of two processes of one machine, as torchrun sets it."""
+    places = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    return TWO_PROCESSES | places
+
+
 @dataclass(frozen=True)
 class Run:
     """One process of a run.

@@ -30,10 +30,15 @@ from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.registry import load_task
 from experiments.core_exp import acc_lat_profiling
 from experiments.text_exp import run_text_generation
+from tests import text_run_in_processes
 from tests.forked_runs import Run
 
 LONGEST_S = 120.0
-PROGRAMS = {"acc_lat_profiling.py": acc_lat_profiling.main, "run_text_generation.py": run_text_generation.main}
+PROGRAMS = {
+    "acc_lat_profiling.py": acc_lat_profiling.main,
+    "run_text_generation.py": run_text_generation.main,
+    "text_run_in_processes.py": text_run_in_processes.main,
+}
 # The calls by which a run changes files. Of a write that is killed, half is done.
 CHANGING_CALLS = ("write", "fsync", "ftruncate", "replace", "unlink", "pwrite")
 

@@ -1,9 +1,6 @@
 """Order of the stages, ends of a generation, which spans become which times; text runs against a plain loop."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +20,10 @@ from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL, REPOSITORY
+from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.primitives.records import InferenceResults, MarkedTokens, StagedRun
 from experiment_core_utils.primitives.text_config import TextConfig, published_form
+from tests.forked_runs import Run, RunServer, of_rank
 from tests.scripted_model import EOS, ScriptedModel
 from tests.tiny_text_model import PROMPTS, ScriptedTextModel, left_padded, tiny_text_model, tiny_tokenizer
 
@@ -269,14 +267,17 @@ def test_prompts_of_another_form_are_refused(prompts: Any, message: str, acceler
         run_gen_inference(ScriptedTextModel({}), tiny_tokenizer(), prompts, {}, accelerator)
 
 
-def test_two_processes_give_what_one_gives(tmp_path: Path, accelerator: Accelerator, tokenizer: Any) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launch, "-m", "tests.text_run_in_processes", str(tmp_path)],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_two_processes_give_what_one_gives(
+    tmp_path: Path, run_server: RunServer, accelerator: Accelerator, tokenizer: Any
+) -> None:
+    logs = [tmp_path / f"log{rank}" for rank in (0, 1)]
+    ended = run_server.run(
+        *(
+            Run([str(tmp_path)], str(log), of_rank(rank, 29518), program="text_run_in_processes.py")
+            for rank, log in enumerate(logs)
+        )
+    )
+    assert [each.code for each in ended] == [0, 0], [log.read_text() for log in logs]
     two = json.loads((tmp_path / "pooled.json").read_text())
     options = {"batch_size___fixed_batching": 2}
     one = pool_inference_results([generated(tiny_text_model(), tokenizer, accelerator, options)])

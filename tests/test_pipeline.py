@@ -1,9 +1,7 @@
 """Whole runs on the CPU with a tiny model: files, keys, sums, refusals, resume."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +15,12 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import KnobProof
 from experiment_core_utils.rescoring import rescore
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.core_exp.acc_lat_profiling import main
-from tests.forked_runs import Run, RunServer
+from tests.forked_runs import Run, RunServer, of_rank
 
-DRIVER = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
 SETTING_KEYS = """
     tier tier_range selected_crops_mean selected_crops_distribution target_vision_tokens_mean actual_vision_tokens_mean
     max_crops top_k num_active_blocks num_total_blocks active_block_indices accuracy accuracy_std num_samples
@@ -51,11 +47,13 @@ def lasting_caveats(result: dict) -> list[str]:
     return [each for each in result["provenance"]["caveats"] if not each.startswith(UNSTEADY)]
 
 
-def run_two_ranks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517"]
-    command = [*launcher, str(DRIVER), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd="/")
+def run_two_ranks(server: RunServer, folder: Path, *arguments: str) -> str:
+    """What two processes of one machine print, in the environment that torchrun gives them."""
+    logs = [folder / f"log{rank}" for rank in (0, 1)]
+    ended = server.run(*(Run(arguments, str(log), of_rank(rank, 29517)) for rank, log in enumerate(logs)))
+    printed = "".join(log.read_text() for log in logs)
+    assert [each.code for each in ended] == [0, 0], printed
+    return printed
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +320,7 @@ def test_a_knob_that_did_not_act_is_an_error(change: dict, message: str) -> None
         check_proof(replace(proof, **change), setting, (4, 2, 2))
 
 
-def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_server: RunServer, tmp_path: Path) -> None:
     flags = [
         "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4",
         "--num_active_blocks_list", "4",
@@ -330,8 +328,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path:
         "--num_warmup_runs", "0", "--drift_check_every", "0",
     ]  # fmt: skip
     run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")]))
-    two = run_two_ranks(*flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"))
-    assert two.returncode == 0, two.stderr
+    two = run_two_ranks(run_server, tmp_path, *flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"))
     (single,), (double,) = (
         [json.loads(path.read_text()) for path in (tmp_path / name).glob("*blocks4.json")] for name in ("one", "two")
     )
@@ -341,7 +338,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, tmp_path:
         assert double[key] == single[key]
     for key in ("sample_id", "pred", "accuracy", "parse_status", "metadata", "prompt_tokens", "output_tokens"):
         assert [s[key] for s in double["per_sample_results"]] == [s[key] for s in single["per_sample_results"]]
-    assert two.stdout.count("table of settings") == 1
+    assert two.count("table of settings") == 1
     table = pd.read_csv(tmp_path / "two" / "reference-vqa_settings.csv")
     assert table.loc[0, "num_samples"] == 5
 

@@ -18,6 +18,7 @@ import pytest
 from experiment_core_utils.l_results_csv_cleaning import UNSTEADY
 from experiment_core_utils.primitives.journal import read_journal
 from experiment_core_utils.primitives.units import milliseconds
+from tests.conftest import save_tiny, tiny_config
 from tests.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
 
 NUM_KILLS = 50
@@ -72,12 +73,14 @@ class Sweep:
 
 
 @pytest.fixture(scope="module")
-def first_sweep(tiny_checkpoint: Path, run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """The command, and what it comes to when nothing disturbs it."""
+def first_sweep(run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """The command, and what it comes to when nothing disturbs it; its model is as small as two choices of blocks
+    allow."""
     folder = tmp_path_factory.mktemp("sweep") / "results"
+    model = save_tiny(tiny_config(num_hidden_layers=2, num_vision_layers=1), folder.parent / "model")
     arguments = (
-        "--model_path", str(tiny_checkpoint), "--output_dir", str(folder), "--tier_list", "low", "--top_k_list", "2",
-        "4", "--num_active_blocks_list", "3", "4", "--num_samples", str(NUM_SAMPLES), "--num_runs_per_sample", "1",
+        "--model_path", str(model), "--output_dir", str(folder), "--tier_list", "low", "--top_k_list", "2",
+        "4", "--num_active_blocks_list", "1", "2", "--num_samples", str(NUM_SAMPLES), "--num_runs_per_sample", "1",
         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1", "--config_retry_delay", "0",
     )  # fmt: skip
     calls = folder.parent / "calls"
@@ -182,7 +185,7 @@ def test_on_a_full_disk_it_stops_with_a_line_and_goes_on_when_there_is_room(swee
         assert message.startswith("error: ") and "same command goes on" in message
         assert "Traceback" not in message
     assert any(".rank0.jsonl cannot be written (File too large)" in message for message in messages)
-    assert any("_blocks4.json cannot be written (File too large)" in message for message in messages)
+    assert any("_blocks2.json cannot be written (File too large)" in message for message in messages)
     assert contents(sweep.output_dir) == sweep.undisturbed
 
 
@@ -246,7 +249,7 @@ def test_machines_that_do_not_share_the_folder_are_refused(sweep: Sweep, tmp_pat
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_between_two_samples(sweep: Sweep, number: signal.Signals) -> None:
-    ended = sweep.run(signal_when=(f"{sweep.output_dir}/.parts/*topk4_blocks3.rank0.jsonl", number))
+    ended = sweep.run(signal_when=(f"{sweep.output_dir}/.parts/*topk4_blocks1.rank0.jsonl", number))
     assert ended.code == 130, sweep.log()
     assert sweep.log().strip().splitlines()[-1].startswith(f"stopped by {number.name} between two samples; ")
     seen: Seen = {}

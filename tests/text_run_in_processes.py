@@ -1,4 +1,4 @@
-"""A text run of several processes, started by torchrun: writes the pooled results and what an error comes to."""
+"""A text run of several processes, each forked: writes the pooled results and what an error comes to."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def write_energy(folder: Path, accelerator: Accelerator) -> None:
     (folder / f"energy{accelerator.process_index}.json").write_text(json.dumps(energy.metrics("0001", folder)))
 
 
-def main() -> None:
+def main() -> int:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     config = TextConfig(device="cpu", worker_timeout=60.0)
@@ -61,7 +61,4 @@ def main() -> None:
         run_gen_inference(scripted, NumberTokenizer(), prompts, {"max_output_tokens": 4}, accelerator)  # type: ignore[arg-type]
     except OutOfMemory as error:
         (folder / f"error{rank}.txt").write_text(f"{type(error).__name__}: {error}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

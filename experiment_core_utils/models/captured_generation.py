@@ -7,7 +7,7 @@ by `make_ready`, outside of what is measured, for each setting of the knobs by i
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,29 +16,16 @@ from transformers import PreTrainedModel
 from experiment_core_utils.models.fixed_cache_decode import FixedCacheDecode, cache_refusal
 from experiment_core_utils.models.generate_marks import vision_entry
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
-from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.graph_capture import Recorder, refused_without_memory
+from experiment_core_utils.models.held_request import HeldRequest, RequestHolder
 from experiment_core_utils.models.recorded_decoder import RecordedDecoder
-from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import ConfigurationError
 
-NO_GRAPHS = "there are no CUDA graphs on the CPU"
 # Slots of a cache are a multiple of this, so that requests of similar length share a recording.
 SLOT_STEP = 256
 # Settings whose recordings are kept; each has a cache of its own.
 MOST_SETTINGS = 8
-
-
-@dataclass
-class HeldRequest:
-    """Where a request stands in the cache of its setting.
-
-    Attributes:
-        prompt: [1, T]; another state of the same tensor has filled the same slots.
-        length: slots in use.
-    """
-
-    setting: Hashable
-    prompt: torch.Tensor
-    length: int
 
 
 @dataclass
@@ -47,11 +34,18 @@ class _Recorded:
 
     Attributes:
         prefill_refusal: why prompts run as ever; None where they are replayed.
+        ready: shapes of inputs that were made ready, and the names of the recordings that serve each.
     """
 
     decode: FixedCacheDecode
     prefill: RecordedDecoder
     prefill_refusal: str | None = None
+    ready: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
+
+    def serves(self, shape: Hashable, slots: int) -> bool:
+        """Whether inputs of the shape, with that many slots, find everything made."""
+        names = self.ready.get(shape)
+        return names is not None and slots <= self.decode.slots and self.prefill.holds(names)
 
 
 class CapturedGeneration:
@@ -63,7 +57,7 @@ class CapturedGeneration:
         self._recorder = recorder
         self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self._refusals: dict[Hashable, str] = {}
-        self._held: HeldRequest | None = None
+        self._holder = RequestHolder[Hashable]("the cache of fixed size")
 
     @property
     def device(self) -> torch.device:
@@ -89,17 +83,31 @@ class CapturedGeneration:
 
     @torch.inference_mode()
     def make_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """Everything that a request of this shape needs at the setting in force; held states are no longer valid."""
-        if setting in self._refusals:
+        """Everything that a request of this shape needs at the setting in force; held states may be lost.
+
+        For what is ready nothing runs.
+        """
+        tokens = inputs["input_ids"].shape[1]
+        if setting in self._refusals or self._serves(setting, inputs, tokens + max_new_tokens):
             return
-        needed = inputs["input_ids"].shape[1] + max_new_tokens
+        self._holder.release()
         try:
-            self._make_room(setting, needed)
-            self._record(self._recorded[setting], inputs)
+            with refused_without_memory(tokens, max_new_tokens):
+                self._make_room(setting, tokens + max_new_tokens)
+                self._record(self._recorded[setting], inputs)
         except ConfigurationError as error:
             self._recorded.pop(setting, None)
             self._refusals[setting] = str(error)
-        self._held = None
+        if setting in self._refusals:
+            # Not in the handler: until its end the error holds what was half made.
+            release_cached_memory(self.device)
+
+    def _serves(self, setting: Hashable, inputs: Mapping[str, Any], slots: int) -> bool:
+        recorded = self._recorded.get(setting)
+        if recorded is None or not recorded.serves(_shape_of(inputs), slots):
+            return False
+        self._recorded.move_to_end(setting)
+        return True
 
     def _make_room(self, setting: Hashable, slots: int) -> None:
         recorded = self._recorded.get(setting)
@@ -114,15 +122,22 @@ class CapturedGeneration:
             self._recorded.popitem(last=False)
 
     def _record(self, recorded: _Recorded, inputs: Mapping[str, Any]) -> None:
+        """One pass over the prompt, and another only where it turns out that prompts cannot be replayed."""
+        names: tuple[Hashable, ...] = ()
+        features = self._stages.encode_image(inputs)
         if recorded.prefill_refusal is None:
             try:
-                with recorded.prefill.in_place(records_new=True):
-                    self._stages.prefill(inputs, self._stages.encode_image(inputs))
+                with recorded.prefill.in_place(records_new=True) as served:
+                    logits, state = self._stages.prefill(inputs, features)
+                names = tuple(served)
             except ConfigurationError as error:
                 recorded.prefill_refusal = str(error)
-        logits, state = self._prefilled(recorded, inputs, self._stages.encode_image(inputs))
+                recorded.prefill = RecordedDecoder(self._model, self._recorder)
+        if recorded.prefill_refusal is not None:
+            logits, state = self._stages.prefill(inputs, features)
         with self._decode_kernels():
             recorded.decode.begin(state, logits)
+        recorded.ready[_shape_of(inputs)] = names
 
     def _decode_kernels(self) -> AbstractContextManager[None]:
         """transformers' own choice of kernels for single tokens, as `generate()` makes it; not in all its versions."""
@@ -137,16 +152,17 @@ class CapturedGeneration:
         with recorded.prefill.in_place():
             return self._stages.prefill(inputs, features)
 
-    def prefill(self, setting: Hashable, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, HeldRequest]:
+    def prefill(
+        self, setting: Hashable, inputs: Mapping[str, Any], features: Any
+    ) -> tuple[torch.Tensor, HeldRequest[Hashable]]:
         """Prefill stage: logits [1, V] of the last position; what the next prefill overwrites."""
         recorded = self._recorded[setting]
-        self._held = None
+        self._holder.release()
         logits, state = self._prefilled(recorded, inputs, features)
         recorded.decode.begin(state, logits)
-        self._held = HeldRequest(setting, inputs["input_ids"], recorded.decode.length)
-        return logits, self._held
+        return logits, self._holder.hold(setting, inputs["input_ids"])
 
-    def decode_step(self, token: torch.Tensor, state: HeldRequest) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: HeldRequest[Hashable]) -> torch.Tensor:
         """Token [1, 1] -> logits [1, V], which the next step overwrites.
 
         Raises:
@@ -157,23 +173,23 @@ class CapturedGeneration:
         state.length += 1
         return decode.step()
 
-    def rewind(self, state: HeldRequest, steps: int) -> None:
+    def rewind(self, state: HeldRequest[Hashable], steps: int) -> None:
         """Take the state behind the last so many steps back to where it was before the first of them."""
         decode = self._resumed(state)
         decode.rewind(steps)
         state.length -= steps
 
-    def _resumed(self, state: HeldRequest) -> FixedCacheDecode:
-        held = self._held
-        if held is not state:
-            is_same = held is not None and held.prompt is state.prompt and held.setting == state.setting
-            if not is_same or state.length != state.prompt.shape[1]:
-                raise SettingError("the cache of fixed size holds another request by now; prefill this one again")
-            self._held = state
+    def _resumed(self, state: HeldRequest[Hashable]) -> FixedCacheDecode:
+        self._holder.resume(state)
         decode = self._recorded[state.setting].decode
         if decode.length != state.length:
             decode.rewind(decode.length - state.length)
         return decode
+
+
+def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
+    """Of the prompt, of its pictures, of whatever comes with them."""
+    return frozenset((name, tuple(tensor.shape)) for name, tensor in inputs.items())
 
 
 def generation_refusal(model: PreTrainedModel, stages: GenerateStages) -> str | None:

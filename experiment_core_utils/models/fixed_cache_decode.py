@@ -124,7 +124,14 @@ class FixedCacheDecode:
         tokens = grown.get_seq_length()
         if tokens >= self.slots:
             raise ConfigurationError(f"the cache has {self.slots} slots and the prompt {tokens} tokens")
-        for fixed, own in zip(self._cache.layers, grown.layers, strict=True):
+        # A cache may hold more layers than there are blocks that ran.
+        filled = [layer for layer in grown.layers if layer.is_initialized]
+        if len(filled) != len(self._cache.layers):
+            raise ConfigurationError(
+                f"the prefill filled {len(filled)} layers of its cache, and the cache of fixed size has "
+                f"{len(self._cache.layers)}"
+            )
+        for fixed, own in zip(self._cache.layers, filled, strict=True):
             if not fixed.is_initialized:
                 fixed.lazy_initialization(own.keys, own.values)
             fixed.keys[:, :, :tokens].copy_(own.keys)

@@ -3,7 +3,7 @@
 What stands around the decoder (embedding, the placing of picture features, the head) runs as ever, in few launches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,7 @@ _CACHE = "past_key_values"
 @dataclass
 class _Recording:
     inputs: list[Any]
-    outputs: Any
-    replay: Any
+    replay: Callable[[], Any]
 
 
 class RecordedDecoder:
@@ -39,14 +38,21 @@ class RecordedDecoder:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()
         self._recorder = recorder
-        self._recordings: dict[Any, _Recording] = {}
+        self._recordings: dict[Hashable, _Recording] = {}
         self._most = most
         self._records_new = False
+        self._served: list[Hashable] = []
         self.replays = 0
 
+    def holds(self, names: Iterable[Hashable]) -> bool:
+        """Whether all recordings of these names, as `in_place` gives them, are still there."""
+        return all(name in self._recordings for name in names)
+
     @contextmanager
-    def in_place(self, records_new: bool = False) -> Iterator[None]:
+    def in_place(self, records_new: bool = False) -> Iterator[Sequence[Hashable]]:
         """Inside, the decoder replays what is recorded for its inputs; else it runs as ever, or is recorded first.
+
+        Gives the names of the recordings that serve, as they do.
 
         Raises:
             ConfigurationError: with `records_new`, the decoder cannot be recorded; the message is the reason.
@@ -56,9 +62,9 @@ class RecordedDecoder:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self._forward(plain, args, kwargs)
 
-        self._records_new = records_new
+        self._records_new, self._served = records_new, []
         with replaced_method(self._decoder, "forward", forward):
-            yield
+            yield self._served
 
     def _forward(self, plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {name: value for name, value in kwargs.items() if name != _CACHE}
@@ -73,25 +79,22 @@ class RecordedDecoder:
             for own, leaf in zip(recording.inputs, leaves, strict=True):
                 if isinstance(leaf, torch.Tensor):
                     own.copy_(leaf)
-            recording.replay()
             self.replays += 1
         self._recordings[key] = recording
+        self._served.append(key)
         while len(self._recordings) > self._most:
             del self._recordings[next(iter(self._recordings))]
-        return recording.outputs
+        return recording.replay()
 
     def _record(self, plain: Any, leaves: list[Any], layout: Any) -> _Recording:
         inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        recording = _Recording(inputs, None, None)
         config = self._model.config.get_text_config(decoder=True)
 
-        def work() -> None:
-            args, kwargs = pytree.tree_unflatten(recording.inputs, layout)
-            recording.outputs = plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
+        def work() -> Any:
+            args, kwargs = pytree.tree_unflatten(inputs, layout)
+            return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
 
-        recording.replay = self._recorder.record(work)
-        recording.replay()
-        return recording
+        return _Recording(inputs, self._recorder.record(work))
 
 
 def _kind(leaf: Any) -> Any:

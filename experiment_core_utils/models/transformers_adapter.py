@@ -25,9 +25,7 @@ from experiment_core_utils.models.architecture import (
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
 from experiment_core_utils.models.captured_generation import (
-    NO_GRAPHS,
     CapturedGeneration,
-    HeldRequest,
     RequestsAhead,
     generation_refusal,
 )
@@ -37,14 +35,15 @@ from experiment_core_utils.models.foreign_batches import answer_together
 from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
-from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder
+from experiment_core_utils.models.graph_capture import NO_GRAPHS, CudaGraphs, Recorder
 from experiment_core_utils.models.greedy import generate_ahead
+from experiment_core_utils.models.held_request import HeldRequest
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
+from experiment_core_utils.models.replayed_logits import refuse_other_logits
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks
-from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
     KnobProof,
@@ -54,9 +53,6 @@ from experiment_core_utils.primitives.records import (
     StageFlops,
 )
 from experiment_core_utils.tasks.interface import Sample
-
-# Share of the logits' norm by which a replay may differ from the modules, in float32 and in lower precision.
-_MOST_DIFFERENCE, _MOST_ROUNDED_DIFFERENCE = 1e-3, 0.2
 
 
 class TransformersModel:
@@ -167,21 +163,23 @@ class TransformersModel:
         """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
         return self._stages.encode_image(inputs)
 
-    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, GenerationState | HeldRequest]:
+    def prefill(
+        self, inputs: Mapping[str, Any], features: Any
+    ) -> tuple[torch.Tensor, GenerationState | HeldRequest[Any]]:
         """See `StagedModel.prefill`."""
         if self._ready is not None:
             return self._ready.prefill(self.active_setting, inputs, features)
         return self._stages.prefill(inputs, features)
 
-    def decode_step(self, token: torch.Tensor, state: GenerationState | HeldRequest) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: GenerationState | HeldRequest[Any]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
-    def rewind(self, state: GenerationState | HeldRequest, steps: int) -> None:
+    def rewind(self, state: GenerationState | HeldRequest[Any], steps: int) -> None:
         """See `StagedModel.rewind`; raises SettingError for a cache that cannot be taken back."""
         self._stages_of(state).rewind(state, steps)
 
-    def _stages_of(self, state: GenerationState | HeldRequest) -> Any:
+    def _stages_of(self, state: GenerationState | HeldRequest[Any]) -> Any:
         return self._captured if isinstance(state, HeldRequest) else self._stages
 
     def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
@@ -240,15 +238,11 @@ class TransformersModel:
             return "eager", self._captured.refusal(setting)
         # Recorded outputs are written over by the next replay.
         logits, state = self._captured.prefill(setting, inputs, features)
-        found = (logits.clone(), self._captured.decode_step(token, state))
-        most = _MOST_DIFFERENCE if self.model.dtype == torch.float32 else _MOST_ROUNDED_DIFFERENCE
-        for stage, mine, theirs in zip(("prefill", "decode step"), found, expected, strict=True):
-            difference = float((mine.float() - theirs.float()).norm() / theirs.float().norm())
-            # Not-a-number is no agreement either.
-            if not difference <= most:
-                raise KnobDidNotAct(
-                    f"the replayed {stage} differs by {difference:.1%} from the modules at this setting"
-                )
+        found = {
+            "replayed prefill": logits.clone(),
+            "replayed decode step": self._captured.decode_step(token, state),
+        }
+        refuse_other_logits(found, expected, "the modules at this setting", self.model.dtype)
         refusal = self._captured.prefill_refusal(setting)
         return "graph", None if refusal is None else f"prefill: {refusal}"
 

@@ -2,8 +2,8 @@
 
 At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and as modules they cost
 the host more than their arithmetic does. What is called once a request is seldom in the host's caches, so that the
-number of different operations counts for more than their sizes: what a budget adds is computed once for each budget, and
-small sums are made in Python.
+number of different operations counts for more than their sizes: what a budget adds is computed once for each budget,
+and small sums are made in Python.
 """
 
 import math

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.models.held_request import HeldRequest
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import StoreState
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.split_execution import LaunchFreeSplit, SplitStages
 from experiment_core_utils.primitives.components import Component
@@ -76,7 +76,7 @@ class AheadPausedStages(PausedStages):
     def __init__(self, split: LaunchFreeSplit, *asked: Any) -> None:
         super().__init__(split, *asked)
         self._launch_free = split
-        self._state: StoreState | None = None
+        self._state: HeldRequest[DecoderKnobs] | None = None
 
     @property
     def last_token(self) -> torch.Tensor:

@@ -89,7 +89,7 @@ def kernels(decoder: PackedDecoder, top_k: int) -> None:
         "qkv": lambda block, row: step.launch_qkv(block, buffers.stream, embed=False),
         "attention": lambda block, row: step.launch_attention(block, row),
         "output": lambda block, row: step.launch_output(block, buffers.stream, top_k, embed=False),
-        "gate_up": lambda block, row: step.launch_gate_up(block, top_k),
+        "gate_up": lambda block, row: step.launch_gate_up(block, buffers.used.ids[row], top_k),
         "down": lambda block, row: step.launch_down(block, top_k),
         "head": lambda block, row: step.launch_head(),
     }

@@ -6,12 +6,14 @@
 Without `--shape`: the embedded model on its own task over the grid of quickstart, answers ending where they end. With
 it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens. Ways take
 turns in every round; stages are timed inside each run. Captures and warm-ups come before, and are not counted. Floors
-are formulas of the shape at `--bytes_per_s` and `--flops_per_s`, which are what is taken as attainable, not measured.
+are formulas of the shape: on a GPU at `--bytes_per_s` and `--flops_per_s`, which are what is taken as attainable, not
+measured; on the CPU the architecture's products alone, at the median of torch's own rates just before the cases.
 """
 
 import argparse
 import copy
 import json
+import math
 import statistics
 import sys
 import time
@@ -45,9 +47,11 @@ from experiments.core_exp.execution_table import (
     draw_roofline,
     entries,
     markdown,
+    stages_of_generate,
     totals_of_generate,
     work_of,
 )
+from experiments.core_exp.product_rate import product_rate
 
 QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
 STATIC, EAGER, GRAPH = "generate(static)", "eager", "graph"
@@ -258,8 +262,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch_sizes", nargs="*", type=int, default=[])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm_rounds", type=int, default=1)
-    parser.add_argument("--bytes_per_s", type=float, default=H200.bytes_per_s)
-    parser.add_argument("--flops_per_s", type=float, default=H200.flops_per_s)
+    parser.add_argument("--bytes_per_s", type=float, help=f"of a GPU; default {H200.bytes_per_s:.1e}")
+    parser.add_argument("--flops_per_s", type=float, help=f"default: {H200.flops_per_s:.1e}; on the CPU measured")
     parser.add_argument("--output", type=Path, help="JSON of everything")
     parser.add_argument("--figure", type=Path, help="roofline picture")
     return parser.parse_args(argv)
@@ -269,26 +273,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _arguments(argv)
     set_cpu_threads(given.num_threads, 1)
     device = choose_device(given.device)
-    rates = Rates(given.bytes_per_s, given.flops_per_s)
     bench, cases = _made(given, device)
     ways, refused = possible_ways(bench, cases[0])
     timed: list[Timed] = []
+    products: list[float] = []
     for case in cases:
+        if device.type == "cpu" and bench.model.dtype == torch.float32:
+            products.append(product_rate())
         timed += timed_case(bench, case, ways, given.warm_rounds, given.rounds)
     config, element_bytes = bench.model.config, bench.model.dtype.itemsize
     with bench.model.knobs():
         work: dict[str, dict[str, Work]] = {
             case.name: work_of(config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
         }
-    floors = {} if device.type == "cpu" else _floors(work, rates)
-    rows = entries(timed, floors)
+    rates = _rates(given, device, statistics.median(products) if products else None)
+    rows = entries(timed, {} if rates is None else _floors(work, rates))
     content = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "execution": dict(bench.staged[GRAPH].describe()),
         "refused": refused,
+        "flops_per_s": None if rates is None else rates.flops_per_s,
         "rows": rows,
+        "stages_of_generate": stages_of_generate(rows),
         "sum_of_generate": totals_of_generate(rows),
         "cpu_of_generate": totals_of_generate(rows, "cpu_ms"),
         "batches": batch_entries(bench, cases[0], given.batch_sizes),
@@ -298,10 +306,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.output is not None:
         write_json_atomically(content, given.output)
     if given.figure is not None:
-        if device.type == "cpu":
-            raise ConfigurationError("--figure needs rates of the device that ran, and the CPU's are not known")
+        if rates is None or math.isinf(rates.bytes_per_s):
+            raise ConfigurationError("--figure needs a GPU: bytes per second of a CPU are not known")
         draw_roofline(rows, work, rates, given.figure)
     return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
+
+
+def _rates(given: argparse.Namespace, device: torch.device, products: float | None) -> Rates | None:
+    """None on a CPU in another number format than float32, unless a rate is given."""
+    if device.type == "cuda":
+        return Rates(given.bytes_per_s or H200.bytes_per_s, given.flops_per_s or H200.flops_per_s)
+    flops_per_s = given.flops_per_s or products
+    return Rates(math.inf, flops_per_s) if flops_per_s else None
 
 
 def _floors(work: Mapping[str, Mapping[str, Work]], rates: Rates) -> dict[str, dict[str, float]]:

@@ -24,6 +24,7 @@ from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.primitives.errors import ProfilerError
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
 PEAK_FLOPS = 790e12
@@ -125,7 +126,7 @@ def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
 
         try:
             graphs.capture(part.name, every_block)
-        except RuntimeError as error:
+        except (RuntimeError, ProfilerError) as error:
             print(f"{part.name:100s} {str(error).splitlines()[0][:100]}", flush=True)
             continue
         ms = milliseconds(lambda part=part: graphs.replay(part.name)) / blocks  # type: ignore[misc]
@@ -138,6 +139,8 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
     store = KeyValueStore.allocate(decoder, 1152)
     engine = CapturedPrefill(decoder)
     every = tuple(range(len(decoder.blocks)))
+    # What building the model left unused would otherwise be given back among the captures.
+    torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     for tokens in (1053, 300):
         embeddings = decoder.embedding[torch.randint(0, 50000, (tokens,), device="cuda")]

@@ -17,11 +17,12 @@ from experiment_core_utils.models.molmoe.flops import decoder_flops, vision_flop
 STAGES = ("vision", "prefill", "decode")
 # What the others are held against.
 PLAIN = "generate"
+FLOOR = "floor"
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device attains."""
+    """What a device attains; infinite bytes where only products count."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -127,7 +128,8 @@ def entries(timed: Sequence[Timed], floors: Mapping[str, Mapping[str, float]]) -
     plain = {row.case: row for row in timed if row.way == PLAIN}
     found = []
     for row in timed:
-        entry: dict[str, Any] = {"case": row.case, "way": row.way, "same_tokens": row.same, "rounds": len(row.totals)}
+        entry: dict[str, Any] = {"case": row.case, "way": row.way, "same_tokens": row.same}
+        entry.update(tokens=len(row.tokens), rounds=len(row.totals))
         for stage in STAGES:
             own, peer, floor = row.median_s(stage), plain[row.case].median_s(stage), floors.get(row.case, {}).get(stage)
             entry[f"{stage}_ms"] = None if own is None else own * 1e3
@@ -147,6 +149,28 @@ def totals_of_generate(rows: Sequence[Mapping[str, Any]], key: str = "total_ms")
     for row in rows:
         sums[row["way"]] = sums.get(row["way"], 0.0) + row[key]
     return {way: seconds / sums[PLAIN] for way, seconds in sums.items()}
+
+
+def stages_of_generate(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Way, and the floor where it is known -> stage and total -> sum over all cases, as a share of `generate()`'s.
+
+    The decode sums steps over answers; the floor's total is that of its stages.
+    """
+    sums: dict[str, dict[str, float]] = {}
+    for row in rows:
+        own = sums.setdefault(row["way"], dict.fromkeys((*STAGES, "total"), 0.0))
+        own["total"] += row["total_ms"]
+        floor = sums.setdefault(FLOOR, dict.fromkeys(own, 0.0)) if row["way"] == PLAIN else None
+        for stage in STAGES:
+            times = row["tokens"] - 1 if stage == "decode" else 1
+            own[stage] += times * (row[f"{stage}_ms"] or 0.0)
+            if floor is not None:
+                floor[stage] += times * (row[f"{stage}_floor_ms"] or 0.0)
+                floor["total"] += times * (row[f"{stage}_floor_ms"] or 0.0)
+    if not sums[FLOOR]["total"]:
+        del sums[FLOOR]
+    peer = sums[PLAIN]
+    return {way: {stage: ms / peer[stage] for stage, ms in own.items() if peer[stage]} for way, own in sums.items()}
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -70,7 +70,8 @@ def decoder_parts(decoder: PackedDecoder) -> Iterator[Part]:
     rotary = rotary_table(decoder.inverse_frequencies, ROWS)
     block = blocks[0]
     normed = norm(hidden, block.ffn_norm, length, eps)
-    chosen, shares = route(normed, block.router, length, TOP_K, False)
+    chosen = torch.empty(ROWS, TOP_K, dtype=torch.int32, device="cuda")
+    shares, others = route(normed, block.router, length, chosen, False), torch.empty_like(chosen)
     packed = linear(normed, block.qkv)
     keys, values = store.keys[:, 0], store.values[:, 0]
     heads = decoder.num_heads
@@ -88,7 +89,7 @@ def decoder_parts(decoder: PackedDecoder) -> Iterator[Part]:
     yield from attention_parts(lambda i: (turned, keys[i][None], values[i][None]), True, 2.0 * ROWS**2 * width)
     yield Part("output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2)
     yield Part("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
-    yield Part("router", lambda i: route(normed, blocks[i].router, length, TOP_K, False))
+    yield Part("router", lambda i: route(normed, blocks[i].router, length, others, False))
     yield Part("plan", lambda i: plan_chunks(chosen, experts, 160))
     choices = float(TOKENS * TOP_K)
     for tile in GATED_TILES:

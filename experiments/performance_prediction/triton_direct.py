@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from experiments.performance_prediction.convolution import ConvShape
-from experiments.performance_prediction.triton_launch import built, too_large
+from experiment_core_utils.primitives.triton_building import built
+from experiments.performance_prediction.convolution import AlgorithmRefused, ConvShape
+from experiments.performance_prediction.triton_launch import too_large
 
 # Output pixels and output channels of one program.
 PIXELS, CHANNELS = 128, 16
@@ -90,6 +91,6 @@ def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     grid = (triton.cdiv(rows * columns, PIXELS), triton.cdiv(out_channels, CHANNELS), shape.batch * shape.groups)
     sizes = (shape.height, shape.width, rows, columns, in_channels, out_channels, shape.groups)
     steps = (*shape.stride, *shape.padding, *shape.dilation, *shape.kernel)
-    with built("direct"), torch.cuda.device_of(given):
+    with built("the direct kernel", AlgorithmRefused), torch.cuda.device_of(given):
         direct_convolution_kernel[grid](given, weight, output, *sizes, *steps, PIXELS=PIXELS, CHANNELS=CHANNELS)
     return output

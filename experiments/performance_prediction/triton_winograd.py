@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from experiments.performance_prediction.convolution import ConvShape
+from experiment_core_utils.primitives.triton_building import built
+from experiments.performance_prediction.convolution import AlgorithmRefused, ConvShape
 from experiments.performance_prediction.cpu_algorithms import supports
-from experiments.performance_prediction.triton_launch import built, too_large
+from experiments.performance_prediction.triton_launch import too_large
 from experiments.performance_prediction.winograd_algorithms import FUSED_OUTPUTS
 
 # Tiles, output channels and input channels of one step.
@@ -172,7 +173,7 @@ def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     sizes = (shape.height, shape.width, rows, columns, across, down * across, in_channels, out_channels)
     kernels = out_channels * shape.groups * in_channels
     transformed = torch.empty(16, kernels, dtype=torch.float32, device=given.device)
-    with built("winograd"), torch.cuda.device_of(given):
+    with built("the winograd kernel", AlgorithmRefused), torch.cuda.device_of(given):
         winograd_filter_kernel[(triton.cdiv(kernels, KERNELS),)](weight, transformed, kernels, KERNELS=KERNELS)
         winograd_convolution_kernel[grid](
             given,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from experiments.core_exp.execution_table import (
     draw_roofline,
     entries,
     markdown,
+    stages_of_generate,
     totals_of_generate,
     work_of,
 )
@@ -66,6 +68,25 @@ def test_ratios_are_of_medians() -> None:
     assert "| a | graph |  | 500.00 | 30.00 (3.0 x) | 600.0 | 0.200 | yes |" in markdown([plain, graph])
 
 
+def test_stages_are_summed_over_cases_and_steps_over_answers() -> None:
+    """Two cases of 3 and 1 tokens: generate decodes 2 * 10 + 0 * 7, prefills 20 + 30, takes 50 + 30 in all; the floor
+    decodes 2 * 1, prefills 5 + 10."""
+
+    def row(way: str, tokens: int, prefill: float, decode: float, floor: float | None) -> dict[str, Any]:
+        times = {"vision_ms": None, "prefill_ms": prefill, "decode_ms": decode, "total_ms": prefill + decode * 3}
+        floors = {"vision_floor_ms": None, "prefill_floor_ms": floor, "decode_floor_ms": floor and 1.0}
+        return {"way": way, "tokens": tokens, **times, **floors}
+
+    found = stages_of_generate([row("generate", 3, 20.0, 10.0, 5.0), row("generate", 1, 30.0, 0.0, 10.0)])
+    assert found["generate"] == {"prefill": 1.0, "decode": 1.0, "total": 1.0}
+    assert found["floor"] == {
+        "prefill": pytest.approx(15 / 50),
+        "decode": pytest.approx(2 / 20),
+        "total": pytest.approx(17 / 80),
+    }
+    assert list(stages_of_generate([row("generate", 3, 20.0, 10.0, None)])) == ["generate"]
+
+
 def test_the_roofline_is_drawn(tmp_path: Path) -> None:
     found = entries(rows(), {})
     draw_roofline(found, {"a": {"decode": Work(1e6, 1e6)}}, Rates(1e9, 1e12), tmp_path / "roofline.png")
@@ -84,4 +105,7 @@ def test_every_way_gives_the_same_tokens(
     assert all(row["same_tokens"] and row["decode_ms"] > 0 for row in found["rows"])
     assert [(each["batch"], each["way"]) for each in found["batches"]] == [(2, "eager"), (2, "graph")]
     assert found["execution"]["execution"] == "straight"
+    floor = found["stages_of_generate"]["floor"]
+    assert found["flops_per_s"] > 0 and 0 < floor["prefill"] < 1
+    assert found["rows"][0]["prefill_over_floor"] > 1
     assert "| top-k 2 | graph |" in capsys.readouterr().out

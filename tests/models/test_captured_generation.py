@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.models.captured_generation import NO_GRAPHS
-from experiment_core_utils.models.graph_capture import Reruns
+from experiment_core_utils.models.graph_capture import NO_GRAPHS, Recorder, Reruns
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.errors import KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
 from tests.models.test_transformers_adapter import picture
@@ -22,6 +22,7 @@ from tests.models.tiny_checkpoints import write_checkpoint
 CPU = torch.device("cpu")
 LOW = tier_target("low")
 NEW_TOKENS = 6
+T = TypeVar("T")
 Loaded = Callable[[str], tuple[TransformersModel, TransformersModel]]
 SETTINGS = {
     "olmoe": [KnobSetting(LOW, 1, (0, 1, 2)), KnobSetting(LOW, 4, (0, 2)), KnobSetting(LOW, 2, (0, 1, 2))],
@@ -38,17 +39,42 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     @cache
     def both(family: str) -> tuple[TransformersModel, TransformersModel]:
         folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
-        config = parse_config(["--model_path", str(folder), "--device", "cpu"])
-        first, second = (load_staged_model(config, find_model(str(folder)), CPU) for _ in range(2))
-        assert isinstance(first, TransformersModel)
-        assert isinstance(second, TransformersModel)
-        replayed = TransformersModel(second.name, second.model, second.requests, "graph", Reruns())
-        for model in (first, replayed):
-            model.eos_token_ids = frozenset()
-            model.model.generation_config.eos_token_id = None
-        return first, replayed
+        return read(folder), replayed_by(Reruns(), folder)
 
     return both
+
+
+def read(folder: Path) -> TransformersModel:
+    """Its answers do not end by themselves."""
+    config = parse_config(["--model_path", str(folder), "--device", "cpu"])
+    model = load_staged_model(config, find_model(str(folder)), CPU)
+    assert isinstance(model, TransformersModel)
+    return endless(model)
+
+
+def replayed_by(recorder: Recorder, folder: Path) -> TransformersModel:
+    model = read(folder)
+    return endless(TransformersModel(model.name, model.model, model.requests, "graph", recorder))
+
+
+def endless(model: TransformersModel) -> TransformersModel:
+    model.eos_token_ids = frozenset()
+    model.model.generation_config.eos_token_id = None
+    return model
+
+
+class FailsOnce:
+    """A recorder that fails behind so many recordings, and then no more."""
+
+    def __init__(self, recordings: int, error: Exception) -> None:
+        self._left = recordings
+        self._error = error
+
+    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+        self._left -= 1
+        if self._left == -1:
+            raise self._error
+        return Reruns().record(work)
 
 
 def inputs_of(model: TransformersModel, setting: KnobSetting, question: str = "What is it?") -> Any:
@@ -152,6 +178,127 @@ def test_stages_can_be_repeated_for_their_energy(loaded: Loaded) -> None:
     assert request.output_tokens == NEW_TOKENS
     for act in ("prefill", "decode", "decode", "prefill", "prefill", "decode"):
         request.acts[act]()
+
+
+@pytest.mark.parametrize("recordings", [0, 1], ids=["prompt", "step"])
+def test_a_setting_without_memory_says_so_and_runs_eagerly(loaded: Loaded, recordings: int) -> None:
+    eager, _ = loaded("llava")
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    model = replayed_by(FailsOnce(recordings, error), Path(eager.name))
+    first, second = SETTINGS["llava"]
+    for setting in (first, second):
+        for each in (eager, model):
+            each.apply(setting)
+        inputs = inputs_of(model, setting)
+        model.make_ready(inputs, NEW_TOKENS)
+        proof = model.prove(setting, inputs)
+        tokens = inputs["input_ids"].shape[1]
+        reason = f"a prompt of {tokens} tokens and an answer of {NEW_TOKENS} ready (CUDA out of memory)"
+        wanted = ("eager", f"the device has no memory left to make {reason}") if setting is first else ("graph", None)
+        assert (proof.execution, proof.execution_reason) == wanted
+        assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+
+
+@pytest.mark.parametrize(
+    ("recordings", "wanted"), [(0, ("graph", "prefill: it asks")), (1, ("eager", "it asks"))], ids=["prompt", "step"]
+)
+def test_what_cannot_be_recorded_runs_as_ever(loaded: Loaded, recordings: int, wanted: tuple[str, str]) -> None:
+    """Of a setting whose prompts alone cannot be replayed the steps are."""
+    eager, _ = loaded("llama")
+    model = replayed_by(FailsOnce(recordings, ConfigurationError("it asks")), Path(eager.name))
+    setting = SETTINGS["llama"][0]
+    for question in ("What is it?", "Why?"):
+        inputs = inputs_of(model, setting, question)
+        for each in (eager, model):
+            each.apply(setting)
+        for _ in range(2):
+            model.make_ready(inputs, NEW_TOKENS)
+        proof = model.prove(setting, inputs)
+        assert (proof.execution, proof.execution_reason) == wanted
+        assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+
+
+def test_a_cache_without_memory_says_so_too(loaded: Loaded) -> None:
+    """One of 10^13 slots is more than any address can reach."""
+    model = replayed_by(Reruns(), Path(loaded("llama")[0].name))
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.make_ready(inputs, 10**13)
+    proof = model.prove(setting, inputs)
+    assert proof.execution == "eager"
+    assert "no memory left" in str(proof.execution_reason)
+    assert "can't allocate memory" in str(proof.execution_reason)
+
+
+class Passes:
+    """Counts a model's forward passes."""
+
+    def __init__(self, model: TransformersModel) -> None:
+        self._count = 0
+        model.model.register_forward_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        self._count += 1
+
+    def new(self) -> int:
+        """Since it was asked last."""
+        count, self._count = self._count, 0
+        return count
+
+
+def test_what_is_ready_is_not_made_again(loaded: Loaded) -> None:
+    model = replayed_by(Reruns(), Path(loaded("llava")[0].name))
+    passes, (first, second) = Passes(model), SETTINGS["llava"]
+    inputs, other = inputs_of(model, first), inputs_of(model, first, "What is it that stands behind it?")
+    assert inputs["input_ids"].shape != other["input_ids"].shape
+    for setting in (first, second):
+        model.apply(setting)
+        model.make_ready(inputs, NEW_TOKENS)
+        # One over the prompt, and one to record the step.
+        assert passes.new() == 2
+        model.make_ready(inputs_of(model, first), NEW_TOKENS)
+        assert passes.new() == 0
+        model.make_ready(other, NEW_TOKENS)
+        assert passes.new() == 1
+    model.apply(first)
+    for each in (inputs, other):
+        model.make_ready(each, NEW_TOKENS)
+    assert passes.new() == 0
+    # More slots than a cache of 256 has: it is made anew, and then serves the other shape after one pass.
+    model.make_ready(inputs, 256)
+    assert passes.new() == 2
+    model.make_ready(other, NEW_TOKENS)
+    assert passes.new() == 1
+    with torch.inference_mode():
+        assert model.prefill(inputs, model.encode_image(inputs))[0].isfinite().all()
+
+
+def test_a_state_outlives_what_is_ready_already(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.make_ready(inputs, NEW_TOKENS)
+    with torch.inference_mode():
+        logits, state = model.prefill(inputs, None)
+        model.make_ready(inputs, NEW_TOKENS)
+        assert model.decode_step(logits.argmax(dim=-1, keepdim=True), state).isfinite().all()
+
+
+def test_a_shape_whose_recording_was_let_go_is_made_again(loaded: Loaded) -> None:
+    """64 are kept."""
+    model = replayed_by(Reruns(), Path(loaded("llama")[0].name))
+    model.apply(SETTINGS["llama"][0])
+    passes = Passes(model)
+    prompts = [{"input_ids": torch.arange(20, 20 + length)[None]} for length in range(4, 4 + 65)]
+    for prompt in prompts:
+        model.make_ready(prompt, NEW_TOKENS)
+    assert passes.new() == 65 + 1
+    model.make_ready(prompts[1], NEW_TOKENS)
+    assert passes.new() == 0
+    model.make_ready(prompts[0], NEW_TOKENS)
+    assert passes.new() == 1
 
 
 def test_why_a_model_runs_eagerly_is_said(loaded: Loaded) -> None:

@@ -131,9 +131,16 @@ def test_a_shape_that_is_not_recorded_runs_as_ever() -> None:
 def test_the_longest_unused_recordings_are_let_go() -> None:
     model = ready(TEXT_FAMILIES["llama"])
     stages, decoder = GenerateStages(model), RecordedDecoder(model, Reruns(), most=2)
-    with torch.inference_mode(), decoder.in_place(records_new=True):
+    names = []
+    with torch.inference_mode():
         for tokens in (4, 5, 4, 6):
-            stages.prefill(prompt_of(tokens), None)
+            with decoder.in_place(records_new=True) as served:
+                stages.prefill(prompt_of(tokens), None)
+            names.append(tuple(served))
+    assert [len(served) for served in names] == [1, 1, 1, 1]
+    assert names[0] == names[2]
+    assert [decoder.holds(served) for served in names] == [True, False, True, True]
+    assert not decoder.holds(names[0] + names[1])
     with torch.inference_mode(), decoder.in_place():
         for tokens in (4, 5, 6):
             stages.prefill(prompt_of(tokens), None)

@@ -4,8 +4,7 @@ The graph chooses the next token, puts it where the next step reads it, and adva
 replay needs nothing from the host. `capture_refusal` says why a decoder is not captured.
 """
 
-import subprocess
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +16,8 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_building import built
 
 # What one program holds in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
@@ -68,6 +68,7 @@ class CapturedDecode:
         self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
         self._stores: dict[int, KeyValueStore] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
+        self._stepped: tuple[int, int] | None = None
         self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
@@ -81,7 +82,23 @@ class CapturedDecode:
     @torch.inference_mode()
     def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
         """As `DecodeEngine.step`; captures first what `make_ready` was not asked for."""
-        return self._graphs.replay(self._make_ready(knobs, store))
+        name = self._make_ready(knobs, store)
+        self._stepped = store.batch, store.slots
+        return self._graphs.replay(name)
+
+    def forget_experts(self) -> None:
+        """See `NotedExperts.forget_experts`."""
+        self._stepped = None
+        for buffers in self._buffers.values():
+            buffers.used.forget()
+
+    @property
+    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
+        """See `NotedExperts.chosen_experts`; on the host."""
+        if self._stepped is None:
+            return {}
+        found: Mapping[int, torch.Tensor] = self._buffers[self._stepped].used.of_tokens(self._stepped[0])
+        return found
 
     @torch.inference_mode()
     def _make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> Hashable:
@@ -96,7 +113,8 @@ class CapturedDecode:
         if size not in self._buffers:
             self._buffers[size] = self._kernels.StepBuffers.allocate(self._decoder, *size, tiles)
         step = self._kernels.DecodeStep(self._decoder, store, self._buffers[size], tiles, self._overlap)
-        with torch.cuda.device(self._decoder.device), _kept(store), _built():
+        building = built("the decode step's kernels", ConfigurationError)
+        with torch.cuda.device(self._decoder.device), _kept(store), building:
             self._graphs.capture(name, partial(step.launch, knobs))
         return name
 
@@ -122,19 +140,3 @@ def _kept(store: KeyValueStore) -> Iterator[None]:
     finally:
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(old)
-
-
-@contextmanager
-def _built() -> Iterator[None]:
-    """Turns Triton's errors while it builds a kernel into ConfigurationError."""
-    from triton.errors import TritonError
-
-    try:
-        yield
-    except (TritonError, subprocess.CalledProcessError) as error:
-        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error
-    except RuntimeError as error:
-        # Triton says so by a bare RuntimeError where there is no C compiler for its launcher.
-        if "C compiler" not in str(error):
-            raise
-        raise ConfigurationError(f"Triton does not build the decode step's kernels: {first_line(error)}") from error

@@ -6,9 +6,10 @@ so that hundreds of them need little more than the largest.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import torch
+
+from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder
 
 # Runs before a capture: kernels are built, libraries choose their algorithms and allocate.
 WARM_UPS = 2
@@ -18,39 +19,38 @@ class CapturedGraphs:
     """Graphs by name; beyond `limit` the one that was not used for the longest time is dropped.
 
     Only one graph may run at a time, and a graph's output may be overwritten by the next run of any of them.
+
+    Args:
+        recorder: makes the graphs, by `WARM_UPS` runs before; None for CUDA graphs of the current device.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, recorder: Recorder | None = None) -> None:
         self._limit = limit
-        self._pool: Any = torch.cuda.graph_pool_handle()
-        # One for all warm-ups: libraries keep tens of megabytes of working memory for each stream that they saw.
-        self._side = torch.cuda.Stream()
-        self._graphs: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = OrderedDict()
+        self._recorder = _of_current_device() if recorder is None else recorder
+        self._replays: OrderedDict[Hashable, Callable[[], torch.Tensor]] = OrderedDict()
 
     def __contains__(self, name: Hashable) -> bool:
-        return name in self._graphs
+        return name in self._replays
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return len(self._replays)
 
     def capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
-        """Run `run` a few times, then once more recorded; it must not ask the host and must read what stays put."""
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            for _ in range(WARM_UPS):
-                run()
-        torch.cuda.current_stream().wait_stream(self._side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = run()
-        while len(self._graphs) >= self._limit:
-            dropped, _ = self._graphs.popitem(last=False)[1]
-            dropped.reset()
-        self._graphs[name] = (graph, output)
+        """Run `run` a few times, then once more recorded; it must not ask the host and must read what stays put.
+
+        Raises:
+            ConfigurationError, OutOfMemory: see `Recorder.record`; the graphs there are stay.
+        """
+        replay = self._recorder.record(run)
+        while len(self._replays) >= self._limit:
+            self._replays.popitem(last=False)
+        self._replays[name] = replay
 
     def replay(self, name: Hashable) -> torch.Tensor:
         """Launch a captured graph on the current stream; its output, which stands where it stood before."""
-        self._graphs.move_to_end(name)
-        graph, output = self._graphs[name]
-        graph.replay()
-        return output
+        self._replays.move_to_end(name)
+        return self._replays[name]()
+
+
+def _of_current_device() -> CudaGraphs:
+    return CudaGraphs(torch.device("cuda", torch.cuda.current_device()), WARM_UPS)

@@ -4,6 +4,7 @@ Prompts are padded at the right to a multiple of 64 tokens; there is one graph f
 Importing this module does not need Triton, making an engine does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.triton_building import built
 
 # Prompt lengths are rounded up to a multiple of this.
 BUCKET = 64
@@ -29,6 +32,15 @@ class _Bucket:
     # Its own, so that it is never above T: a capture runs with what the last request left here.
     length: torch.Tensor  # one int64, 1 to T
     rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A call, and where its experts stand."""
+
+    record: ExpertRecord
+    rows: int
+    tokens: int
 
 
 def captured_prefill_problem(decoder: PackedDecoder) -> str | None:
@@ -65,6 +77,8 @@ class CapturedPrefill:
         self._kernels = _kernels()
         self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
         self._buckets: dict[int, _Bucket] = {}
+        self._records: dict[tuple[int, int], ExpertRecord] = {}
+        self._noted: _Noted | None = None
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
         """See `PrefillEngine.make_ready`; for request 0."""
@@ -77,11 +91,34 @@ class CapturedPrefill:
         """See `PrefillEngine.prefill`; `store.next_tokens` of the request is the likeliest token afterwards."""
         tokens = embeddings.shape[0]
         name = self._make_ready(knobs, store, tokens, request)
-        bucket = self._buckets[_bucket(tokens, store)]
+        rows = _bucket(tokens, store)
+        bucket = self._buckets[rows]
         bucket.hidden[:tokens].copy_(embeddings)
         bucket.hidden[tokens:].zero_()
         bucket.length.fill_(tokens)
+        self._noted = _Noted(self._record_for(knobs, store), rows, tokens)
         return self._graphs.replay(name)
+
+    def forget_experts(self) -> None:
+        """See `NotedExperts.forget_experts`."""
+        self._noted = None
+        for record in self._records.values():
+            record.forget()
+
+    @property
+    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
+        """See `NotedExperts.chosen_experts`; on the host, without the rows that pad the prompt."""
+        noted = self._noted
+        if noted is None:
+            return {}
+        return {block: ids[: noted.tokens] for block, ids in noted.record.of_tokens(noted.rows).items()}
+
+    def _record_for(self, knobs: DecoderKnobs, store: KeyValueStore) -> ExpertRecord:
+        """One for the prompts of all lengths that fit into the store, as only one graph runs at a time."""
+        size = store.slots, max(knobs.top_k, self._decoder.default_top_k)
+        if size not in self._records:
+            self._records[size] = ExpertRecord.allocate(self._decoder, size[0] * size[1])
+        return self._records[size]
 
     @torch.inference_mode()
     def _make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int, request: int) -> tuple[Any, ...]:
@@ -99,15 +136,16 @@ class CapturedPrefill:
         bucket, decoder = self._buckets[rows], self._decoder
         keys, values = store.keys[: len(knobs.blocks), request], store.values[: len(knobs.blocks), request]
         chosen = store.next_tokens[request : request + 1]
+        used = self._record_for(knobs, store).ids
 
         def run() -> torch.Tensor:
             logits: torch.Tensor = self._kernels.prefill(
-                decoder, bucket.hidden, bucket.length, knobs.blocks, knobs.top_k, keys, values, bucket.rotary
+                decoder, bucket.hidden, bucket.length, knobs.blocks, knobs.top_k, keys, values, bucket.rotary, used
             )
             chosen.copy_(logits.argmax(dim=-1))
             return logits
 
-        with self._kernels.built("the prefill"):
+        with built("the kernels of the prefill", ConfigurationError):
             self._graphs.capture(name, run)
         return name
 

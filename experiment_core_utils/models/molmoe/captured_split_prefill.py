@@ -13,9 +13,11 @@ import torch
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import BUCKET, captured_prefill_problem
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_building import built
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class CapturedSplitPrefill:
         self._kernels = _kernels()
         self._graphs = graphs
         self._padded: dict[int, _Padded] = {}
+        self._records: dict[int, ExpertRecord] = {}
         self._last_two = torch.tensor([2, 1], device=decoder.device)
         # Of the prompt that began last: its padded length, and how many blocks have run.
         self._began = (0, 0)
@@ -103,16 +106,17 @@ class CapturedSplitPrefill:
             return name
         padded, decoder = self._padded[rows], self._decoder
         keys, values = store.keys[:pause, 0], store.values[:pause, 0]
+        used = self._used(rows * decoder.default_top_k)
 
         def run() -> torch.Tensor:
             states = self._kernels.begin(
-                decoder, padded.hidden, padded.first_length, pause, keys, values, padded.rotary
+                decoder, padded.hidden, padded.first_length, pause, keys, values, padded.rotary, used
             )
             # Graphs share what memory they need in between.
             padded.paused.copy_(states)
             return states.index_select(0, (padded.first_length - self._last_two).clamp_(min=0)).float()
 
-        with self._kernels.built("the prefill"):
+        with built("the kernels of the prefill", ConfigurationError):
             self._graphs.capture(name, run)
         return name
 
@@ -124,17 +128,24 @@ class CapturedSplitPrefill:
         padded, decoder, left = self._padded[rows], self._decoder, knobs.blocks[pause:]
         own = slice(pause, len(knobs.blocks))
         keys, values, chosen = store.keys[own, 0], store.values[own, 0], store.next_tokens[:1]
+        used = self._used(rows * knobs.top_k)
 
         def run() -> torch.Tensor:
             logits: torch.Tensor = self._kernels.finish(
-                decoder, padded.paused, padded.length, left, knobs.top_k, keys, values, padded.rotary
+                decoder, padded.paused, padded.length, left, knobs.top_k, keys, values, padded.rotary, used
             )
             chosen.copy_(logits.argmax(dim=-1))
             return logits
 
-        with self._kernels.built("the prefill"):
+        with built("the kernels of the prefill", ConfigurationError):
             self._graphs.capture(name, run)
         return name
+
+    def _used(self, most: int) -> torch.Tensor:
+        """Where kernels put so many expert ids a block; nobody reads them afterwards."""
+        if most not in self._records:
+            self._records[most] = ExpertRecord.allocate(self._decoder, most)
+        return self._records[most].ids
 
     @torch.inference_mode(False)
     def _new_padded(self, rows: int) -> _Padded:

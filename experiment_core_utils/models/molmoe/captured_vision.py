@@ -12,6 +12,7 @@ from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
 from experiment_core_utils.models.molmoe.packed_vision import PackedVision
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.triton_building import built
 
 # Graphs kept: more than there are tiers of crops, few enough for requests of any size.
 MOST_GRAPHS = 64
@@ -81,7 +82,7 @@ class CapturedVision:
             features: torch.Tensor = self._kernels.encode(vision, held.patches, real, held.masks)
             return features
 
-        with self._kernels.built("the vision tower"):
+        with built("the kernels of the vision tower", ConfigurationError):
             self._graphs.capture(name, run)
 
     @torch.inference_mode()

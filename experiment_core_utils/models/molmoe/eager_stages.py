@@ -23,9 +23,6 @@ class EagerStages:
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         self._model = model
 
-    def make_ready(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.make_ready`."""
-
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
         if "pixel_values" not in inputs:

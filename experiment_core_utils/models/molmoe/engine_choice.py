@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from experiment_core_utils.models.graph_capture import NO_GRAPHS
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
 from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedSplitPrefill
 from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
+from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
+from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
@@ -21,7 +24,7 @@ from experiment_core_utils.primitives.records import StageName
 
 # Of prefill and decode together, kept at a time: settings times prompt lengths.
 MOST_GRAPHS = 1024
-NO_GRAPHS_HERE = "there are no CUDA graphs on the CPU"
+OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,9 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
     """Without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
-        reasons = dict.fromkeys(ways, NO_GRAPHS_HERE)
-        return Engines(StraightPrefill(decoder), StraightSplitPrefill(decoder), StraightDecode(decoder), ways, reasons)
+        prefill, why = _cpu_prefill(decoder)
+        reasons = {"prefill": why, "decode": NO_GRAPHS}
+        return Engines(prefill, StraightSplitPrefill(decoder, prefill), StraightDecode(decoder), ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
     decode = CapturedDecode(decoder, graphs)
@@ -69,19 +73,27 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
         return Engines(whole, split, decode, {"prefill": "captured", "decode": "captured"}, {})
     except ConfigurationError as error:
         ways = {"prefill": "straight", "decode": "captured"}
-        straight = StraightPrefill(decoder), StraightSplitPrefill(decoder)
-        return Engines(*straight, decode, ways, {"prefill": str(error)})
+        straight = StraightPrefill(decoder)
+        return Engines(straight, StraightSplitPrefill(decoder, straight), decode, ways, {"prefill": str(error)})
 
 
 def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine | None, str, str | None]:
     """The engine, its way, and why it is not captured."""
-    reason = NO_GRAPHS_HERE
-    if model.device.type == "cuda":
-        try:
+    try:
+        if model.device.type == "cuda":
             return CapturedVision(pack_vision(model)), "captured", None
-        except ConfigurationError as error:
-            reason = str(error)
+        return CompiledVision(model), "straight", NO_GRAPHS
+    except ConfigurationError as error:
+        reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
     try:
         return StraightVision(model), "straight", reason
     except ConfigurationError as error:
         return None, "eager", str(error)
+
+
+def _cpu_prefill(decoder: PackedDecoder) -> tuple[StraightPrefill, str]:
+    """The engine, and why it is not captured; with it why its kernels are torch's own, where they are."""
+    try:
+        return CompiledPrefill(decoder), NO_GRAPHS
+    except ConfigurationError as error:
+        return StraightPrefill(decoder), OWN_KERNELS.format(error)

@@ -7,6 +7,7 @@ cannot run; such a stage then runs otherwise. A store that was made ready with a
 its addresses may be captured.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,7 +36,24 @@ class VisionEngine(Protocol):
         ...
 
 
-class PrefillEngine(Protocol):
+class NotedExperts(Protocol):
+    """What an engine says of the experts that it used, so that a knob that does not act is seen."""
+
+    def forget_experts(self) -> None:
+        """Comes before the one call whose experts are wanted. Calls that nobody asks about need not pay for it."""
+        ...
+
+    @property
+    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
+        """Expert ids [T, k] of that call's T tokens, of each block that ran, by block.
+
+        They come from where the experts are computed, so that a captured stage reports of itself: what was left out is
+        no expert's id.
+        """
+        ...
+
+
+class PrefillEngine(NotedExperts, Protocol):
     """Runs one request's prompt."""
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
@@ -52,7 +70,7 @@ class PrefillEngine(Protocol):
         ...
 
 
-class DecodeEngine(Protocol):
+class DecodeEngine(NotedExperts, Protocol):
     """Runs one step of all B requests of a store."""
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:

@@ -11,36 +11,23 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from experiment_core_utils.models.held_request import HeldRequest, RequestHolder
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import count_experts, refuse_other_experts
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
+from experiment_core_utils.models.replayed_logits import refuse_other_logits
 from experiment_core_utils.primitives.config import ExecutionMode
-from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import KnobProof, StageName
 
 # Stores grow by so many slots, so that longer requests seldom need a new one; captures are lost with the old one.
 SLOT_STEP = 512
 # Room for answers to a request that nobody announced.
 UNANNOUNCED_TOKENS = 64
-# Share of the logits' norm by which a capture may differ from the straight path, in float32 and in lower precision.
-MOST_DIFFERENCE, MOST_ROUNDED_DIFFERENCE = 1e-3, 0.2
-
-
-@dataclass
-class StoreState:
-    """What `decode_step` needs between tokens: where the request stands in the store.
-
-    Attributes:
-        prompt: its tokens; another state of the same tensor at the same knobs has filled the same slots.
-        length: slots in use.
-    """
-
-    knobs: DecoderKnobs
-    prompt: torch.Tensor  # [1, T]
-    length: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,8 @@ class LaunchFreeStages:
         self._decoder = pack_decoder(model)
         self._engines = choose_engines(model, self._decoder)
         self._store = KeyValueStore.allocate(self._decoder, slots=0)
-        self._held: StoreState | None = None
+        self._holder = RequestHolder[DecoderKnobs]("the key-value store")
+        self._ready: set[DecoderKnobs] = set()
 
     @property
     def decoder(self) -> PackedDecoder:
@@ -122,23 +110,35 @@ class LaunchFreeStages:
             self._engines.vision.make_ready(inputs["pixel_values"].shape[1])
         self._engines.prefill.make_ready(knobs, self._store, tokens)
         self._engines.decode.make_ready(knobs, self._store)
-        self._held = None
+        self._holder.release()
+        self._ready.add(knobs)
+
+    def give_up(self, knobs: DecoderKnobs) -> None:
+        """The knobs will not run here: the store goes, with its captures, where no others were made ready."""
+        self._holder.release()
+        self._ready.discard(knobs)
+        if not self._ready:
+            self._replace_store(KeyValueStore.allocate(self._decoder, slots=0))
 
     def reserve(self, slots: int) -> None:
         """Room for a request of so many; a state from before is no longer valid."""
         self._make_room(slots)
-        self._held = None
+        self._holder.release()
 
     def _make_room(self, slots: int) -> None:
         """What the state that is held has in its slots goes along."""
         if slots <= self._store.slots:
             return
         old, wanted = self._store, -(-slots // SLOT_STEP) * SLOT_STEP
-        self._store = KeyValueStore.allocate(self._decoder, wanted)
-        if self._held is not None:
-            self._store.keys[:, :, :, : old.slots] = old.keys
-            self._store.values[:, :, :, : old.slots] = old.values
-            self._store.set_lengths(old.lengths)
+        store = KeyValueStore.allocate(self._decoder, wanted)
+        if self._holder.is_held:
+            store.keys[:, :, :, : old.slots] = old.keys
+            store.values[:, :, :, : old.slots] = old.values
+            store.set_lengths(old.lengths)
+        self._replace_store(store)
+
+    def _replace_store(self, store: KeyValueStore) -> None:
+        self._store = store
         if self.is_captured:
             # Their captures hold the addresses of the store that was.
             made = decoder_engines(self._decoder)
@@ -159,28 +159,23 @@ class LaunchFreeStages:
     @torch.inference_mode()
     def prefill(
         self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
-    ) -> tuple[torch.Tensor, StoreState]:
+    ) -> tuple[torch.Tensor, HeldRequest[DecoderKnobs]]:
         """See `StagedModel.prefill`."""
         prompt = inputs["input_ids"]
         tokens = prompt.shape[1]
-        self._held = None
+        self._holder.release()
         if tokens > self._store.slots:
             self._make_room(tokens + UNANNOUNCED_TOKENS)
-        logits = self._engines.prefill.prefill(self._embedded(prompt, features), knobs, self._store)
+        logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._store)
         return logits, self.hold(knobs, prompt)
 
-    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor) -> StoreState:
+    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor) -> HeldRequest[DecoderKnobs]:
         """The state of a prompt [1, T] that fills the first slots of the store."""
         tokens = prompt.shape[1]
         self._store.set_lengths([tokens])
-        self._held = StoreState(knobs, prompt, tokens)
-        return self._held
+        return self._holder.hold(knobs, prompt)
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
-        """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
-        return self._embedded(prompt, features)
-
-    def _embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
         tokens = prompt.shape[1]
         embeddings = F.embedding(prompt[0], self._decoder.embedding)
@@ -193,7 +188,7 @@ class LaunchFreeStages:
         return roomy[:tokens]
 
     @torch.inference_mode()
-    def decode_step(self, token: torch.Tensor, state: StoreState) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """See `StagedModel.decode_step`.
 
         Raises:
@@ -205,34 +200,29 @@ class LaunchFreeStages:
         self._store.next_tokens.copy_(token.flatten())
         return self.step(state)
 
-    def _resume(self, state: StoreState) -> None:
-        held = self._held
-        if held is not state:
-            same_prompt = held is not None and held.prompt is state.prompt and held.knobs == state.knobs
-            if not same_prompt or state.length != state.prompt.shape[1]:
-                raise SettingError("the key-value store holds another request by now; prefill this one again")
-            self._held = state
+    def _resume(self, state: HeldRequest[DecoderKnobs]) -> None:
+        self._holder.resume(state)
         if self._store.lengths[0] != state.length:
             self._store.set_lengths([state.length])
 
-    def step(self, state: StoreState) -> torch.Tensor:
+    def step(self, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """A decode step of the request that is held, from the token that the last step chose."""
-        logits = self._engines.decode.step(state.knobs, self._store)
+        logits = self._engines.decode.step(state.setting, self._store)
         self._store.note_step()
         state.length += 1
         return logits
 
-    def rewind(self, state: StoreState, steps: int) -> None:
+    def rewind(self, state: HeldRequest[DecoderKnobs], steps: int) -> None:
         """See `StagedModel.rewind`."""
         self._resume(state)
         state.length -= steps
-        self._store.set_lengths([state.length])
+        self._store.rewind(steps)
 
     def ahead(self, knobs: DecoderKnobs) -> "RequestAhead":
         """The stages for `generate_ahead`: steps that feed themselves on the device."""
         return RequestAhead(self, self._store, knobs)
 
-    def place_in(self, store: KeyValueStore, row: int, state: StoreState) -> None:
+    def place_in(self, store: KeyValueStore, row: int, state: HeldRequest[DecoderKnobs]) -> None:
         """Copy the slots of the request that is held into a row of a store of several."""
         self._resume(state)
         store.keys[:, row, :, : state.length] = self._store.keys[:, 0, :, : state.length]
@@ -240,27 +230,35 @@ class LaunchFreeStages:
 
     @torch.inference_mode()
     def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`: blocks by the slots that they filled, experts as the straight path notes them.
+        """See `StagedModel.prove`: blocks and experts as the engines note them, and slots that were filled.
 
-        What is captured keeps no notes; its logits are held against those of the straight path instead.
+        What is captured is held against the straight path as well: its logits and, in float32, its experts.
 
         Raises:
-            KnobDidNotAct: they are not the same.
+            KnobDidNotAct: a block used more or fewer experts than it should, or the two are not the same.
         """
         self.make_ready(knobs, inputs, 2)
+        prefill, decode = self._engines.prefill, self._engines.decode
+        prefill.forget_experts()
+        decode.forget_experts()
         features = self.encode_image(inputs)
         logits, state = self.prefill(knobs, inputs, features)
         token = logits.argmax(dim=-1)
         self._store.keys[:, :, :, state.length] = torch.nan
         found = [logits.clone(), self.decode_step(token, state).clone()]
         filled = self._store.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
-        prefill, decode = self._engines.prefill, self._engines.decode
-        if not isinstance(prefill, StraightPrefill) or not isinstance(decode, StraightDecode):
-            prefill, decode = self._compared(knobs, inputs, features, token, found)
+        used, used_decode = prefill.chosen_experts, decode.chosen_experts
+        experts_per_token = count_experts("prefill", used, self._decoder, knobs)
+        count_experts("decode", used_decode, self._decoder, knobs)
+        if "captured" in (self._engines.ways["prefill"], self._engines.ways["decode"]):
+            straight, straight_decode = self._compared(knobs, inputs, features, token, found)
+            if self._decoder.dtype == torch.float32:
+                refuse_other_experts("prefill", used, straight.chosen_experts, self._decoder)
+                refuse_other_experts("decode", used_decode, straight_decode.chosen_experts, self._decoder)
         return KnobProof(
-            experts_per_token=tuple(ids.shape[1] for ids in prefill.chosen_experts.values()),
-            blocks_run=tuple(prefill.chosen_experts),
-            blocks_run_decode=tuple(decode.chosen_experts),
+            experts_per_token=experts_per_token,
+            blocks_run=tuple(used),
+            blocks_run_decode=tuple(used_decode),
             cache_layers=int(filled.sum()),
         )
 
@@ -276,18 +274,12 @@ class LaunchFreeStages:
         prefill, decode = StraightPrefill(self._decoder), StraightDecode(self._decoder)
         tokens = inputs["input_ids"].shape[1]
         store = KeyValueStore.allocate(self._decoder, tokens + 1)
-        expected = [prefill.prefill(self._embedded(inputs["input_ids"], features), knobs, store)]
+        expected = [prefill.prefill(self.embedded(inputs["input_ids"], features), knobs, store)]
         store.set_lengths([tokens])
         store.next_tokens.copy_(token)
         expected.append(decode.step(knobs, store))
-        most = MOST_DIFFERENCE if self._decoder.dtype == torch.float32 else MOST_ROUNDED_DIFFERENCE
-        for stage, mine, theirs in zip(("prefill", "decode"), found, expected, strict=True):
-            difference = float((mine.float() - theirs.float()).norm() / theirs.float().norm())
-            # Not-a-number is no agreement either.
-            if not difference <= most:
-                raise KnobDidNotAct(
-                    f"the captured {stage} differs by {difference:.1%} from the same setting run step by step"
-                )
+        captured = dict(zip(("captured prefill", "captured decode"), found, strict=True))
+        refuse_other_logits(captured, expected, "the same setting run step by step", self._decoder.dtype)
         return prefill, decode
 
 
@@ -298,7 +290,7 @@ class RequestAhead:
         self._stages = stages
         self._store = store
         self._knobs = knobs
-        self._state: StoreState | None = None
+        self._state: HeldRequest[DecoderKnobs] | None = None
 
     @property
     def device(self) -> torch.device:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from experiment_core_utils.models.molmoe.joined_layers import joined_rows, packing_problem
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -127,15 +127,7 @@ def _weights_problem(model: MolmoeForConditionalGeneration) -> str | None:
     decoder = model.get_decoder()
     weights += [decoder.embed_tokens.weight, decoder.norm.weight, model.lm_head.weight]
     linear = [layer for block in model.all_blocks for layer in _projections(block)]
-    if any(type(layer) is not nn.Linear for layer in linear) or not all(map(torch.is_floating_point, weights)):
-        return "its weights are quantised"
-    devices = sorted({str(weight.device) for weight in weights})
-    if len(devices) > 1:
-        return f"its weights are on several devices ({', '.join(devices)})"
-    if devices == ["meta"]:
-        return "its weights are not loaded"
-    dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
-    return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
+    return packing_problem(linear, weights)
 
 
 def _projections(block: Any) -> tuple[Any, ...]:
@@ -169,14 +161,3 @@ def _packed(block: Any) -> PackedBlock:
         if not weight.is_contiguous():
             raise ConfigurationError(f"the decoder cannot be packed: its {name} weights are not contiguous")
     return packed
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def joined_rows(layers: list[nn.Linear]) -> torch.Tensor:
-    """The layers' weights one below the other; each layer's own becomes a view of its rows."""
-    joined = torch.cat([layer.weight.detach() for layer in layers])
-    rows = joined.split([layer.out_features for layer in layers])
-    for layer, own in zip(layers, rows, strict=True):
-        layer.weight = nn.Parameter(own, requires_grad=layer.weight.requires_grad)
-    return joined

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
+from experiment_core_utils.models.molmoe.joined_layers import joined_biases, joined_rows, packing_problem
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.packed_blocks import joined_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Products on tensor cores want the inner width in multiples of this.
@@ -124,16 +124,7 @@ def _problem(model: MolmoeForConditionalGeneration) -> str | None:
         return f"its blocks use {activation}, not quick_gelu"
     parts = nn.ModuleList([model.model.vision_tower, model.model.connector])
     layers = [layer for layer in parts.modules() if isinstance(layer, nn.Linear)]
-    weights = list(parts.parameters())
-    if any(type(layer) is not nn.Linear for layer in layers) or not all(map(torch.is_floating_point, weights)):
-        return "its weights are quantised"
-    devices = sorted({str(weight.device) for weight in weights})
-    if len(devices) > 1:
-        return f"its weights are on several devices ({', '.join(devices)})"
-    if devices == ["meta"]:
-        return "its weights are not loaded"
-    dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
-    return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
+    return packing_problem(layers, parts.parameters())
 
 
 def _block(layer: CLIPEncoderLayer) -> PackedVisionBlock:
@@ -142,7 +133,7 @@ def _block(layer: CLIPEncoderLayer) -> PackedVisionBlock:
     return PackedVisionBlock(
         first_norm=_norm(layer.layer_norm1),
         qkv=joined_rows(qkv),
-        qkv_bias=_joined_biases(qkv),
+        qkv_bias=joined_biases(qkv),
         output=attention.out_proj.weight.detach(),
         output_bias=attention.out_proj.bias.detach(),
         second_norm=_norm(layer.layer_norm2),
@@ -163,7 +154,7 @@ def _connector(model: MolmoeForConditionalGeneration) -> PackedConnector:
         query=connector.q_proj.weight.detach(),
         query_bias=connector.q_proj.bias.detach(),
         key_value=joined_rows(key_value),
-        key_value_bias=_joined_biases(key_value),
+        key_value_bias=joined_biases(key_value),
         output=connector.out_proj.weight.detach(),
         output_bias=connector.out_proj.bias.detach(),
         gate_up=joined_rows([connector.gate_proj, connector.up_proj]),
@@ -177,14 +168,3 @@ def _norm(norm: nn.LayerNorm) -> LayerNorm:
 
 def _padded(weight: torch.Tensor) -> torch.Tensor:
     return nn.functional.pad(weight, (0, -weight.shape[1] % ALIGNMENT))
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _joined_biases(layers: list[nn.Linear]) -> torch.Tensor:
-    """The layers' biases one after the other; each layer's own becomes a view of its part."""
-    joined = torch.cat([layer.bias.detach() for layer in layers])
-    parts = joined.split([layer.out_features for layer in layers])
-    for layer, own in zip(layers, parts, strict=True):
-        layer.bias = nn.Parameter(own, requires_grad=layer.bias.requires_grad)
-    return joined

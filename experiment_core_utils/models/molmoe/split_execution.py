@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
+from experiment_core_utils.models.held_request import HeldRequest
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import LaunchFreeStages, StoreState
+from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
@@ -211,14 +212,14 @@ class LaunchFreeSplit:
         embeddings = self._stages.embedded(prompt, features)
         return self._stages.engines.split.begin(embeddings, row, pause, self._stages.store)
 
-    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, StoreState]:
+    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, HeldRequest[DecoderKnobs]]:
         """See `SplitStages.finish`."""
         check_rest(tuple(active_blocks), self._pause)
         knobs = DecoderKnobs(*self._model.checked_setting(top_k, active_blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.store)
         return logits, self._stages.hold(knobs, self._prompt)
 
-    def decode_step(self, token: torch.Tensor, state: StoreState) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """See `SplitStages.decode_step`."""
         return self._stages.decode_step(token, state)
 
@@ -226,6 +227,6 @@ class LaunchFreeSplit:
         """Put the likeliest token where the first step reads it."""
         self.last_token.copy_(logits.argmax(dim=-1))
 
-    def advance(self, state: StoreState) -> None:
+    def advance(self, state: HeldRequest[DecoderKnobs]) -> None:
         """A decode step from the last token, and the choice of the next."""
         self._stages.step(state)

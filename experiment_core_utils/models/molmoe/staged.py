@@ -13,12 +13,14 @@ from PIL import Image
 from torch import nn
 
 from experiment_core_utils.models.architecture import stored_bytes
+from experiment_core_utils.models.graph_capture import refused_without_memory
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
+from experiment_core_utils.models.held_request import HeldRequest
 from experiment_core_utils.models.memory_parts import step_weights
 from experiment_core_utils.models.molmoe.batched_execution import BatchedExecution
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import Executed, LaunchFreeStages, StoreState, launch_free_stages
+from experiment_core_utils.models.molmoe.execution import Executed, LaunchFreeStages, launch_free_stages
 from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.memory import cache_elements
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
@@ -31,7 +33,7 @@ from experiment_core_utils.models.molmoe.split_execution import EagerSplit, Laun
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
-from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
@@ -188,10 +190,18 @@ class MolmoeStagedModel:
 
     def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """See `StagedModel.make_ready`; a setting that cannot be made ready runs eagerly from then on."""
+        stages, knobs = self._launch_free, self._knobs
+        if stages is None or knobs in self._refused:
+            return
         try:
-            self._stages.make_ready(self._knobs, inputs, max_new_tokens)
+            with refused_without_memory(inputs["input_ids"].shape[1], max_new_tokens):
+                stages.make_ready(knobs, inputs, max_new_tokens)
         except ConfigurationError as error:
-            self._refused[self._knobs] = str(error)
+            self._refused[knobs] = str(error)
+        if knobs in self._refused:
+            # Not in the handler: until its end the error holds what was half made.
+            stages.give_up(knobs)
+            release_cached_memory(self.device)
 
     @cached_property
     def host_embeddings(self) -> np.ndarray:
@@ -217,11 +227,11 @@ class MolmoeStagedModel:
 
     def prefill(
         self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
-    ) -> tuple[torch.Tensor, DecodeState | StoreState]:
+    ) -> tuple[torch.Tensor, DecodeState | HeldRequest[DecoderKnobs]]:
         """See `StagedModel.prefill`."""
         return self._stages.prefill(self._knobs, inputs, features)
 
-    def decode_step(self, token: torch.Tensor, state: DecodeState | StoreState) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: DecodeState | HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
@@ -233,12 +243,12 @@ class MolmoeStagedModel:
             return generate_ahead(stages.ahead(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
-    def rewind(self, state: DecodeState | StoreState, steps: int) -> None:
+    def rewind(self, state: DecodeState | HeldRequest[DecoderKnobs], steps: int) -> None:
         """See `StagedModel.rewind`."""
         self._stages_of(state).rewind(state, steps)
 
-    def _stages_of(self, state: DecodeState | StoreState) -> Any:
-        return self._launch_free if isinstance(state, StoreState) else self._eager
+    def _stages_of(self, state: DecodeState | HeldRequest[DecoderKnobs]) -> Any:
+        return self._launch_free if isinstance(state, HeldRequest) else self._eager
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""

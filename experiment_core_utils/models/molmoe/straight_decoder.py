@@ -18,6 +18,8 @@ from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, Packe
 # Up to so many rows the number of operations counts, beyond it what each of them does.
 FEW_ROWS = 8
 
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class RotaryTable:
@@ -60,8 +62,15 @@ class _Straight:
 
     @property
     def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """Expert ids [T, k] that each block used in the last call, by block in the order in which they ran."""
+        """See `NotedExperts.chosen_experts`; of the last call, in the order in which the blocks ran.
+
+        T is 1 in the last block of a prefill.
+        """
         return self._chosen
+
+    def forget_experts(self) -> None:
+        """See `NotedExperts.forget_experts`."""
+        self._chosen = {}
 
     def _rotary_for(self, positions: int) -> RotaryTable:
         if len(self._rotary.cosine) < positions:
@@ -77,16 +86,20 @@ class _Straight:
         return (states * square[:, 0].rsqrt_()).mul_(weight)
 
     def _projected(
-        self, block: PackedBlock, states: torch.Tensor, rotary: RotaryTable
+        self, block: PackedBlock, states: torch.Tensor, rotary: RotaryTable, asking: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[T, H] -> queries [T, Q, D], keys and values [T, KV, D], normed and turned."""
-        decoder = self._decoder
+        """[T, H] -> queries [A, Q, D] of the last A rows, keys and values [T, KV, D], normed and turned."""
         width, kv_width = len(block.query_norm), len(block.key_norm)
-        joint = F.linear(self._normed(states, block.input_norm), block.qkv)
-        queries, keys, values = joint.split([width, kv_width, kv_width], dim=1)
-        heads = (-1, decoder.head_width)
+        normed, asked = self._normed(states, block.input_norm), rotary
+        if asking == len(states):
+            queries, keys, values = F.linear(normed, block.qkv).split([width, kv_width, kv_width], dim=1)
+        else:
+            queries = F.linear(normed[-asking:], block.qkv[:width])
+            keys, values = F.linear(normed, block.qkv[width:]).split([kv_width, kv_width], dim=1)
+            asked = rotary.rows(slice(-asking, None))
+        heads = (-1, self._decoder.head_width)
         return (
-            rotary.turned(self._normed(queries, block.query_norm).unflatten(1, heads)),
+            asked.turned(self._normed(queries, block.query_norm).unflatten(1, heads)),
             rotary.turned(self._normed(keys, block.key_norm).unflatten(1, heads)),
             values.unflatten(1, heads),
         )
@@ -123,27 +136,7 @@ class _Straight:
         return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
 
 
-class StraightPrompt(_Straight):
-    """What whole and split prefills have in common."""
-
-    def through(
-        self, states: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0, ran: int = 0
-    ) -> torch.Tensor:
-        """[T, H] through the blocks of the setting but the first `ran`; fills slots 0 to T - 1 of each."""
-        tokens = len(states)
-        rotary = self._rotary_for(store.slots).rows(slice(tokens))
-        for row, index in enumerate(knobs.blocks[ran:], ran):
-            found = self._projected(self._decoder.blocks[index], states, rotary)
-            queries, keys, values = (heads.transpose(0, 1)[None] for heads in found)
-            # Read back from the store, where a head's rows are neighbours.
-            keys = _written(store.keys[row, request, None, :, :tokens], keys)
-            values = _written(store.values[row, request, None, :, :tokens], values)
-            attended = self._attended(queries, keys, values, None, causal=True)
-            states = self._finished(index, states, attended, knobs.top_k)
-        return states
-
-
-class StraightPrefill(StraightPrompt):
+class StraightPrefill(_Straight):
     """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
 
     def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
@@ -155,8 +148,59 @@ class StraightPrefill(StraightPrompt):
         self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
     ) -> torch.Tensor:
         """See `PrefillEngine.prefill`."""
-        self._chosen = {}
-        return self._logits(self.through(embeddings, knobs, store, request)[-1:])
+        return self.logits_behind(embeddings, knobs, store, request)
+
+    def logits_behind(
+        self, states: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0, ran: int = 0
+    ) -> torch.Tensor:
+        """States [T, H] in front of the blocks of the setting but the first `ran` -> logits [1, V] of the last one.
+
+        Fills the request's slots 0 to T - 1 of those blocks.
+        """
+        return self._logits(self.through(states, knobs, store, request, ran, last_alone=True))
+
+    def through(
+        self,
+        states: torch.Tensor,
+        knobs: DecoderKnobs,
+        store: KeyValueStore,
+        request: int = 0,
+        ran: int = 0,
+        last_alone: bool = False,
+    ) -> torch.Tensor:
+        """As `logits_behind`, [T, H] -> [T, H]; with `last_alone` [1, H] of the last position."""
+        tokens = len(states)
+        rotary = self._rotary_for(store.slots).rows(slice(tokens))
+        if not ran:
+            self._chosen = {}
+        for row, index in enumerate(knobs.blocks[ran:], ran):
+            kept = store.keys[row, request, :, :tokens], store.values[row, request, :, :tokens]
+            # Behind the last block nothing but the last position is read.
+            run = self._last_block if last_alone and row == len(knobs.blocks) - 1 else self._block
+            states = run(index, states, kept, rotary, knobs.top_k)
+        return states[-1:] if last_alone else states
+
+    def _block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H]; the block's keys and values go into `kept`, both [KV, T, D]."""
+        return self._passed(index, states, kept, rotary, top_k, len(states))
+
+    def _last_block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
+    ) -> torch.Tensor:
+        """[T, H] -> [1, H] of the last position; otherwise as `_block`."""
+        return self._passed(index, states, kept, rotary, top_k, 1)
+
+    def _passed(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, asking: int
+    ) -> torch.Tensor:
+        found = self._projected(self._decoder.blocks[index], states, rotary, asking)
+        queries, keys, values = (heads.transpose(0, 1) for heads in found)
+        # Read back from the store, where a head's rows are neighbours.
+        used_keys, used_values = _written(kept[0], keys)[None], _written(kept[1], values)[None]
+        attended = self._attended(queries[None], used_keys, used_values, None, causal=asking > 1)
+        return self._finished(index, states[-asking:], attended, top_k)
 
 
 class StraightDecode(_Straight):
@@ -177,7 +221,7 @@ class StraightDecode(_Straight):
         states = F.embedding(store.next_tokens, self._decoder.embedding)
         self._chosen = {}
         for row, index in enumerate(knobs.blocks):
-            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary)
+            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
             used_keys = places.written(store.keys[row], keys)
             used_values = places.written(store.values[row], values)
             attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
@@ -234,23 +278,27 @@ def _of_one_row(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor,
 
 def _grouped(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
-    num_rows, top_k = chosen.shape
-    flat = chosen.flatten()
-    order = flat.argsort()
-    counts = torch.bincount(flat, minlength=len(block.router)).tolist()
-    given = normed.index_select(0, order // top_k)
+    order, counts, places = by_expert(chosen, len(block.router))
+    given = normed.index_select(0, order // chosen.shape[1])
     hidden = given.new_empty(len(order), block.gate_up.shape[1])
-    _products(given, block.gate_up, counts, hidden)
+    products_by_expert(given, block.gate_up, counts, hidden)
     gate, up = hidden.chunk(2, dim=1)
     # `given` has had its use and has the shape that is wanted.
-    _products(F.silu(gate).mul_(up), block.down, counts, given)
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    products_by_expert(F.silu(gate).mul_(up), block.down, counts, given)
     if given.dtype == torch.float32:
-        return F.embedding_bag(places.view(num_rows, top_k), given, mode="sum", per_sample_weights=weights)
-    return (given.index_select(0, places).view(num_rows, top_k, -1) * weights[..., None]).sum(dim=1)
+        return F.embedding_bag(places, given, mode="sum", per_sample_weights=weights)
+    return (given.index_select(0, places.flatten()).unflatten(0, chosen.shape) * weights[..., None]).sum(dim=1)
 
 
-def _products(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
+def by_expert(chosen: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """Experts [T, k] -> the order that sorts them [T * k], each expert's number, and where each went [T, k]."""
+    flat = chosen.flatten()
+    order = flat.argsort()
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, torch.bincount(flat, minlength=num_experts).tolist(), places.view_as(chosen)
+
+
+def products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
     """Rows in groups of `counts`, each times its factor [N, K] transposed, into `out`."""
     for rows, factor, place in zip(given.split(counts), factors, out.split(counts), strict=True):
         if len(rows):

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from experiment_core_utils.models.molmoe.joined_layers import joined_biases, joined_rows, packing_problem
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.packed_blocks import joined_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # x * sigmoid(1.702 * x)
@@ -31,10 +31,11 @@ class PackedVisionBlock:
 class StraightVision:
     """A `VisionEngine` that runs anywhere and needs nothing prepared.
 
-    The weights of queries, keys and values in the modules become views of the joint ones.
+    The weights and biases of queries, keys and values in the modules become views of the joint ones.
 
     Raises:
-        ConfigurationError: the tower's blocks compute something else.
+        ConfigurationError: the tower's blocks compute something else, or their weights are quantised, not loaded, or
+            not all on one device in one dtype.
     """
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
@@ -42,8 +43,8 @@ class StraightVision:
         tower = model.model.vision_tower
         layers = tower.layers[: tower.blocks_to_run]
         problem = None if vision.hidden_act == "quick_gelu" else f"its activation is {vision.hidden_act}"
-        if any(type(layer) is not nn.Linear for block in layers for layer in _products(block)):
-            problem = "its weights are quantised"
+        linear = [layer for block in layers for layer in _products(block)]
+        problem = packing_problem(linear, nn.ModuleList(linear).parameters()) or problem
         if problem is not None:
             raise ConfigurationError(f"the vision tower cannot be packed: {problem}; run it with --execution eager")
         self._tower = tower
@@ -69,7 +70,7 @@ class StraightVision:
             states = self._run(block, states)
             kept[index] = states
         features = torch.cat([kept[index][:, 1:] for index in tower.feature_blocks], dim=-1)
-        for crop in _padding_crops(pixel_values):
+        for crop in padding_crops(pixel_values):
             features[crop] = 0
         return features
 
@@ -103,11 +104,10 @@ def _products(block: Any) -> tuple[nn.Module, ...]:
 def _packed(layer: Any) -> PackedVisionBlock:
     attention = layer.self_attn
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    bias = torch.cat([projection.bias.detach() for projection in projections])
-    return PackedVisionBlock(layer, joined_rows(projections), bias)
+    return PackedVisionBlock(layer, joined_rows(projections), joined_biases(projections))
 
 
-def _padding_crops(pixel_values: torch.Tensor) -> list[int]:
+def padding_crops(pixel_values: torch.Tensor) -> list[int]:
     """Indices of the crops whose values are all -1; the first row of each tells most of them apart."""
     doubtful = (pixel_values[:, 0, 0] == PAD_VALUE).all(dim=1).nonzero().flatten().tolist()
     return [crop for crop in doubtful if bool((pixel_values[crop] == PAD_VALUE).all())]

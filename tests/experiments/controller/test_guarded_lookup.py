@@ -8,13 +8,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.guarded_lookup import GuardedLookup
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import build
-from experiments.core_exp.latency_estimator import LatencyEstimator
 from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
-from tests.experiments.core_exp.synthetic_samples import working_samples
-
-# Vision 2 + (crops + 1) ms; prefill 3 + 0.001 blocks x tokens + 0.0005 (blocks - 1) top-k x tokens ms; a token
-# 0.2 + 0.5 blocks ms.
-ESTIMATOR = LatencyEstimator().fit(working_samples())
+from tests.experiments.core_exp.synthetic_samples import working_estimator
 
 
 def policy(margin: float = 0.0) -> GuardedLookup:
@@ -22,10 +17,12 @@ def policy(margin: float = 0.0) -> GuardedLookup:
     made = grid()
     scores = made.scores.copy()
     scores[0, 3] = 0.0
-    return GuardedLookup(build(replace(made, scores=scores)), ESTIMATOR, margin)
+    return GuardedLookup(build(replace(made, scores=scores)), working_estimator(), margin)
 
 
 def milliseconds(crops: int, tokens: int, top_k: int, blocks: int, steps: int) -> float:
+    """Vision 2 + (crops + 1) ms; prefill 3 + 0.001 blocks x tokens + 0.0005 (blocks - 1) top-k x tokens ms; a token
+    0.2 + 0.5 blocks ms."""
     prefill = 3.0 + 0.001 * blocks * tokens + 0.0005 * (blocks - 1) * top_k * tokens
     return 3.0 + crops + prefill + steps * (0.2 + 0.5 * blocks)
 
@@ -71,7 +68,7 @@ def test_a_longer_answer_leaves_less_for_the_knobs():
 
 def test_without_a_length_the_task_s_expected_one_is_taken():
     # 9, 10, 11, 12 tokens of each setting's four samples: 10.5 on average.
-    assert ESTIMATOR.fitted.expected_output == {"signs": 10.5}
+    assert working_estimator().fitted.expected_output == {"signs": 10.5}
     asked = policy().asked(request())
     assert {each.output_tokens for each in asked} == {10.5}
     assert {each.output_tokens for each in policy().asked(request(output_tokens=3))} == {3}
@@ -91,7 +88,7 @@ def test_the_estimator_is_asked_for_each_choice_at_its_own_tier():
 def test_a_knob_that_the_estimator_has_not_seen_is_not_admitted():
     made = grid()
     unseen = replace(made, choices=(FAST, MIDDLE, KnobChoice("high", 9, 16)))
-    assert GuardedLookup(build(unseen), ESTIMATOR).choose(request(output_tokens=11), 10.0) == FAST
+    assert GuardedLookup(build(unseen), working_estimator()).choose(request(output_tokens=11), 10.0) == FAST
 
 
 def test_a_tier_of_unknown_shape_is_refused():

@@ -1,7 +1,10 @@
 """Samples whose times follow known laws, for tests of what is fitted to them."""
 
+from functools import cache
+
 import numpy as np
 
+from experiments.core_exp.latency_estimator import LatencyEstimator
 from experiments.core_exp.latency_features import Requests, TimedSamples
 
 # Tiles -> image features that enter the language model.
@@ -54,3 +57,14 @@ def launching_samples(noise: float = 0.0, seed: int = 0, samples_each: int = 4) 
     generator = np.random.default_rng(seed)
     noisy = [each * np.exp(noise * generator.normal(size=len(requests))) for each in (vision, prefill, per_token)]
     return samples_of(requests, settings, *noisy)
+
+
+@cache
+def working_estimator(noise: float = 0.0) -> LatencyEstimator:
+    """Fitted to `working_samples` when first asked for: a fit takes most of a second."""
+    return LatencyEstimator().fit(working_samples(noise))
+
+
+@cache
+def launching_estimator(noise: float) -> LatencyEstimator:
+    return LatencyEstimator().fit(launching_samples(noise))

@@ -5,13 +5,15 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.core_exp.budget_guardrail import BudgetGuardrail, guardrail_counts, guardrail_curve
-from experiments.core_exp.latency_estimator import LatencyEstimator
 from experiments.core_exp.latency_features import RequestSetting
-from tests.experiments.core_exp.synthetic_samples import working_samples
+from tests.experiments.core_exp.synthetic_samples import working_estimator
 
-GUARDRAIL = BudgetGuardrail(LatencyEstimator().fit(working_samples()))
 # 0.2 + 0.5 a block for each of 20 steps: about 120 ms with 12 blocks and 160 ms with 16, and 20 to 40 ms before.
 SMALL, LARGE = RequestSetting(288, 1, 12, 4, 12, 21), RequestSetting(288, 1, 12, 4, 16, 21)
+
+
+def guardrail() -> BudgetGuardrail:
+    return BudgetGuardrail(working_estimator())
 
 
 def test_counts_by_hand() -> None:
@@ -36,24 +38,24 @@ def test_a_perfect_prediction_without_margin_makes_no_mistake() -> None:
 
 
 def test_settings_within_the_budget_are_admitted_in_order() -> None:
-    total = GUARDRAIL.estimator.predict([SMALL, LARGE]).times["T_total"]
+    total = guardrail().estimator.predict([SMALL, LARGE]).times["T_total"]
     between = float(total.mean())
-    assert GUARDRAIL.filter_by_budget([LARGE, SMALL], between) == [SMALL]
-    assert GUARDRAIL.filter_by_budget([LARGE, SMALL], float(total[1]) + 1e-6) == [LARGE, SMALL]
-    assert GUARDRAIL.filter_by_budget([LARGE, SMALL], between, margin=1.0) == []
-    assert GUARDRAIL.filter_by_budget([LARGE, SMALL], between, margin=-0.5) == [LARGE, SMALL]
-    assert GUARDRAIL.filter_by_budget([], between) == []
+    assert guardrail().filter_by_budget([LARGE, SMALL], between) == [SMALL]
+    assert guardrail().filter_by_budget([LARGE, SMALL], float(total[1]) + 1e-6) == [LARGE, SMALL]
+    assert guardrail().filter_by_budget([LARGE, SMALL], between, margin=1.0) == []
+    assert guardrail().filter_by_budget([LARGE, SMALL], between, margin=-0.5) == [LARGE, SMALL]
+    assert guardrail().filter_by_budget([], between) == []
 
 
 def test_a_knob_that_was_not_measured_is_not_admitted() -> None:
     unseen = RequestSetting(288, 1, 12, 2, 12, 21)
-    assert GUARDRAIL.filter_by_budget([unseen, SMALL], 1e9) == [SMALL]
+    assert guardrail().filter_by_budget([unseen, SMALL], 1e9) == [SMALL]
 
 
 def test_misuse_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="a budget of 0 ms with a margin of 0 is not possible"):
-        GUARDRAIL.filter_by_budget([SMALL], 0.0)
+        guardrail().filter_by_budget([SMALL], 0.0)
     with pytest.raises(ConfigurationError, match="margin of -1 is not possible"):
-        GUARDRAIL.filter_by_budget([SMALL], 100.0, -1.0)
+        guardrail().filter_by_budget([SMALL], 100.0, -1.0)
     with pytest.raises(ConfigurationError, match="no output tokens"):
-        GUARDRAIL.filter_by_budget([RequestSetting(288, 1, 12, 4, 12)], 100.0)
+        guardrail().filter_by_budget([RequestSetting(288, 1, 12, 4, 12)], 100.0)

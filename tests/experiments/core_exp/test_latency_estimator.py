@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiments.core_exp.latency_estimator import LatencyEstimator, expected_output_tokens
 from experiments.core_exp.latency_features import RequestSetting, TimedSamples
 from experiments.core_exp.request_times import PREDICTED, measured_times
-from tests.experiments.core_exp.synthetic_samples import launching_samples, working_samples
+from tests.experiments.core_exp.synthetic_samples import launching_estimator, working_estimator, working_samples
 
-NOISY = {
-    "working": LatencyEstimator().fit(working_samples(noise=0.1)),
-    "launching": LatencyEstimator().fit(launching_samples(noise=0.1)),
-}
+NOISY = {"working": partial(working_estimator, 0.1), "launching": partial(launching_estimator, 0.1)}
 
 
 def test_a_setting_that_was_not_measured_is_predicted_by_the_law() -> None:
-    estimator = LatencyEstimator().fit(working_samples())
+    estimator = working_estimator()
     found = estimator.predict([RequestSetting(700, 6, 13, 5, 13, 21)])
     # Vision 2 + 7; prefill 3 + 713 x (13 x 0.001 + 12 x 5 x 0.0005); a token 0.2 + 13 x 0.5, 20 steps.
     expected = {"T_vision_total": 9.0, "T_LLM_prefill": 33.659, "T_decode_per_token": 6.7, "T_LLM_decode": 134.0}
@@ -55,7 +53,7 @@ def test_nothing_is_negative_and_more_is_never_faster(
     request: RequestSetting, knob: str, more: int, device: str
 ) -> None:
     larger = replace(request, **{knob: getattr(request, knob) + more})
-    found = NOISY[device].predict([request, larger])
+    found = NOISY[device]().predict([request, larger])
     for name in PREDICTED:
         for column in (found.times[name], found.low[name], found.high[name]):
             assert (column >= 0).all()
@@ -66,7 +64,7 @@ def test_nothing_is_negative_and_more_is_never_faster(
 
 
 def test_more_crops_hide_launches_and_the_first_token_is_not_earlier() -> None:
-    found = NOISY["launching"].predict([RequestSetting(288, 1, 12, 4, 16, 9), RequestSetting(288, 15, 12, 4, 16, 9)])
+    found = NOISY["launching"]().predict([RequestSetting(288, 1, 12, 4, 16, 9), RequestSetting(288, 15, 12, 4, 16, 9)])
     assert found.times["T_LLM_prefill"][1] < found.times["T_LLM_prefill"][0]
     assert found.times["T_first_token"][1] >= found.times["T_first_token"][0]
 
@@ -88,10 +86,10 @@ def test_intervals_hold_their_share_of_new_samples_at_new_settings() -> None:
 
 def test_a_file_gives_the_same_predictions(tmp_path: Path) -> None:
     path, asked = tmp_path / "model.json", working_samples().requests
-    NOISY["launching"].save(path)
+    NOISY["launching"]().save(path)
     loaded = LatencyEstimator.load(path)
-    assert loaded.fitted == NOISY["launching"].fitted and loaded.level == 0.9
-    before, after = NOISY["launching"].predict(asked), loaded.predict(asked)
+    assert loaded.fitted == NOISY["launching"]().fitted and loaded.level == 0.9
+    before, after = NOISY["launching"]().predict(asked), loaded.predict(asked)
     for name in PREDICTED:
         assert after.times[name].tolist() == before.times[name].tolist()
         assert after.high[name].tolist() == before.high[name].tolist()
@@ -99,7 +97,7 @@ def test_a_file_gives_the_same_predictions(tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
-    NOISY["working"].save(path)
+    NOISY["working"]().save(path)
     content = json.loads(path.read_text())
     for change, words in (
         ({"schema_version": 2}, "is no latency_estimator of version 1"),
@@ -118,7 +116,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_knobs_outside_those_measured_are_marked() -> None:
     inside = RequestSetting(700, 6, 13, 5, 13, 21)
     changed = [replace(inside, top_k=9), replace(inside, num_active_blocks=11), replace(inside, crops=16)]
-    found = NOISY["working"].predict([inside, *changed, replace(inside, vision_tokens=3000)])
+    found = NOISY["working"]().predict([inside, *changed, replace(inside, vision_tokens=3000)])
     assert found.unseen_knobs.tolist() == [False, True, True, True, False]
     assert found.extrapolated.tolist() == [False, True, True, True, True]
 

@@ -10,9 +10,13 @@ from experiments.core_exp.recalibration import METHODS, errors_against_samples, 
 from experiments.core_exp.recalibration_study import SYNTHETIC, study_of_synthetic, synthetic_device
 from experiments.core_exp.request_times import measured_times
 from experiments.core_exp.settings_left_out import relative_error
-from tests.experiments.core_exp.synthetic_samples import launching_samples, samples_of, working_samples
-
-SOURCE = LatencyEstimator().fit(working_samples())
+from tests.experiments.core_exp.synthetic_samples import (
+    launching_estimator,
+    launching_samples,
+    samples_of,
+    working_estimator,
+    working_samples,
+)
 
 
 def test_the_synthetic_device_by_hand() -> None:
@@ -27,7 +31,7 @@ def test_the_synthetic_device_by_hand() -> None:
 
 def test_a_line_for_each_stage_is_recovered() -> None:
     target = synthetic_device(working_samples())
-    found = recalibrate(SOURCE, target, "stage_affine").predict(target.requests)
+    found = recalibrate(working_estimator(), target, "stage_affine").predict(target.requests)
     for name, measured in measured_times(target).items():
         # The constant is drawn towards 0 by one pseudo-sample of 108.
         assert relative_error(found.times[name], measured) < 0.01
@@ -37,20 +41,20 @@ def test_one_line_for_all_is_recovered() -> None:
     samples = working_samples()
     vision, prefill, token = (2.0 * samples.times[name] for name in SYNTHETIC)
     target = samples_of(samples.requests, samples.settings, vision, prefill, token)
-    found = recalibrate(SOURCE, target, "global_affine").predict(target.requests)
+    found = recalibrate(working_estimator(), target, "global_affine").predict(target.requests)
     assert relative_error(found.times["T_LLM_prefill"], prefill) < 0.01
     assert relative_error(found.times["T_vision_total"], vision) < 0.01
 
 
 def test_refit_forgets_the_source() -> None:
     target = synthetic_device(working_samples())
-    found = recalibrate(SOURCE, target, "refit").predict(target.requests)
+    found = recalibrate(working_estimator(), target, "refit").predict(target.requests)
     assert found.times["T_total"] == pytest.approx(target.times["T_total"], rel=1e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_more_is_not_faster_after_recalibration_to_noise(method: str) -> None:
-    source = LatencyEstimator().fit(launching_samples(noise=0.05))
+    source = launching_estimator(0.05)
     target = synthetic_device(launching_samples(noise=0.4, seed=3))
     drawn = target.take(np.arange(0, 100, 10))
     found = recalibrate(source, drawn, method).predict(
@@ -67,7 +71,8 @@ def test_more_is_not_faster_after_recalibration_to_noise(method: str) -> None:
 def test_errors_fall_with_samples_and_are_of_those_not_drawn() -> None:
     target = synthetic_device(working_samples(noise=0.1, seed=5, samples_each=8))
     found = {
-        (each.method, each.num_samples): each for each in errors_against_samples(SOURCE, target, ["T_total"], draws=12)
+        (each.method, each.num_samples): each
+        for each in errors_against_samples(working_estimator(), target, ["T_total"], draws=12)
     }
     # 216 samples: 100 can be drawn and leave 116.
     assert {size for _, size in found} == {10, 25, 50, 100}
@@ -80,8 +85,8 @@ def test_errors_fall_with_samples_and_are_of_those_not_drawn() -> None:
 def test_an_unknown_method_is_refused_and_a_recalibration_is_named() -> None:
     samples = working_samples()
     with pytest.raises(ConfigurationError, match="no recalibration 'quadratic'; choose among none, global_affine"):
-        recalibrate(SOURCE, samples, "quadratic")
-    caveats = recalibrate(SOURCE, samples, "refit").fitted.caveats
+        recalibrate(working_estimator(), samples, "quadratic")
+    caveats = recalibrate(working_estimator(), samples, "refit").fitted.caveats
     assert caveats[-1].startswith("recalibrated by refit with 108 samples")
 
 

@@ -5,6 +5,7 @@ Run with TRITON_INTERPRET=1, which has to be set before Triton is imported.
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from tests.conftest import tiny_config
+from tests.models.molmoe.routers import router_logits
 
 # Several blocks of rows, steps and parts of positions; the parts of the longer prompt need two turns.
 TILES = StepTiles(
@@ -39,7 +41,7 @@ def model_with(heads: int, kv_heads: int, width: int, experts: int, normalise: b
 
 
 def against_modules(model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, prompts: list[int], steps: int) -> dict:
-    """Largest difference of a logit, whether the tokens are the modules', and the lengths at the end."""
+    """Largest difference of a logit, whether tokens and experts are the modules', and the lengths at the end."""
     decoder = pack_decoder(model)
     store = KeyValueStore.allocate(decoder, SLOTS, len(prompts), len(knobs.blocks))
     states, tokens = [], []
@@ -53,15 +55,40 @@ def against_modules(model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, 
         tokens.append(logits.argmax(dim=-1, keepdim=True))
     store.set_lengths(prompts)
     store.next_tokens.copy_(torch.cat(tokens)[:, 0])
-    step = DecodeStep(decoder, store, StepBuffers.allocate(decoder, len(prompts), SLOTS, TILES), TILES, overlap=False)
-    worst, same = 0.0, True
+    buffers = StepBuffers.allocate(decoder, len(prompts), SLOTS, TILES)
+    step = DecodeStep(decoder, store, buffers, TILES, overlap=False)
+    worst, same, used, routed = 0.0, True, [], []
     for _ in range(steps):
+        buffers.used.forget()
         logits = step.launch(knobs)
-        expected = torch.cat([model.decode_step(token, state) for token, state in zip(tokens, states, strict=True)])
+        used.append({block: ids.tolist() for block, ids in buffers.used.of_tokens(len(prompts)).items()})
+        expected, likeliest = modules_step(model, knobs, tokens, states)
+        routed.append(likeliest)
         tokens = list(expected.argmax(dim=-1, keepdim=True).split(1))
         worst = max(worst, float((logits - expected).abs().max()))
         same = same and store.next_tokens.tolist() == expected.argmax(dim=-1).tolist()
-    return {"worst": worst, "same": same, "lengths": store.device_lengths.tolist()}
+    return {
+        "worst": worst,
+        "same": same,
+        "lengths": store.device_lengths.tolist(),
+        "used": used,
+        "routed": routed,
+    }
+
+
+def modules_step(
+    model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, tokens: list[torch.Tensor], states: list[Any]
+) -> tuple[torch.Tensor, dict[int, list[list[int]]]]:
+    """Logits [B, V], and by block the B requests' experts with the largest logits, the largest first."""
+    logits: list[torch.Tensor] = []
+    likeliest: dict[int, list[list[int]]] = {block: [] for block in knobs.blocks}
+    for token, state in zip(tokens, states, strict=True):
+        with router_logits(model) as routed:
+            logits.append(model.decode_step(token, state))
+        assert set(routed) == set(knobs.blocks)
+        for block, theirs in routed.items():
+            likeliest[block].append(theirs[0].topk(knobs.top_k if block else model.default_top_k).indices.tolist())
+    return torch.cat(logits), likeliest
 
 
 def equal_logits(decoder: PackedDecoder) -> dict:

@@ -9,6 +9,7 @@ import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_vision import cut_patches, real_crops
+from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
@@ -21,6 +22,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
 from experiment_core_utils.models.molmoe.split_prefill import begin_prefill, finish_prefill
 from tests.conftest import tiny_config
+from tests.models.molmoe.routers import router_logits
 
 
 def randomised(change: Any = lambda config: None) -> MolmoeForConditionalGeneration:
@@ -54,15 +56,22 @@ def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: in
     """Logits, keys and values of a padded prompt against the modules'."""
     decoder = pack_decoder(model)
     ids = torch.randint(0, 100, (1, tokens))
-    logits, state = model.prefill(ids, top_k=top_k, active_blocks=blocks)
+    with router_logits(model) as routed:
+        logits, state = model.prefill(ids, top_k=top_k, active_blocks=blocks)
     store = KeyValueStore.allocate(decoder, padded + 3)
     hidden = torch.randn(padded, decoder.width)
     hidden[:tokens] = decoder.embedding[ids[0]]
     rotary = prefill_kernels.rotary_table(decoder.inverse_frequencies, padded)
     length = torch.tensor([tokens])
     keys, values = store.keys[: len(blocks), 0], store.values[: len(blocks), 0]
-    ours = prefill_kernels.prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary)
+    record = ExpertRecord.allocate(decoder, padded * 4 + 5)
+    ours = prefill_kernels.prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary, record.ids)
     print("logits", error(ours, logits))
+    used = record.of_tokens(padded)
+    assert set(used) == set(routed) == set(blocks)
+    for block, theirs in routed.items():
+        assert torch.equal(used[block][:tokens], theirs.topk(top_k if block else 4).indices)
+        assert bool((used[block][tokens:] == decoder.num_experts).all())
     for position, layer in enumerate(state.past_key_values.layers):
         print(f"keys {position}", error(keys[position, :, :tokens], layer.keys[0]))
         print(f"values {position}", error(values[position, :, :tokens], layer.values[0]))
@@ -81,9 +90,10 @@ def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, b
     hidden[:tokens], hidden[tokens] = decoder.embedding[ids[0]], row[0, 0]
     rotary = split_kernels.rotary_table(decoder.inverse_frequencies, padded)
     keys, values = store.keys[:, 0], store.values[:, 0]
-    ours = split_kernels.begin(decoder, hidden, torch.tensor([tokens + 1]), pause, keys, values, rotary)
+    used = ExpertRecord.allocate(decoder, padded * 4).ids
+    ours = split_kernels.begin(decoder, hidden, torch.tensor([tokens + 1]), pause, keys, values, rotary, used)
     print("states", error(ours[: tokens + 1], torch.cat([paused.states, paused.appended], dim=1)[0]))
-    given = torch.tensor([tokens]), rest, top_k, keys[pause:], values[pause:], rotary
+    given = torch.tensor([tokens]), rest, top_k, keys[pause:], values[pause:], rotary, used
     print("logits", error(split_kernels.finish(decoder, ours, *given), logits))
     for position, layer in enumerate(state.past_key_values.layers):
         print(f"keys {position}", error(keys[position, :, :tokens], layer.keys[0]))
@@ -99,7 +109,8 @@ def check_experts(model: MolmoeForConditionalGeneration, tile: Tile, tokens: int
     theirs = mixture.post_attention_layernorm(hidden)
     length = torch.tensor([tokens - 2])
     normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
-    chosen, shares = route(normed, block.router, length, top_k, decoder.normalise_top_k)
+    chosen = torch.empty(tokens, top_k, dtype=torch.int32)
+    shares = route(normed, block.router, length, chosen, decoder.normalise_top_k)
     print("norm", error(normed, theirs))
     mixture.mlp.gate.top_k = top_k
     _, their_shares, their_choice = mixture.mlp.gate(theirs)

@@ -9,8 +9,10 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode, capture_refusal, shape_refusal
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import count_experts
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -70,6 +72,34 @@ def test_replays_give_the_modules_tokens() -> None:
                 assert torch.allclose(logits, expected, atol=1e-4)
                 assert store.next_tokens.tolist() == token[0].tolist()
             assert store.device_lengths.tolist() == [19]
+
+
+@needs_gpu
+@pytest.mark.parametrize("batch", [1, 2])
+def test_replays_note_the_experts_of_the_straight_step(batch: int) -> None:
+    """Also where a setting before took more experts and blocks, and where more are asked for than the model's own 4."""
+    decoder = packed("cuda")
+    store, captured = KeyValueStore.allocate(decoder, 16, batch), CapturedDecode(decoder)
+    store.keys.normal_()
+    store.values.normal_()
+    other, straight = KeyValueStore.allocate(decoder, 16, batch), StraightDecode(decoder)
+    other.keys.copy_(store.keys)
+    other.values.copy_(store.values)
+    assert captured.chosen_experts == {}
+    for knobs in (DecoderKnobs(6, (0, 1, 2, 3)), KNOBS, DecoderKnobs(1, (2,))):
+        for place in (store, other):
+            place.set_lengths([9, 4][:batch])
+            place.next_tokens.copy_(torch.tensor([7, 40][:batch]))
+        captured.make_ready(knobs, store)
+        captured.forget_experts()
+        assert captured.chosen_experts == {}
+        captured.step(knobs, store)
+        straight.step(knobs, other)
+        expected = {block: ids.sort(dim=1).values.tolist() for block, ids in straight.chosen_experts.items()}
+        assert {block: ids.sort(dim=1).values.tolist() for block, ids in captured.chosen_experts.items()} == expected
+        assert tuple(expected) == knobs.blocks
+        found = count_experts("decode", captured.chosen_experts, decoder, knobs)
+        assert found == tuple(knobs.top_k if block else 4 for block in knobs.blocks)
 
 
 @needs_gpu

@@ -8,8 +8,10 @@ import torch
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill, captured_prefill_problem
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import count_experts
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -72,6 +74,30 @@ def test_a_short_prompt_is_made_ready_after_a_long_one() -> None:
     short = engine.prefill(decoder.embedding[:5], knobs, store).clone()
     alone = CapturedPrefill(decoder).prefill(decoder.embedding[:5], knobs, store)
     torch.testing.assert_close(short, alone, rtol=0, atol=0)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("tokens", [1, 64, 70])
+def test_replays_note_the_experts_of_the_straight_prefill(tokens: int) -> None:
+    """Without the padding; also where a setting before took more, and where more are asked for than the model's 4."""
+    decoder = pack_decoder(model_on("cuda"))
+    engine, store = CapturedPrefill(decoder), KeyValueStore.allocate(decoder, 100)
+    straight, other = StraightPrefill(decoder), KeyValueStore.allocate(decoder, 100)
+    torch.manual_seed(1)
+    embeddings = decoder.embedding[torch.randint(0, 100, (tokens,), device="cuda")]
+    assert engine.chosen_experts == {}
+    for knobs in (DecoderKnobs(6, (0, 1, 2, 3)), DecoderKnobs(3, (0, 2)), DecoderKnobs(1, (1,))):
+        engine.make_ready(knobs, store, tokens)
+        engine.forget_experts()
+        assert engine.chosen_experts == {}
+        engine.prefill(embeddings, knobs, store)
+        straight.prefill(embeddings, knobs, other)
+        expected = {block: ids.sort(dim=1).values.tolist() for block, ids in straight.chosen_experts.items()}
+        assert {block: ids.sort(dim=1).values.tolist() for block, ids in engine.chosen_experts.items()} == expected
+        assert tuple(expected) == knobs.blocks
+        assert {len(ids) for ids in expected.values()} == {tokens}
+        found = count_experts("prefill", engine.chosen_experts, decoder, knobs)
+        assert found == tuple(knobs.top_k if block else 4 for block in knobs.blocks)
 
 
 @needs_a_gpu

@@ -33,6 +33,16 @@ def test_requests_of_several_lengths_with_grouped_heads_and_odd_widths(results: 
     assert results["grouped"]["lengths"] == [1 + 1, 7 + 1]
 
 
+@pytest.mark.parametrize("case", ["plain", "grouped"])
+def test_the_experts_that_are_noted_are_those_with_the_largest_logits(results: Any, case: str) -> None:
+    """Of blocks 0, 1 and 3 of 4, or 0 and 2; the others note nothing."""
+    assert results[case]["used"] == results[case]["routed"]
+    noted = [[len(ids) for ids in step.values()] for step in results[case]["used"]]
+    assert noted == ([[1, 1, 1]] * 2 if case == "plain" else [[2, 2]])
+    widths = {block: [len(row) for row in ids] for block, ids in results[case]["used"][0].items()}
+    assert widths == ({"0": [4], "1": [3], "3": [3]} if case == "plain" else {"0": [4, 4], "2": [10, 10]})
+
+
 def test_of_equal_logits_the_lowest_index_comes_first(results: Any) -> None:
     assert results["equal"]["chosen"] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert results["equal"]["shares"] == [0.125] * 8

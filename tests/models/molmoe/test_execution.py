@@ -98,13 +98,28 @@ def test_the_proof_counts_what_ran(
         assert proof.execution == "straight"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_captured_stages_prove_themselves() -> None:
+    torch.manual_seed(7)
+    stages = LaunchFreeStages(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda"))
+    inputs = {"input_ids": torch.randint(6, 100, (1, 70), device="cuda")}
+    for knobs in (DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(2, (0, 2))):
+        proof = stages.prove(knobs, inputs)
+        assert stages.engines.ways == {"vision": "captured", "prefill": "captured", "decode": "captured"}
+        assert proof.blocks_run == proof.blocks_run_decode == knobs.blocks
+        assert proof.experts_per_token == tuple(knobs.top_k if block else 4 for block in knobs.blocks)
+        assert proof.cache_layers == len(knobs.blocks)
+
+
 def test_what_runs_is_recorded(models: dict[str, MolmoeStagedModel]) -> None:
     eager, graph = models["eager"].describe(), models["graph"].describe()
     assert (eager["execution_asked"], eager["execution"], eager["execution_reason"]) == ("eager", "eager", None)
     assert (eager["cache"], graph["cache"]) == ("dynamic", "static")
     assert (graph["execution_asked"], graph["execution"]) == ("graph", "straight")
     assert graph["execution_stages"] == {"vision": "straight", "prefill": "straight", "decode": "straight"}
-    assert graph["execution_reason"].startswith("prefill, decode, vision: there are no CUDA graphs on the CPU")
+    assert "decode: there are no CUDA graphs on the CPU;" in graph["execution_reason"]
+    assert "prefill: there are no CUDA graphs on the CPU, and kernels are torch's own: " in graph["execution_reason"]
+    assert "in multiples of 32, not 8" in graph["execution_reason"]
 
 
 def staged(change: Callable[[Any], None], like: MolmoeStagedModel) -> MolmoeStagedModel:
@@ -179,6 +194,37 @@ def test_stages_can_be_repeated_each_by_itself(
         act()
     assert request.output_tokens == NEW_TOKENS
     assert run_staged(model, inputs, NEW_TOKENS).token_ids == expected
+
+
+def test_a_setting_without_memory_says_so_and_runs_eagerly(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    """A store of 10^13 slots is more than any address can reach; the one that another setting has stays.
+
+    5 tokens above 10^13, a multiple of 512, are 512 slots above it; a slot's keys are 4 blocks x 2 heads x 16 floats.
+    """
+    model = staged(lambda config: None, models["eager"])
+    stages, prompt = model._launch_free, requests[2]
+    assert stages is not None
+    for first, slots_left in ((at(1, (0, 1)), 0), (at(2, (0, 1)), 512)):
+        if slots_left:
+            model.apply(SETTINGS[0])
+            model.make_ready(prompt, NEW_TOKENS)
+        model.apply(first)
+        model.make_ready(prompt, 10**13)
+        proof = model.prove(first, prompt)
+        assert (proof.execution, proof.blocks_run) == ("eager", (0, 1))
+        assert proof.execution_reason == (
+            "the device has no memory left to make a prompt of 5 tokens and an answer of 10000000000000 ready "
+            f"(DefaultCPUAllocator: can't allocate memory: you tried to allocate {(10**13 + 512) * 512} bytes)"
+        )
+        assert stages._store.slots == slots_left
+        assert len(run_staged(model, prompt, NEW_TOKENS).token_ids) == NEW_TOKENS
+    assert model.prove(SETTINGS[0], prompt).execution == "straight"
+    model.apply(SETTINGS[0])
+    model.make_ready(prompt, 10**13)
+    # The last that could run here is given up.
+    assert stages._store.slots == 0
 
 
 def test_a_state_is_lost_with_the_next_request(

@@ -1,9 +1,12 @@
 """The layout of the original training code, made by hand from native weights, converted and loaded again."""
 
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,7 @@ def logits_of(model: MolmoeForConditionalGeneration) -> torch.Tensor:
     return model(**request_for(CASES["small"], load_goldens()), logits_to_keep=1).logits
 
 
+@cache
 def original_tensors() -> dict[str, torch.Tensor]:
     """The golden model's weights by the original names: the inverse of the conversion, written out."""
     native = golden_model().state_dict()
@@ -93,14 +97,18 @@ def write_config(folder: Path, without: str | None = None, **changes: object) ->
     (folder / "config.yaml").write_text(yaml.safe_dump({"run_name": "multitask", "model": own}))
 
 
-@pytest.fixture
-def original(tmp_path: Path) -> Path:
-    folder = tmp_path / "original"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
     write_config(folder)
     torch.save({name: tensor.clone() for name, tensor in original_tensors().items()}, folder / "model.pt")
     write_published_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def original(untouched: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(untouched, tmp_path / "original"))
 
 
 def left_in(folder: Path) -> list[str]:
@@ -119,7 +127,9 @@ def test_the_converted_model_gives_the_same_logits(original: Path, tmp_path: Pat
     assert left_in(tmp_path) == ["made", "original"]
 
 
-def test_the_script_converts_to_another_precision(original: Path, tmp_path: Path) -> None:
+def test_the_script_converts_to_another_precision(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (original / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     (original / "tokenizer_config.json").rename(tmp_path / "tokenizer_config.json")
     command = [sys.executable, "scripts/convert_checkpoint.py", "--input", str(original), "--dtype", "bfloat16"]
@@ -128,8 +138,12 @@ def test_the_script_converts_to_another_precision(original: Path, tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("wrote ") and done.stdout.endswith(f"to {tmp_path / 'made'}\n")
     assert {stored.dtype for stored in find_tensors(tmp_path / "made").values()} == {"BF16"}
-    again = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ, check=False)
-    assert (again.returncode, again.stderr) == (2, f"error: {tmp_path / 'made'} exists; give a folder that does not\n")
+    # The same once more, in this process.
+    monkeypatch.setattr(sys, "argv", command[1:])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / command[1]), run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'made'} exists; give a folder that does not\n"
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -15,6 +15,7 @@ from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
 from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape, SplitStages
+from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
 from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from tests.conftest import tiny_config
@@ -146,7 +147,10 @@ def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> Non
 def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row: bool) -> None:
     pause, knobs = choice[0], DecoderKnobs(*choice[1:])
     decoder = pack_decoder(model_on("cuda"))
-    captured, straight = CapturedSplitPrefill(decoder, CapturedGraphs(8)), StraightSplitPrefill(decoder)
+    captured, straight = (
+        CapturedSplitPrefill(decoder, CapturedGraphs(8)),
+        StraightSplitPrefill(decoder, StraightPrefill(decoder)),
+    )
     ours, theirs = KeyValueStore.allocate(decoder, 100), KeyValueStore.allocate(decoder, 100)
     captured.make_ready(pause, knobs, ours, tokens)
     for seed in range(2):

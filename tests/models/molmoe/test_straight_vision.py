@@ -1,9 +1,15 @@
-"""The straight vision stage gives the modules' features, also where crops or patches are padding."""
+"""The straight vision stages give the modules' features, also where crops or patches are padding."""
+
+import shutil
 
 import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
+from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
+from experiment_core_utils.models.molmoe.engine_choice import choose_engines
+from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
 from experiment_core_utils.models.molmoe.straight_vision import StraightVision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
@@ -33,6 +39,39 @@ def pictures(padding_crop: bool, padding_patches: bool) -> tuple[torch.Tensor, t
     return pixels, masks
 
 
+@pytest.fixture(scope="module")
+def wide() -> MolmoeForConditionalGeneration:
+    """With heads of 32, for which there are kernels; the same block's states twice, and those of another."""
+    config = tiny_config()
+    vision = config.vision_config
+    vision.num_hidden_layers, vision.hidden_size, vision.num_attention_heads = 3, 64, 2
+    config.vision_feature_layers = (-1, -3, -1)
+    torch.manual_seed(7)
+    built = MolmoeForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        built.model.connector.pad_embed.normal_()
+        for name, bias in built.model.vision_tower.named_parameters():
+            if name.endswith("bias"):
+                bias.normal_(std=0.1)
+    return built
+
+
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+def test_with_kernels_features_are_those_of_the_modules(wide: MolmoeForConditionalGeneration) -> None:
+    """Requests of several sizes one after the other, in the same memory; what came out before stays as it was."""
+    engine = choose_engines(wide, pack_decoder(wide)).vision
+    assert isinstance(engine, CompiledVision)
+    places = torch.zeros(1, CROPS, wide.config.features_per_crop, dtype=torch.long)
+    results = []
+    for crops, padding in ((2, False), (CROPS, True), (1, True)):
+        pixels, masks = (each[:crops] for each in pictures(padding, padding))
+        with torch.inference_mode():
+            expected = wide.encode_image(pixels[None], masks[None], places[:, :crops]).pooler_output[0]
+        results.append((engine.encode(pixels, masks), expected))
+    for found, expected in results:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("padding_crop", [False, True])
 @pytest.mark.parametrize("padding_patches", [False, True])
 def test_features_are_those_of_the_modules(
@@ -50,6 +89,27 @@ def test_the_unused_last_block_is_left_out() -> None:
     config = tiny_config()
     config.vision_feature_layers = (-2, -2)
     assert len(StraightVision(MolmoeForConditionalGeneration(config).eval())._blocks) == 1
+
+
+def test_joined_weights_and_biases_are_the_modules_own() -> None:
+    """The tower is 16 wide: what is changed in a module, changes the features."""
+    model = MolmoeForConditionalGeneration(tiny_config()).eval()
+    pixels, masks = pictures(False, False)
+    straight = StraightVision(model)
+    places = torch.zeros(1, CROPS, model.config.features_per_crop, dtype=torch.long)
+    with torch.no_grad():
+        model.model.vision_tower.layers[0].self_attn.v_proj.bias += 1.0
+        model.model.vision_tower.layers[0].self_attn.q_proj.weight *= 3.0
+    with torch.inference_mode():
+        expected = model.encode_image(pixels[None], masks[None], places).pooler_output[0]
+    torch.testing.assert_close(straight.encode(pixels, masks), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_two_dtypes_are_refused() -> None:
+    model = MolmoeForConditionalGeneration(tiny_config())
+    model.model.vision_tower.layers[1].mlp.fc2.half()
+    with pytest.raises(ConfigurationError, match=r"in several dtypes \(float16, float32\)"):
+        StraightVision(model)
 
 
 def test_another_activation_is_refused() -> None:

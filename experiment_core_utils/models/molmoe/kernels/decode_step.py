@@ -12,6 +12,7 @@ import torch
 import triton
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.kernels import attention, dense_products, mixture
 from experiment_core_utils.models.molmoe.kernels.tiles import SLOTS_AT_ONCE, StepTiles, Tile
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
@@ -37,6 +38,7 @@ class StepBuffers:
     spread: torch.Tensor  # [B]
     chosen: torch.Tensor  # [B, E] int32, the experts by rank
     shares: torch.Tensor  # [B, E], their weights
+    used: ExpertRecord  # of B tokens, whose products were taken
     products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E slots
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
@@ -72,6 +74,7 @@ class StepBuffers:
             # Zeros are experts, should the logits be NaN and none be ranked.
             chosen=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
             shares=floats(batch, decoder.num_experts),
+            used=ExpertRecord.allocate(decoder, batch * decoder.num_experts),
             products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
             logits=floats(batch, rows),
             best_logits=floats(batch, blocks),
@@ -109,7 +112,7 @@ class DecodeStep:
             top_k = decoder.default_top_k if index == 0 else knobs.top_k
             self.launch_attention(block, row)
             self.launch_output(block, source, top_k, embed=row == 0)
-            self.launch_gate_up(block, top_k)
+            self.launch_gate_up(block, buffers.used.ids[index], top_k)
             self.launch_down(block, top_k)
         self.launch_head()
         self.launch_next_token()
@@ -213,7 +216,7 @@ class DecodeStep:
             EMBED=embed,
         )
 
-    def launch_gate_up(self, block: PackedBlock, top_k: int) -> None:
+    def launch_gate_up(self, block: PackedBlock, used: torch.Tensor, top_k: int) -> None:
         decoder, buffers, tile = self._decoder, self._buffers, self._tiles.gate_up
         inner = decoder.expert_width
         self._launch(
@@ -227,6 +230,7 @@ class DecodeStep:
                 buffers.chosen,
                 block.gate_up,
                 buffers.products,
+                used,
                 top_k,
             ),
             E=decoder.num_experts,

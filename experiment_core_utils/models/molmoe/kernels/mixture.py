@@ -140,6 +140,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     chosen,
     gate_up,
     products,
+    used,
     top_k,
     E: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -150,7 +151,10 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """products [B, top_k, INNER] = silu(gate) * up; programs: (request and slot, STEPS blocks of rows)."""
+    """products [B, top_k, INNER] = silu(gate) * up; programs: (request and slot, STEPS blocks of rows).
+
+    The first program of each slot notes in `used` [B, top_k] whose weights it took.
+    """
     pair = tl.program_id(0)
     request = pair // top_k
     row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
@@ -159,6 +163,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
     expert = tl.load(chosen + request * E + pair % top_k).to(tl.int64)
+    tl.store(used + pair, expert.to(tl.int32), mask=tl.program_id(1) == 0)
     weight = gate_up + expert * (2 * INNER * WIDTH)
     gate_tile = weight_rows(weight, row, column, INNER, WIDTH, EXACT)
     up_tile = weight_rows(weight + INNER * WIDTH, row, column, INNER, WIDTH, EXACT)

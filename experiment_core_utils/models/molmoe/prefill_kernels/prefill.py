@@ -10,7 +10,6 @@ from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
 from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
-from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     combine_norm,
@@ -19,8 +18,6 @@ from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     turn_and_store,
 )
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import route
-
-__all__ = ["built", "last_logits", "prefill", "rotary_table", "through"]
 
 
 def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,6 +36,7 @@ def prefill(
     keys: torch.Tensor,
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
 ) -> torch.Tensor:
     """One request's prompt through the blocks that run, without asking the host.
 
@@ -50,11 +48,12 @@ def prefill(
         keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
             that runs. Slots from `length` to T get the keys and values of the padding.
         rotary: as `rotary_table` makes it for T positions or more.
+        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs.
 
     Returns:
         logits [1, V] of the last token.
     """
-    return last_logits(decoder, *through(decoder, hidden, length, blocks, top_k, keys, values, rotary), length)
+    return last_logits(decoder, *through(decoder, hidden, length, blocks, top_k, keys, values, rotary, used), length)
 
 
 def through(
@@ -66,6 +65,7 @@ def through(
     keys: torch.Tensor,
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `prefill`, for the states [T, H] in front of any blocks, one at least.
 
@@ -79,8 +79,10 @@ def through(
         attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
         hidden = torch.addmm(hidden, attended, block.output.t())
         chosen_count = decoder.default_top_k if index == 0 else top_k
+        # What the experts' products read is the record itself.
+        chosen = used[index, : len(hidden) * chosen_count].view(len(hidden), chosen_count)
         normed = norm(hidden, block.ffn_norm, length, eps)
-        chosen, shares = route(normed, block.router, length, chosen_count, decoder.normalise_top_k)
+        shares = route(normed, block.router, length, chosen, decoder.normalise_top_k)
         rows = expert_rows(normed, block.gate_up, block.down, chosen)
         if position + 1 < len(blocks):
             after = decoder.blocks[blocks[position + 1]].input_norm

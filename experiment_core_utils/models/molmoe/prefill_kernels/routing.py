@@ -67,17 +67,18 @@ def route_kernel(  # type: ignore[no-untyped-def]
 
 
 def route(
-    normed: torch.Tensor, router: torch.Tensor, length: torch.Tensor, top_k: int, normalise: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Router of [T, H], softmax in float32 over all experts, and the best `top_k` of each token.
+    normed: torch.Tensor, router: torch.Tensor, length: torch.Tensor, chosen: torch.Tensor, normalise: bool
+) -> torch.Tensor:
+    """Router of [T, H], softmax in float32 over all experts, and the best k of each token.
+
+    Args:
+        chosen: [T, k] int32, is filled with the experts, in rows from `length` (one int64) on with E, which is none.
 
     Returns:
-        chosen experts [T, top_k] int32, in rows from `length` (one int64) on E, which is none; their shares [T, top_k]
-        float32, summing to 1 only where `normalise` says so.
+        their shares [T, k] float32, summing to 1 only where `normalise` says so.
     """
     rows, width = normed.shape
-    experts = router.shape[0]
-    chosen = torch.empty((rows, top_k), dtype=torch.int32, device=normed.device)
+    experts, top_k = router.shape[0], chosen.shape[1]
     shares = torch.empty((rows, top_k), dtype=torch.float32, device=normed.device)
     route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
         normed,
@@ -98,7 +99,7 @@ def route(
         num_warps=ROUTED_WARPS,
         num_stages=ROUTED_STAGES,
     )
-    return chosen, shares
+    return shares
 
 
 @triton.jit

@@ -9,11 +9,10 @@ import torch
 from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import combine_norm, norm_last
 from experiment_core_utils.models.molmoe.prefill_kernels.prefill import last_logits, rotary_table, through
 
-__all__ = ["begin", "built", "finish", "rotary_table"]
+__all__ = ["begin", "finish", "rotary_table"]
 
 
 def begin(
@@ -24,15 +23,16 @@ def begin(
     keys: torch.Tensor,
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
 ) -> torch.Tensor:
     """[T, H] -> [T, H] behind the first `pause` blocks, each with the model's own number of experts.
 
     Args:
         length: one int64, tokens of the prompt and the row behind it.
-        keys, values, rotary: as for `prefill`.
+        keys, values, rotary, used: as for `prefill`.
     """
     top_k = decoder.default_top_k
-    hidden, rows, shares = through(decoder, hidden, length, range(pause), top_k, keys, values, rotary)
+    hidden, rows, shares = through(decoder, hidden, length, range(pause), top_k, keys, values, rotary, used)
     # Whatever norm comes next, it is not known yet: the sum alone is of use.
     summed, _ = combine_norm(hidden, rows, shares, length, decoder.final_norm, decoder.norm_eps)
     return summed
@@ -47,6 +47,7 @@ def finish(
     keys: torch.Tensor,
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
 ) -> torch.Tensor:
     """What `begin` left [T, H] through the blocks that have not run -> logits [1, V] of the prompt's last token.
 
@@ -57,4 +58,4 @@ def finish(
     """
     if not blocks:
         return linear(norm_last(hidden, decoder.final_norm, length, decoder.norm_eps), decoder.head)
-    return last_logits(decoder, *through(decoder, hidden, length, blocks, top_k, keys, values, rotary), length)
+    return last_logits(decoder, *through(decoder, hidden, length, blocks, top_k, keys, values, rotary, used), length)

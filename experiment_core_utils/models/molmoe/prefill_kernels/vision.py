@@ -8,7 +8,6 @@ from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_vision import PackedConnector, PackedVision, PackedVisionBlock
 from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
-from experiment_core_utils.models.molmoe.prefill_kernels.building import built
 from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     add_norm,
     embed_norm,
@@ -17,8 +16,6 @@ from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     quick_gelu_in_place,
     stack,
 )
-
-__all__ = ["built", "encode"]
 
 
 def encode(

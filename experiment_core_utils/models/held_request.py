@@ -1,0 +1,70 @@
+"""In: memory of fixed size that holds one request, and states of requests; out: which of them may be decoded from.
+
+A state holds no keys and values itself, only where its request stands; it is lost with the next request.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from experiment_core_utils.primitives.errors import SettingError
+
+Setting = TypeVar("Setting", bound=Hashable)
+
+
+@dataclass
+class HeldRequest(Generic[Setting]):
+    """What `decode_step` needs between tokens.
+
+    Attributes:
+        setting: at which the prompt ran.
+        prompt: [1, T]; another state of the same tensor at the same setting has filled the same slots.
+        length: slots in use.
+    """
+
+    setting: Setting
+    prompt: torch.Tensor
+    length: int
+
+
+class RequestHolder(Generic[Setting]):
+    """Who holds the one place there is.
+
+    Args:
+        place: its name, for errors.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._held: HeldRequest[Setting] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether some state can be decoded from."""
+        return self._held is not None
+
+    def release(self) -> None:
+        """No state can be decoded from any more."""
+        self._held = None
+
+    def hold(self, setting: Setting, prompt: torch.Tensor) -> HeldRequest[Setting]:
+        """The state of a request behind its prompt [1, T], which is in the slots."""
+        self._held = HeldRequest(setting, prompt, prompt.shape[1])
+        return self._held
+
+    def resume(self, state: HeldRequest[Setting]) -> None:
+        """Give the place to a state: the one that has it, or one behind the same prompt.
+
+        What stands in the slots behind the state's length is the caller's to forget.
+
+        Raises:
+            SettingError: another request is in the slots.
+        """
+        held = self._held
+        if held is not state:
+            is_same = held is not None and held.prompt is state.prompt and held.setting == state.setting
+            if not is_same or state.length != state.prompt.shape[1]:
+                raise SettingError(f"{self._place} holds another request by now; prefill this one again")
+            self._held = state

@@ -1,0 +1,26 @@
+"""In: a first launch of Triton's kernels; out: Triton's errors while it builds them, by the project's name.
+
+Importing this module does not need Triton, what launches its kernels does.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from experiment_core_utils.primitives.errors import ProfilerError, first_line
+
+
+@contextmanager
+def built(what: str, refused: type[ProfilerError]) -> Iterator[None]:
+    """Turns Triton's errors while it builds `what` into `refused`."""
+    from triton.errors import TritonError
+
+    try:
+        yield
+    except (TritonError, subprocess.CalledProcessError) as error:
+        raise refused(f"Triton does not build {what}: {first_line(error)}") from error
+    except RuntimeError as error:
+        # Triton says so by a bare RuntimeError where there is no C compiler for its launcher.
+        if "C compiler" not in str(error):
+            raise
+        raise refused(f"Triton does not build {what}: {first_line(error)}") from error

@@ -1,0 +1,77 @@
+"""The prefill with compiled kernels gives the straight one's logits, keys and values, and notes the same experts."""
+
+import shutil
+
+import pytest
+import torch
+
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
+from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
+from experiment_core_utils.models.molmoe.engine_choice import decoder_engines
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
+from experiment_core_utils.primitives.errors import ConfigurationError
+from tests.conftest import tiny_config
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+
+
+def decoder_of(kv_heads: int = 2, normalised: bool = False, heads: int = 2) -> PackedDecoder:
+    config = tiny_config()
+    text = config.text_config
+    text.hidden_size, text.num_attention_heads, text.num_key_value_heads = 64, heads, kv_heads
+    text.norm_topk_prob = normalised
+    torch.manual_seed(7)
+    return pack_decoder(MolmoeForConditionalGeneration(config).eval())
+
+
+def run(
+    engine: StraightPrefill, decoder: PackedDecoder, tokens: int, knobs: DecoderKnobs
+) -> tuple[torch.Tensor, KeyValueStore]:
+    """Row 1 of a store of two requests, with more slots than tokens; what is not written stays not-a-number."""
+    torch.manual_seed(tokens)
+    store = KeyValueStore.allocate(decoder, slots=64, batch=2)
+    store.keys.fill_(torch.nan)
+    store.values.fill_(torch.nan)
+    engine.make_ready(knobs, store, tokens)
+    return engine.prefill(torch.randn(tokens, 64), knobs, store, 1).clone(), store
+
+
+@needs_compiler
+@pytest.mark.parametrize(("kv_heads", "normalised"), [(2, False), (1, True)])
+@pytest.mark.parametrize("knobs", [DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2, 3)), DecoderKnobs(2, (0,))])
+def test_it_does_what_the_straight_one_does(kv_heads: int, normalised: bool, knobs: DecoderKnobs) -> None:
+    """Prompts of several lengths in the same memory, the longest neither first nor last."""
+    decoder = decoder_of(kv_heads, normalised)
+    compiled, straight = CompiledPrefill(decoder), StraightPrefill(decoder)
+    for tokens in (13, 50, 1, 7):
+        found, expected = run(compiled, decoder, tokens, knobs), run(straight, decoder, tokens, knobs)
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
+        for mine, theirs in ((found[1].keys, expected[1].keys), (found[1].values, expected[1].values)):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+        assert compiled.chosen_experts.keys() == straight.chosen_experts.keys()
+        for block, chosen in straight.chosen_experts.items():
+            assert torch.equal(compiled.chosen_experts[block], chosen)
+
+
+@needs_compiler
+def test_it_runs_on_the_cpu_where_it_can() -> None:
+    engines = decoder_engines(decoder_of())
+    assert isinstance(engines.prefill, CompiledPrefill)
+    assert engines.reasons["prefill"] == "there are no CUDA graphs on the CPU"
+
+
+def test_the_straight_one_runs_where_it_cannot() -> None:
+    narrow = decoder_engines(decoder_of(heads=4, kv_heads=4))
+    assert type(narrow.prefill) is StraightPrefill
+    assert narrow.reasons["prefill"] == (
+        "there are no CUDA graphs on the CPU, and kernels are torch's own: "
+        "the attention kernel takes heads in multiples of 32, not 16"
+    )
+    with pytest.raises(ConfigurationError, match="float32 on the CPU"):
+        CompiledPrefill(
+            pack_decoder(MolmoeForConditionalGeneration(tiny_config()).eval().to(torch.bfloat16)),
+        )

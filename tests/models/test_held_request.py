@@ -1,0 +1,44 @@
+"""Which states of one place can be decoded from."""
+
+import pytest
+import torch
+
+from experiment_core_utils.models.held_request import HeldRequest, RequestHolder
+from experiment_core_utils.primitives.errors import SettingError
+
+PROMPT = torch.tensor([[4, 5, 6]])
+
+
+def test_a_state_begins_behind_its_prompt_and_goes_on() -> None:
+    holder = RequestHolder[str]("the place")
+    state = holder.hold("a", PROMPT)
+    assert state == HeldRequest("a", PROMPT, 3)
+    state.length += 2
+    holder.resume(state)
+
+
+@pytest.mark.parametrize(
+    ("setting", "prompt", "length"),
+    [("b", PROMPT, 3), ("a", PROMPT.clone(), 3), ("a", PROMPT, 4)],
+    ids=["setting", "prompt", "behind a step"],
+)
+def test_only_a_state_behind_the_same_prompt_takes_the_place_over(
+    setting: str, prompt: torch.Tensor, length: int
+) -> None:
+    holder = RequestHolder[str]("the place")
+    first, second = holder.hold("a", PROMPT), holder.hold("a", PROMPT)
+    holder.resume(first)
+    holder.resume(second)
+    with pytest.raises(SettingError, match="^the place holds another request by now; prefill this one again$"):
+        holder.resume(HeldRequest(setting, prompt, length))
+    holder.resume(second)
+
+
+def test_nobody_goes_on_where_nobody_holds() -> None:
+    holder = RequestHolder[str]("the place")
+    assert not holder.is_held
+    state = holder.hold("a", PROMPT)
+    assert holder.is_held
+    holder.release()
+    with pytest.raises(SettingError, match="holds another request"):
+        holder.resume(state)
