@@ -128,7 +128,7 @@ class AdaptiveModel:
         _ = model.host_embeddings
 
     def make_ready(self, requests: Sequence[Request]) -> None:
-        """All that these requests need at whatever may be decided, so that nothing of it falls into their times.
+        """All that these requests, one at least, need at whatever may be decided, so that it is not in their times.
 
         Where modules run there is nothing to do.
         """

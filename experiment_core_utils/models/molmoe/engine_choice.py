@@ -63,7 +63,7 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
         prefill, why = _cpu_prefill(decoder)
-        reasons = {"prefill": why, "decode": NO_GRAPHS}
+        reasons: dict[StageName, str] = {"prefill": why, "decode": NO_GRAPHS}
         return Engines(prefill, StraightSplitPrefill(decoder, prefill), StraightDecode(decoder), ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)

@@ -52,7 +52,7 @@ class SplitStages(Protocol):
         ...
 
     def make_ready(self, shapes: Sequence[SplitShape]) -> None:
-        """All that requests of these shapes need; a state from before is no longer valid.
+        """All that requests of these shapes, one at least, need; a state from before is no longer valid.
 
         Raises:
             ConfigurationError: they cannot be run so.
@@ -178,7 +178,7 @@ class LaunchFreeSplit:
 
     def make_ready(self, shapes: Sequence[SplitShape]) -> None:
         """See `SplitStages.make_ready`. The longest comes first: a store that grows loses what was captured."""
-        self._stages.reserve(max((shape.tokens + shape.max_new_tokens for shape in shapes), default=0))
+        self._stages.reserve(max(shape.tokens + shape.max_new_tokens for shape in shapes))
         engines, store = self._stages.engines, self._stages.store
         for shape in shapes:
             if shape.crops is not None and engines.vision is not None:

@@ -215,11 +215,17 @@ class MolmoeStagedModel:
         return self._split
 
     def make_split_ready(self, shapes: Sequence[SplitShape]) -> None:
-        """Everything that such requests need; what cannot be made ready runs eagerly from then on."""
+        """Everything that such requests need; where that cannot be made ready, all run eagerly from then on."""
+        refusal = None
         try:
-            self._split.make_ready(shapes)
+            with refused_without_memory(*max((shape.tokens, shape.max_new_tokens) for shape in shapes)):
+                self._split.make_ready(shapes)
         except ConfigurationError as error:
-            self._split = EagerSplit(self.model, self._eager, str(error))
+            refusal = str(error)
+        if refusal is not None:
+            # Not in the handler: until its end the error holds what was half made.
+            self._split = EagerSplit(self.model, self._eager, refusal)
+            release_cached_memory(self.device)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
