@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
@@ -23,6 +24,9 @@ from experiments.controller.training_summary import summary_of
 
 ENVIRONMENTS = ("synthetic", "replay", "live")
 SUMMARY = "training.json"
+# For networks that were taught before, by a warm start or another training: not far away from that, because a grid has
+# too few samples to tell luck from what requests show.
+CAREFUL = GrpoRecipe(entropy_weight=0.02, kl_weight=0.1, learning_rate=1e-3)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,14 +49,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--epochs", type=int, default=grpo.epochs, help="steps on the same roll-outs (%(default)s)")
     add("--clip", type=float, default=grpo.clip, help="of the ratios (%(default)s)")
     add("--spread_floor", type=float, default=grpo.spread_floor, help="of a group's rewards (%(default)s)")
-    add("--entropy_weight", type=float, default=grpo.entropy_weight, help="falls to 0 (%(default)s)")
-    add("--kl_weight", type=float, default=grpo.kl_weight, help="of leaving the start (%(default)s)")
-    add("--learning_rate", type=float, default=grpo.learning_rate, help="of Adam (%(default)s)")
+    add("--entropy_weight", type=float, help=f"falls to 0 ({_two_defaults('entropy_weight')})")
+    add("--kl_weight", type=float, help=f"of leaving the start ({_two_defaults('kl_weight')})")
+    add("--learning_rate", type=float, help=f"of Adam ({_two_defaults('learning_rate')})")
     add("--max_grad_norm", type=float, default=grpo.max_grad_norm, help="(%(default)s)")
     add("--latency_weight", type=float, default=reward.latency_weight, help="of latency / budget (%(default)s)")
     add("--over_budget_penalty", type=float, default=reward.over_budget_penalty, help="(%(default)s)")
-    add("--warm_start", choices=("none", "per_sample", "per_budget"), default="none",
-        help="teach first what is best in the tables, for each sample or at a budget (%(default)s)")  # fmt: skip
+    add("--warm_start", choices=("none", "per_sample", "per_budget"),
+        help="teach first what is best in the tables, for each sample or at a budget (replay without --init_from: "
+        "per_budget, else none)")  # fmt: skip
     add("--warm_start_steps", type=int, default=300, help="(%(default)s)")
     add("--init_from", type=Path, metavar="CHECKPOINT", help="start from the networks of another training")
     add("--training_seed", type=int, default=0, help="of weights, asks and draws (%(default)s)")
@@ -60,6 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="go on from the checkpoint in --controller_dir")
     add("--tensorboard", action="store_true", help="curves for TensorBoard too")
     return parser
+
+
+def _two_defaults(name: str) -> str:
+    return f"{getattr(GrpoRecipe(), name)}; {getattr(CAREFUL, name)} where networks were taught before"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,14 +86,23 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     """Raises ConfigurationError for values that are not possible."""
     if given.checkpoint_every < 1 or given.warm_start_steps < 1:
         raise ConfigurationError("--checkpoint_every and --warm_start_steps must be at least 1")
-    grpo = GrpoRecipe(
-        given.group_size, given.spread_floor, given.asks_per_update, given.epochs, given.clip, given.entropy_weight,
-        given.kl_weight, given.learning_rate, given.max_grad_norm,
-    )  # fmt: skip
+    teacher = given.warm_start
+    if teacher is None:
+        teacher = "per_budget" if given.environment == "replay" and given.init_from is None else "none"
+    were_taught = teacher != "none" or given.init_from is not None
+    asked = {name: getattr(given, name) for name in ("entropy_weight", "kl_weight", "learning_rate")}
+    grpo = replace(
+        CAREFUL if were_taught else GrpoRecipe(),
+        group_size=given.group_size,
+        spread_floor=given.spread_floor,
+        asks_per_update=given.asks_per_update,
+        epochs=given.epochs,
+        clip=given.clip,
+        max_grad_norm=given.max_grad_norm,
+        **{name: value for name, value in asked.items() if value is not None},
+    )
     reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
-    warm = None
-    if given.warm_start != "none":
-        warm = {"teacher": given.warm_start, "steps": given.warm_start_steps}
+    warm = None if teacher == "none" else {"teacher": teacher, "steps": given.warm_start_steps}
     return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm)
 
 

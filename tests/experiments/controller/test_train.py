@@ -9,7 +9,7 @@ import torch
 
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiments.controller.learning_curves import COLUMNS, running_means
-from experiments.controller.train import build_parser, main
+from experiments.controller.train import build_parser, main, plan_of
 
 DOCUMENT = REPOSITORY / "docs" / "controller" / "training.md"
 SMALL = ["--environment", "synthetic", "--asks_per_update", "4", "--checkpoint_every", "2"]
@@ -28,6 +28,26 @@ def test_a_run_writes_checkpoint_curves_and_summary(tmp_path: Path, capsys: pyte
     assert rewards[2] > rewards[1] > 0.3
     assert (tmp_path / "a" / "learning_curves.png").stat().st_size > 1000
     assert "update 3/3: reward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "teacher", "kl_weight", "learning_rate"),
+    [
+        (["--environment", "synthetic"], None, 0.0, 3e-3),
+        (["--environment", "live"], None, 0.0, 3e-3),
+        (["--environment", "live", "--init_from", "other.pt"], None, 0.1, 1e-3),
+        (["--environment", "replay"], "per_budget", 0.1, 1e-3),
+        (["--environment", "replay", "--kl_weight", "0", "--learning_rate", "0.5"], "per_budget", 0.0, 0.5),
+        (["--environment", "replay", "--warm_start", "none"], None, 0.0, 3e-3),
+        (["--environment", "replay", "--init_from", "other.pt"], None, 0.1, 1e-3),
+    ],
+)
+def test_networks_that_were_taught_are_moved_carefully(
+    flags: list[str], teacher: str | None, kl_weight: float, learning_rate: float
+) -> None:
+    plan = plan_of(build_parser().parse_args([*flags, "--controller_dir", "anywhere"]))
+    assert (plan.warm_start or {}).get("teacher") == teacher
+    assert (plan.grpo.kl_weight, plan.grpo.learning_rate) == (kl_weight, learning_rate)
 
 
 def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
