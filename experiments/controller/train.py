@@ -86,6 +86,8 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     """Raises ConfigurationError for values that are not possible."""
     if given.checkpoint_every < 1 or given.warm_start_steps < 1:
         raise ConfigurationError("--checkpoint_every and --warm_start_steps must be at least 1")
+    if given.split_seed < 0:
+        raise ConfigurationError(f"--split_seed is {given.split_seed}; give 0 or more")
     teacher = given.warm_start
     if teacher is None:
         teacher = "per_budget" if given.environment == "replay" and given.init_from is None else "none"
@@ -112,6 +114,8 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
     checkpoint = folder / CHECKPOINT
     if checkpoint.exists() and not given.resume:
         raise ConfigurationError(f"{checkpoint} is there; add --resume to go on from it, or give another folder")
+    if given.resume and not checkpoint.exists():
+        raise ConfigurationError(f"there is no {checkpoint} to go on from; drop --resume to begin, or give its folder")
     started = time.perf_counter()
     writer = tensorboard_writer(folder) if given.tensorboard else None
     job = open_job(given, rest, plan)

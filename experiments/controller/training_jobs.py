@@ -1,7 +1,7 @@
 """In: flags; out: the environment to train on, networks that fit it, and samples that are held out."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from experiments.controller.tabled_environment import TabledEnvironment
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, load_networks, stored_environment
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from experiments.controller.warm_start import warm_start
+from experiments.core_exp.sweep_results import load_sweep
 
 STATES = "states.pt"
 SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
@@ -80,8 +81,15 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
         ConfigurationError, ResultsError: flags, files or model do not allow it.
     """
     if given.environment == "synthetic":
-        if rest or given.grid is not None or given.init_from is not None:
-            raise ConfigurationError(f"--environment synthetic takes no grid, model or {' '.join(rest[:1])}; drop it")
+        unwanted = [
+            *(["--grid"] if given.grid is not None else []),
+            *(["--init_from"] if given.init_from else []),
+            *rest[:1],
+        ]
+        if unwanted:
+            raise ConfigurationError(
+                f"--environment synthetic takes no grid, model or task; drop {', '.join(unwanted)}"
+            )
         environment = synthetic_environment(SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS, seed=0)
         networks = TwoStageNetworks(environment.space, environment.hidden_size, 1.0, plan.seed)
         return TrainingJob(networks, environment, None, "synthetic environment")
@@ -137,16 +145,52 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
     grid = load_grid(given.grid)
     train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
     path = given.states or given.controller_dir / STATES
+    config = parse_config(rest)
     if path.exists():
         states = load_states(path)
+        if len(states.budgets_s) != given.num_budgets:
+            raise ConfigurationError(
+                f"{path} holds states for {len(states.budgets_s)} budgets, and --num_budgets is {given.num_budgets}; "
+                f"give --num_budgets {len(states.budgets_s)}, or another file of --states"
+            )
+        refuse_other_source(given.grid, {}, states.model["name"])
         networks = _networks_of(states, plan.seed, given.init_from)
     else:
+        source = find_model(config.model_path, config.hf_cache_dir)
+        tasks = {name: open_task(replace(config, dataset_name=name)) for name in dict.fromkeys(grid.tasks)}
+        refuse_other_source(given.grid, {name: task.split for name, task in tasks.items()}, source.name)
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)
     # Updates on tables are small: the host is fastest.
     return TrainingJob(networks.cpu(), environment, held_out, f"replay of {grid.caption}")
+
+
+def refuse_other_source(paths: Sequence[Path], splits: Mapping[str, str], model_name: str) -> None:
+    """What a grid was measured with has to be what its states are recorded with.
+
+    A table of many runs does not say it, and models are told apart by the last part of their names alone.
+
+    Args:
+        splits: task -> the split that is read now; those of other tasks are not looked at.
+
+    Raises:
+        ConfigurationError: they are not the same.
+    """
+    if any(path.is_file() for path in paths):
+        return
+    for setting in load_sweep(*paths).settings:
+        made = setting.result["provenance"]
+        task, split, name = made["task"]["name"], made["task"]["split"], made["model"]["name"]
+        if splits.get(task, split) != split:
+            raise ConfigurationError(
+                f"the grid is of the split {split} of {task}, and {splits[task]} is read now; give --split {split}"
+            )
+        if Path(name).name != Path(model_name).name:
+            raise ConfigurationError(
+                f"the grid is of the model {name}, and the states of {model_name}; give the grid's as --model_path"
+            )
 
 
 def _record(

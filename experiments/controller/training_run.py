@@ -124,7 +124,7 @@ class TrainingRun:
                 differing = sorted(key for key in own if content[name].get(key) != own[key]) or sorted(content[name])
                 raise ConfigurationError(
                     f"{path} is of a training with another {name} ({', '.join(differing)}); give the same flags, or "
-                    "another --output_dir"
+                    "another --controller_dir"
                 )
         self.networks.load_state_dict(content["networks"])
         self._reference.load_state_dict(content["reference"])

@@ -32,7 +32,7 @@ from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForCondition
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
@@ -159,7 +159,11 @@ def shaped_cases(
 
 def shape_config(shape: str) -> MolmoeConfig:
     """Of `--shape`: `molmoe_1b`, or a folder whose config is taken."""
-    return MolmoeConfig(head_vocab_size=50304) if shape == "molmoe_1b" else MolmoeConfig.from_pretrained(shape)
+    if shape == "molmoe_1b":
+        return MolmoeConfig(head_vocab_size=50304)
+    if not (Path(shape) / "config.json").is_file():
+        raise ConfigurationError(f"--shape is {shape}; give molmoe_1b, or a folder with a config.json")
+    return MolmoeConfig.from_pretrained(shape)
 
 
 def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
@@ -270,7 +274,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = _arguments(argv)
+    """Exit code: 0 done, 1 other tokens in float32, else that of the error, which is one line."""
+    try:
+        return _measured(_arguments(argv))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _measured(given: argparse.Namespace) -> int:
     set_cpu_threads(given.num_threads, 1)
     device = choose_device(given.device)
     bench, cases = _made(given, device)

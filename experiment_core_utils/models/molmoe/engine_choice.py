@@ -22,8 +22,9 @@ from experiment_core_utils.models.molmoe.straight_vision import StraightVision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import StageName
 
-# Of prefill and decode together, kept at a time: settings times prompt lengths.
-MOST_GRAPHS = 1024
+# Of prefill and decode together, kept at a time: settings times prompt lengths, which is 130 a padded length for a
+# controller that may choose everything; one takes about half a megabyte.
+MOST_GRAPHS = 4096
 OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
 
 

@@ -67,7 +67,10 @@ def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--environment", "synthetic", "--model_path", "x"], "takes no grid, model"),
+        (["--environment", "synthetic", "--model_path", "x"], "takes no grid, model or task; drop --model_path"),
+        (["--environment", "synthetic", "--grid", "x"], "takes no grid, model or task; drop --grid"),
+        (["--environment", "synthetic", "--resume"], "checkpoint.pt to go on from; drop --resume"),
+        (["--environment", "replay", "--grid", "x", "--split_seed", "-1"], "--split_seed is -1; give 0 or more"),
         (["--environment", "replay"], "--grid RESULTS goes with --environment replay"),
         (["--environment", "synthetic", "--group_size", "1"], "has nothing to compare"),
         (["--environment", "synthetic", "--updates", "0"], "0 updates train nothing"),
