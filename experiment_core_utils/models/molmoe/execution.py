@@ -169,11 +169,11 @@ class LaunchFreeStages:
         logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._store)
         return logits, self.hold(knobs, prompt)
 
-    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor) -> HeldRequest[DecoderKnobs]:
-        """The state of a prompt [1, T] that fills the first slots of the store."""
+    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor, pause: int = 0) -> HeldRequest[DecoderKnobs]:
+        """The state of a prompt [1, T] that fills the first slots of the store, having run with such a pause."""
         tokens = prompt.shape[1]
         self._store.set_lengths([tokens])
-        return self._holder.hold(knobs, prompt)
+        return self._holder.hold(knobs, prompt, pause)
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
