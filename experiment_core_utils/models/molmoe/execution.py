@@ -115,8 +115,12 @@ class LaunchFreeStages:
 
     def give_up(self, knobs: DecoderKnobs) -> None:
         """The knobs will not run here: the store goes, with its captures, where no others were made ready."""
-        self._holder.release()
         self._ready.discard(knobs)
+        self.drop_unready()
+
+    def drop_unready(self) -> None:
+        """No state is held any more; the store goes, with all captures, where no knobs were made ready."""
+        self._holder.release()
         if not self._ready:
             self._replace_store(KeyValueStore.allocate(self._decoder, slots=0))
 
