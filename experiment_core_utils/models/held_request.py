@@ -20,13 +20,15 @@ class HeldRequest(Generic[Setting]):
 
     Attributes:
         setting: at which the prompt ran.
-        prompt: [1, T]; another state of the same tensor at the same setting has filled the same slots.
+        prompt: [1, T]; another state of the same tensor at the same setting and pause has filled the same slots.
         length: slots in use.
+        pause: blocks that ran before the setting was chosen, with the model's own knobs; 0 where it ran as a whole.
     """
 
     setting: Setting
     prompt: torch.Tensor
     length: int
+    pause: int = 0
 
 
 class RequestHolder(Generic[Setting]):
@@ -49,13 +51,13 @@ class RequestHolder(Generic[Setting]):
         """No state can be decoded from any more."""
         self._held = None
 
-    def hold(self, setting: Setting, prompt: torch.Tensor) -> HeldRequest[Setting]:
+    def hold(self, setting: Setting, prompt: torch.Tensor, pause: int = 0) -> HeldRequest[Setting]:
         """The state of a request behind its prompt [1, T], which is in the slots."""
-        self._held = HeldRequest(setting, prompt, prompt.shape[1])
+        self._held = HeldRequest(setting, prompt, prompt.shape[1], pause)
         return self._held
 
     def resume(self, state: HeldRequest[Setting]) -> None:
-        """Give the place to a state: the one that has it, or one behind the same prompt.
+        """Give the place to a state: the one that has it, or one whose prompt ran in the same way.
 
         What stands in the slots behind the state's length is the caller's to forget.
 
@@ -64,7 +66,11 @@ class RequestHolder(Generic[Setting]):
         """
         held = self._held
         if held is not state:
-            is_same = held is not None and held.prompt is state.prompt and held.setting == state.setting
+            is_same = (
+                held is not None
+                and held.prompt is state.prompt
+                and (held.setting, held.pause) == (state.setting, state.pause)
+            )
             if not is_same or state.length != state.prompt.shape[1]:
                 raise SettingError(f"{self._place} holds another request by now; prefill this one again")
             self._held = state

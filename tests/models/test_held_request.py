@@ -34,6 +34,20 @@ def test_only_a_state_behind_the_same_prompt_takes_the_place_over(
     holder.resume(second)
 
 
+def test_a_prompt_that_ran_with_another_pause_is_another_request() -> None:
+    """Blocks in front of a pause run with the model's own knobs, so they leave other keys."""
+    holder = RequestHolder[str]("the place")
+    whole = holder.hold("a", PROMPT)
+    first, second, later = (holder.hold("a", PROMPT, pause) for pause in (2, 2, 3))
+    for lost in (whole, first, second):
+        with pytest.raises(SettingError, match="holds another request"):
+            holder.resume(lost)
+    holder.resume(later)
+    again = holder.hold("a", PROMPT, 2)
+    holder.resume(first)
+    holder.resume(again)
+
+
 def test_nobody_goes_on_where_nobody_holds() -> None:
     holder = RequestHolder[str]("the place")
     assert not holder.is_held

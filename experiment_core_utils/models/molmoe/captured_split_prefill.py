@@ -16,6 +16,7 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.split_engines import refuse_without_room
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.triton_building import built
 
@@ -89,11 +90,7 @@ class CapturedSplitPrefill:
 
     def _room(self, tokens: int, store: KeyValueStore) -> int:
         """The padded length of a prompt and the row behind it, made where it is the first of its length."""
-        if tokens >= store.slots:
-            raise ConfigurationError(
-                f"a prompt of {tokens} tokens and a row behind it have no room in a key-value store of {store.slots} "
-                "slots"
-            )
+        refuse_without_room(tokens, store)
         rows = min(-(-(tokens + 1) // BUCKET) * BUCKET, store.slots)
         if rows not in self._padded:
             self._padded[rows] = self._new_padded(rows)

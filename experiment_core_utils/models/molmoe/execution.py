@@ -115,8 +115,12 @@ class LaunchFreeStages:
 
     def give_up(self, knobs: DecoderKnobs) -> None:
         """The knobs will not run here: the store goes, with its captures, where no others were made ready."""
-        self._holder.release()
         self._ready.discard(knobs)
+        self.drop_unready()
+
+    def drop_unready(self) -> None:
+        """No state is held any more; the store goes, with all captures, where no knobs were made ready."""
+        self._holder.release()
         if not self._ready:
             self._replace_store(KeyValueStore.allocate(self._decoder, slots=0))
 
@@ -169,11 +173,11 @@ class LaunchFreeStages:
         logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._store)
         return logits, self.hold(knobs, prompt)
 
-    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor) -> HeldRequest[DecoderKnobs]:
-        """The state of a prompt [1, T] that fills the first slots of the store."""
+    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor, pause: int = 0) -> HeldRequest[DecoderKnobs]:
+        """The state of a prompt [1, T] that fills the first slots of the store, having run with such a pause."""
         tokens = prompt.shape[1]
         self._store.set_lengths([tokens])
-        return self._holder.hold(knobs, prompt)
+        return self._holder.hold(knobs, prompt, pause)
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """[1, T] -> [T, H]: token embeddings with the image features added at their places."""

@@ -11,6 +11,7 @@ import torch
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 class SplitPrefillEngine(Protocol):
@@ -35,3 +36,11 @@ class SplitPrefillEngine(Protocol):
         The first blocks of the setting are those that have run. The request's length is set by the caller, afterwards.
         """
         ...
+
+
+def refuse_without_room(tokens: int, store: KeyValueStore) -> None:
+    """Raises ConfigurationError where a prompt of so many tokens leaves no slot for the row behind it."""
+    if tokens >= store.slots:
+        raise ConfigurationError(
+            f"a prompt of {tokens} tokens and a row behind it have no room in a key-value store of {store.slots} slots"
+        )

@@ -217,7 +217,7 @@ class LaunchFreeSplit:
         check_rest(tuple(active_blocks), self._pause)
         knobs = DecoderKnobs(*self._model.checked_setting(top_k, active_blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.store)
-        return logits, self._stages.hold(knobs, self._prompt)
+        return logits, self._stages.hold(knobs, self._prompt, self._pause)
 
     def decode_step(self, token: torch.Tensor, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """See `SplitStages.decode_step`."""

@@ -216,7 +216,9 @@ class MolmoeStagedModel:
 
     def make_split_ready(self, shapes: Sequence[SplitShape]) -> None:
         """Everything that such requests need; where that cannot be made ready, all run eagerly from then on."""
-        refusal = None
+        stages, refusal = self._launch_free, None
+        if stages is None:
+            return
         try:
             with refused_without_memory(*max((shape.tokens, shape.max_new_tokens) for shape in shapes)):
                 self._split.make_ready(shapes)
@@ -225,6 +227,7 @@ class MolmoeStagedModel:
         if refusal is not None:
             # Not in the handler: until its end the error holds what was half made.
             self._split = EagerSplit(self.model, self._eager, refusal)
+            stages.drop_unready()
             release_cached_memory(self.device)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:

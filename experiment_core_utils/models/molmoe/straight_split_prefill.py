@@ -5,6 +5,7 @@ import torch
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.split_engines import refuse_without_room
 from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
 
 
@@ -23,6 +24,7 @@ class StraightSplitPrefill:
 
     def make_ready(self, pause: int, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
         """See `SplitPrefillEngine.make_ready`."""
+        refuse_without_room(tokens, store)
         self._blocks.make_ready(knobs, store, tokens + 1)
 
     @torch.inference_mode()
@@ -31,6 +33,7 @@ class StraightSplitPrefill:
     ) -> torch.Tensor:
         """See `SplitPrefillEngine.begin`."""
         tokens = len(embeddings)
+        refuse_without_room(tokens, store)
         given = embeddings if appended is None else torch.cat([embeddings, appended[None].to(embeddings.dtype)])
         first = DecoderKnobs(self._decoder.default_top_k, tuple(range(pause)))
         states = self._blocks.through(given, first, store)

@@ -13,6 +13,7 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
+from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -55,6 +56,29 @@ def test_it_does_what_the_straight_one_does(kv_heads: int, normalised: bool, kno
         assert compiled.chosen_experts.keys() == straight.chosen_experts.keys()
         for block, chosen in straight.chosen_experts.items():
             assert torch.equal(compiled.chosen_experts[block], chosen)
+
+
+@needs_compiler
+def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing() -> None:
+    decoder, knobs = decoder_of(), DecoderKnobs(4, (0, 1))
+    split, store = StraightSplitPrefill(decoder, CompiledPrefill(decoder)), KeyValueStore.allocate(decoder, 64)
+    said = "64 tokens and a row behind it have no room in a key-value store of 64 slots"
+    with pytest.raises(ConfigurationError, match=said):
+        split.make_ready(1, knobs, store, 64)
+    with pytest.raises(ConfigurationError, match=said):
+        split.begin(torch.randn(64, 64), torch.randn(64), 1, store)
+    assert not store.keys.any() and not store.values.any()
+    split.begin(torch.randn(63, 64), torch.randn(64), 1, store)
+    assert bool(store.keys[0].all()) and not store.keys[1:].any()
+
+
+@needs_compiler
+def test_a_prompt_longer_than_the_store_writes_nothing() -> None:
+    decoder = decoder_of()
+    store = KeyValueStore.allocate(decoder, 64)
+    with pytest.raises(ValueError, match=r"cosines of 65 tokens have to be \[65, 1, 32\], not \[64, 1, 32\]"):
+        CompiledPrefill(decoder).prefill(torch.randn(65, 64), DecoderKnobs(4, (0, 1)), store)
+    assert not store.keys.any() and not store.values.any()
 
 
 @needs_compiler

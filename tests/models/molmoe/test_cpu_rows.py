@@ -52,6 +52,35 @@ def test_a_store_whose_slots_are_apart_is_refused(kernels: RowKernels) -> None:
         kernels.place(torch.zeros(2, 6), (ones, ones), (turns, turns), 0.0, (torch.zeros(1, 2, 2), apart, apart))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("keys", (1, 1, 2)), ("values", (1, 3, 2)), ("cosines", (1, 1, 2)), ("sines", (3, 1, 2)), ("joint rows", (2, 8))],
+)
+def test_what_does_not_fit_the_tokens_is_refused_before_anything_is_written(
+    kernels: RowKernels, name: str, shape: tuple[int, ...]
+) -> None:
+    """Two tokens, a head each 2 wide: joint rows of 6; one tensor has another shape."""
+    sizes = {"joint rows": (2, 6), "cosines": (2, 1, 2), "sines": (2, 1, 2), "keys": (1, 2, 2), "values": (1, 2, 2)}
+    given = {each: torch.ones(size) for each, size in {**sizes, name: shape}.items()}
+    queries, norm = torch.full((1, 2, 2), 9.0), torch.ones(2)
+    with pytest.raises(ValueError, match=rf"^{name} of 2 tokens have to be .*, not \[{shape[0]}, "):
+        kernels.place(
+            given["joint rows"],
+            (norm, norm),
+            (given["cosines"], given["sines"]),
+            0.0,
+            (queries, given["keys"], given["values"]),
+        )
+    assert bool((queries == 9.0).all()) and bool((given["keys"] == 1.0).all())
+
+
+def test_keys_and_values_in_unlike_stores_are_refused(kernels: RowKernels) -> None:
+    keys, ones, turns = torch.zeros(2, 4, 2)[:, :2], torch.ones(4), torch.zeros(2, 1, 2)
+    for values in (torch.zeros(2, 5, 2)[:, :2], keys.double()):
+        with pytest.raises(ValueError, match="keys and values"):
+            kernels.place(torch.zeros(2, 12), (ones, ones), (turns, turns), 0.0, (torch.zeros(2, 2, 2), keys, values))
+
+
 def test_gates_open_as_silu_does(kernels: RowKernels) -> None:
     """silu(0) = 0; silu(100) = 100 and silu(-100) = 0 but for rounding."""
     found = kernels.gate(torch.tensor([[0.0, 100.0, -100.0, 5.0, 2.0, 5.0]]), torch.empty(1, 3))

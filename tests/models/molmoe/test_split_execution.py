@@ -126,6 +126,28 @@ def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGene
         split.decode_step(logits.argmax(dim=-1, keepdim=True), state)
 
 
+def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
+    model: MolmoeForConditionalGeneration,
+) -> None:
+    """The same prompt and knobs; block 1 ran with 1 expert in the whole one, with the model's 4 before the pause."""
+    stages = LaunchFreeStages(model)
+    split, knobs = LaunchFreeSplit(model, stages), DecoderKnobs(1, (0, 1, 2))
+    inputs, row = asked(5)
+    logits, whole = stages.prefill(knobs, inputs, None)
+    token, whole_keys = logits.argmax(dim=-1, keepdim=True), stages.store.keys[:3, :, :, :5].clone()
+    split.begin(inputs, None, 2, row, STEPS)
+    _, paused = split.finish(knobs.top_k, knobs.blocks)
+    assert not torch.allclose(stages.store.keys[:3, :, :, :5], whole_keys)
+    for refused in (lambda: stages.decode_step(token, whole), lambda: stages.rewind(whole, 0)):
+        with pytest.raises(SettingError, match="holds another request"):
+            refused()
+    stages.decode_step(token, paused)
+    stages.prefill(knobs, inputs, None)
+    stages.decode_step(token, whole)
+    with pytest.raises(SettingError, match="holds another request"):
+        stages.rewind(paused, 1)
+
+
 def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> None:
     inputs, row = asked(5)
     for split in (EagerSplit(model, EagerStages(model)), LaunchFreeSplit(model, LaunchFreeStages(model))):

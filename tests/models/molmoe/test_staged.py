@@ -1,11 +1,15 @@
 """Bytes of the staged model, by hand; its stages are tested with the model and with the pipeline."""
 
+import weakref
 from pathlib import Path
 
+import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_processor
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.conftest import tiny_config
@@ -29,3 +33,24 @@ def test_bytes_follow_the_setting(tiny_checkpoint: Path) -> None:
         # Keys and values of width 32, two bytes each.
         assert found.cache_bytes_per_token == len(blocks) * 2 * 32 * 2
         assert model.active_setting == (top_k, blocks)
+
+
+@pytest.mark.parametrize("plain_is_ready", [False, True])
+def test_a_split_that_is_refused_leaves_no_store_behind(tiny_checkpoint: Path, plain_is_ready: bool) -> None:
+    """The store that grew for the first shape is freed once no memory is found for the second, unless it is used."""
+    processor = load_processor(find_model(str(tiny_checkpoint)))
+    staged = MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(tiny_config()).eval(), processor, "graph")
+    inputs, choices = {"input_ids": torch.tensor([[7, 20, 33]])}, ((1, DecoderKnobs(2, (0, 1))),)
+    if plain_is_ready:
+        staged.make_ready(inputs, 4)
+    staged.make_split_ready([SplitShape(600, None, 8, choices)])
+    split = staged.split
+    assert isinstance(split, LaunchFreeSplit)
+    of_the_store = weakref.ref(split.last_token)
+    del split
+    staged.make_split_ready([SplitShape(10**13, None, 8, choices)])
+    assert isinstance(staged.split, EagerSplit)
+    assert staged.split.reason is not None and "prompt of 10000000000000 tokens" in staged.split.reason
+    assert (of_the_store() is not None) == plain_is_ready
+    logits, state = staged.prefill(inputs, None)
+    assert staged.decode_step(logits.argmax(dim=-1, keepdim=True), state).shape == logits.shape

@@ -50,11 +50,17 @@ class RowKernels:
             norms: of queries [Q * D] and keys [KV * D].
             turns: cosines and signed sines [T, 1, D], as of `RotaryTable`.
             out: of keys and values any part of a store in which the slots of a head are neighbours.
+
+        Raises:
+            ValueError: a tensor has another shape, dtype or layout; nothing was written.
         """
         queries, keys, values = out
-        (heads, tokens, width), (kv_heads, _, _) = queries.shape, keys.shape
+        (heads, tokens, width), kv_heads = queries.shape, len(keys)
+        _refuse_other_sizes(joint, norms, turns, out)
         if any(each.stride()[1:] != (width, 1) or each.stride(0) % width for each in (keys, values)):
             raise ValueError("the slots of a head have to be neighbours in the store")
+        if keys.stride(0) != values.stride(0) or any(each.dtype != torch.float32 for each in (keys, values)):
+            raise ValueError("keys and values have to be float32 in stores of as many slots")
         stores = [keys.data_ptr(), values.data_ptr()]
         given = _addresses(joint, *norms, *turns, queries)
         sizes = (tokens, heads, kv_heads, width, keys.stride(0) // width)
@@ -80,6 +86,28 @@ class RowKernels:
         sizes = (*weights.shape, states.shape[1])
         self._add_weighted(given, places.data_ptr(), weighing, to, *sizes, torch.get_num_threads())
         return states
+
+
+def _refuse_other_sizes(
+    joint: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor],
+    turns: tuple[torch.Tensor, torch.Tensor],
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """The kernel goes by the shape of the queries and the heads of the keys: all others have to follow from those."""
+    (heads, tokens, width), kv_heads = out[0].shape, len(out[1])
+    sizes = {
+        "joint rows": (joint, (tokens, (heads + 2 * kv_heads) * width)),
+        "norms of queries": (norms[0], (heads * width,)),
+        "norms of keys": (norms[1], (kv_heads * width,)),
+        "cosines": (turns[0], (tokens, 1, width)),
+        "sines": (turns[1], (tokens, 1, width)),
+        "keys": (out[1], (kv_heads, tokens, width)),
+        "values": (out[2], (kv_heads, tokens, width)),
+    }
+    for name, (given, wanted) in sizes.items():
+        if given.shape != wanted:
+            raise ValueError(f"{name} of {tokens} tokens have to be {list(wanted)}, not {list(given.shape)}")
 
 
 def _addresses(*tensors: torch.Tensor) -> list[int]:
