@@ -183,7 +183,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
         "metrics": {job.task.name: job.metric.name},
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
-        "caveats": [*_few(len(ids)), *_seen(seen, len(ids)), *live_caveats(job)],
+        "caveats": [*_few(len(ids)), *_seen(seen, len(ids)), *live_caveats(job, given.learned)],
     })  # fmt: skip
     return evaluation
 
