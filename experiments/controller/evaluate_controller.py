@@ -26,10 +26,10 @@ from experiments.controller.evaluation import (
     table_lines,
 )
 from experiments.controller.evaluation_figures import draw_evaluation
-from experiments.controller.lookup import Lookup
+from experiments.controller.lookup import Lookup, load
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.policies import Policy, check_budget
-from experiments.controller.policy_set import add_policy_flags, lookup_of, num_seen, policies_of
+from experiments.controller.policy_set import add_policy_flags, check_policy_flags, lookup_of, num_seen, policies_of
 from experiments.controller.replay import (
     PerSampleOracle,
     best_static,
@@ -88,6 +88,7 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigurationError(f"--calibration_share {given.calibration_share:g}: give a share between 0 and 1")
     if given.evaluation_seed < 0:
         raise ConfigurationError(f"--evaluation_seed {given.evaluation_seed}: give a number from 0")
+    check_policy_flags(given)
 
 
 def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
@@ -96,8 +97,16 @@ def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
     if given.calibration is not None:
         return load_grid(given.calibration), grid
     if given.lookup is not None:
-        return grid, grid
+        return _parts_of_lookup(grid, load(given.lookup))
     return split_by_picture(grid, given.calibration_share, given.evaluation_seed)
+
+
+def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:
+    """The pictures behind the lookup and the rest; twice the whole grid where one of them would be empty."""
+    keys = zip(grid.tasks, grid.sample_ids, grid.pictures, strict=True)
+    seen = {picture for task, sample_id, picture in keys if sample_id in lookup.sample_ids.get(task, ())}
+    mask = np.array([picture in seen for picture in grid.pictures])
+    return (grid.take(mask), grid.take(~mask)) if mask.any() and not mask.all() else (grid, grid)
 
 
 def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:
@@ -134,6 +143,8 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     names = (lookup.name, BEST_STATIC)
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
     caveats = [*caveats_of(grid, lookup), *notes]
+    for line in _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)):
+        print(f"caveat: {line}")
     write(given, evaluation, grid, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid), "caveats": caveats,
     })  # fmt: skip
@@ -172,7 +183,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
         "metrics": {job.task.name: job.metric.name},
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
-        "caveats": [*_few(len(ids)), *_seen(seen, len(ids)), *live_caveats(job)],
+        "caveats": [*_few(len(ids)), *_seen(seen, len(ids)), *live_caveats(job, given.learned)],
     })  # fmt: skip
     return evaluation
 

@@ -1,6 +1,6 @@
 """In: the profiler's flags, policies; out: a model and samples to run them on, and what they did there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.block_choice import block_choice_of
-from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, open_task
+from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, fingerprint_of_ids, open_task
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.host_facts import command_line, package_version
@@ -35,7 +35,7 @@ from experiments.controller.live import (
 )
 from experiments.controller.outcomes import Outcomes, Requests
 from experiments.controller.policies import Policy
-from experiments.controller.training_run import load_networks
+from experiments.controller.training_run import load_networks, stored_environment
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,49 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
     return content
 
 
-def live_caveats(job: LiveJob) -> list[str]:
-    """What a reader of a live evaluation must know."""
+def live_caveats(job: LiveJob, learned: Path | None) -> list[str]:
+    """What a reader of a live evaluation must know; after `controllers_of`, which decides what runs eagerly."""
     notes = [
         "requests were prepared at every tier beforehand: neither that nor their transfer is in a latency",
         f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "
         "its own",
     ]
+    if learned is not None:
+        ids = [each.sample.sample_id for each in job.measured]
+        notes += [*_eager_caveats(job.model), *training_caveats(stored_environment(learned), job.task, ids)]
     return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]
+
+
+def _eager_caveats(model: StagedModel) -> list[str]:
+    if not isinstance(model, MolmoeStagedModel) or model.split.reason is None:
+        return []
+    asked = model.describe()["execution"]
+    return [f"two_stage ran eagerly, the other policies with execution {asked}: {model.split.reason}"]
+
+
+def training_caveats(trained_on: Mapping[str, Any] | None, task: Task, sample_ids: Sequence[int]) -> list[str]:
+    """Whether a two-stage controller is judged on samples that it was trained on.
+
+    Args:
+        trained_on: what the environment of its checkpoint said of itself. A replay keeps a digest of its samples
+            alone, so that a part of them cannot be recognised; none of a training that it was started from is known.
+        sample_ids: of the task, that it is judged on.
+    """
+    described = trained_on or {}
+    if "sample_ids" in described:
+        same_task = (described["task"], described["split"]) == (task.name, task.split)
+        seen = len(set(described["sample_ids"]) & set(sample_ids)) if same_task else 0
+        return [f"two_stage was trained on {seen} of the {len(sample_ids)} requests that it is judged on"] * (seen > 0)
+    if described.get("kind") == "synthetic":
+        return []
+    digests = described.get("samples")
+    if digests is None:
+        return ["what two_stage was trained on is not known: it may have seen the samples that it is judged on"]
+    if task.name not in digests:
+        return []
+    if digests[task.name] in (fingerprint_of_ids(sample_ids), fingerprint_of_ids(sorted(sample_ids))):
+        return ["two_stage was trained on samples of the same ids as those that it is judged on"]
+    return [
+        f"two_stage was trained on a replay of {task.name}, of whose samples only a digest is known: it may have seen "
+        "those that it is judged on"
+    ]

@@ -7,10 +7,13 @@ from pathlib import Path
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.guarded_lookup import GuardedLookup
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.lookup import AGGREGATIONS, Lookup, build, load
+from experiments.controller.lookup import AGGREGATIONS, Aggregation, Lookup, build, load
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies import Policy, RandomPolicy, StaticPolicy
 from experiments.core_exp.latency_estimator import LatencyEstimator
+
+DEFAULT_AGGREGATION: Aggregation = "mean"
+DEFAULT_TOLERANCE = 0.0
 
 
 def add_policy_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +23,10 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
                         "smallest and largest)")  # fmt: skip
     parser.add_argument("--lookup", type=Path, metavar="FILE",
                         help="what experiments.controller.lookup built (default: built here)")  # fmt: skip
-    parser.add_argument("--aggregation_method", choices=AGGREGATIONS, default="mean",
-                        help="of a lookup that is built here (%(default)s)")  # fmt: skip
-    parser.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE",
-                        help="of a lookup that is built here (%(default)s)")  # fmt: skip
+    parser.add_argument("--aggregation_method", choices=AGGREGATIONS,
+                        help=f"of a lookup that is built here ({DEFAULT_AGGREGATION})")  # fmt: skip
+    parser.add_argument("--tolerance", type=float, metavar="SHARE",
+                        help=f"of a lookup that is built here ({DEFAULT_TOLERANCE})")  # fmt: skip
     parser.add_argument("--estimator", type=Path, metavar="FILE",
                         help="e3_latency_estimator.json, for lookup_guardrail (default: without it)")  # fmt: skip
     parser.add_argument("--margin", type=float, default=0.0, metavar="SHARE",
@@ -32,6 +35,15 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
                         help="of experiments.controller.train, for two_stage (default: without it)")  # fmt: skip
     parser.add_argument("--states", type=Path, metavar="FILE",
                         help="its recorded states, in a replay (default: states.pt beside the checkpoint)")  # fmt: skip
+
+
+def check_policy_flags(given: argparse.Namespace) -> None:
+    """Raises ConfigurationError for a flag that another one leaves without effect."""
+    for name in ("aggregation_method", "tolerance"):
+        if given.lookup is not None and getattr(given, name) is not None:
+            raise ConfigurationError(f"--{name} is of a lookup that is built here; drop it, or --lookup {given.lookup}")
+    if given.states is not None and given.learned is None:
+        raise ConfigurationError(f"--states {given.states} is for --learned CHECKPOINT; give one, or drop it")
 
 
 def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lookup:
@@ -44,7 +56,8 @@ def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lo
         return load(given.lookup)
     if calibration is None:
         raise ConfigurationError("there are no calibration samples to build a lookup of; give --lookup FILE")
-    return build(calibration, given.aggregation_method, given.tolerance)
+    tolerance = DEFAULT_TOLERANCE if given.tolerance is None else given.tolerance
+    return build(calibration, given.aggregation_method or DEFAULT_AGGREGATION, tolerance)
 
 
 def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup: Lookup, seed: int) -> list[Policy]:

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.paths import REPOSITORY
@@ -112,13 +113,27 @@ def test_the_command_writes_json_csv_and_figures(folder: Path, capsys):
     assert "budget 400.0 ms, which no setting can meet" in capsys.readouterr().out
 
 
-def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path):
+def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path, capsys):
     save(build(load_grid([folder])), tmp_path / "lookup.json")
     arguments = [str(folder), "--lookup", str(tmp_path / "lookup.json"), "--budgets_ms", "600"]
     assert main([*arguments, "--output_dir", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
     assert content["num_requests"] == 8
     assert "the lookup was built of 8 of the 8 requests that it is judged on" in content["caveats"]
+    assert "caveat: the lookup was built of 8 of the 8 requests" in capsys.readouterr().out
+
+
+def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path: Path, capsys):
+    """Of 8 samples 3 are behind the lookup, and each has a picture of its own: 5 are left."""
+    whole = load_grid([folder])
+    assert len(set(whole.pictures)) == 8
+    save(build(whole.take(np.array([0, 2, 5]))), tmp_path / "lookup.json")
+    arguments = [str(folder), "--lookup", str(tmp_path / "lookup.json"), "--budgets_ms", "600"]
+    assert main([*arguments, "--output_dir", str(tmp_path / "out")]) == 0
+    content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
+    assert (content["num_calibration_requests"], content["num_requests"]) == (3, 5)
+    assert not any("the lookup was built of" in caveat for caveat in content["caveats"])
+    assert "caveat" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -129,6 +144,9 @@ def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path):
         (["--num_samples", "3"], 2, "unknown flag --num_samples"),
         (["--calibration_share", "1"], 2, "give a share between 0 and 1"),
         (["--evaluation_seed", "-1"], 2, "give a number from 0"),
+        (["--lookup", "some.json", "--tolerance", "0"], 2, "drop it, or --lookup some.json"),
+        (["--lookup", "some.json", "--aggregation_method", "mean"], 2, "drop it, or --lookup some.json"),
+        (["--states", "states.pt"], 2, "--states states.pt is for --learned CHECKPOINT"),
         (["--lookup", "nowhere.json"], 1, "nowhere.json cannot be read"),
     ],
 )

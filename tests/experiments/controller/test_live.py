@@ -66,6 +66,25 @@ def test_the_choice_is_in_force_while_the_request_runs(model, requests):
     assert answer.latency_s == answer.total_s + answer.overhead_s
 
 
+@pytest.mark.parametrize("run", ["answer", "warm_up"])
+def test_a_setting_without_memory_is_answered_eagerly(tiny_checkpoint: Path, requests, run: str):
+    """A store of 10^13 slots is more than any address can reach."""
+    flags = ["--model_path", str(tiny_checkpoint), "--device", "cpu", "--precision", "float32", "--execution", "graph"]
+    config = parse_config(flags)
+    own = load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    # Any token ends an answer, so that only the store is long.
+    own.eos_token_ids = frozenset(range(own.model.config.text_config.vocab_size))
+    controller = ChosenBefore(StaticPolicy(SPACE.full), own, SPACE, BLOCKS, 10**13)
+    if run == "answer":
+        assert len(controller.answer(requests[0], 1.0).token_ids) == 1
+    else:
+        assert warm_up(own, SPACE, BLOCKS, requests[:1], 10**13) >= 1
+    inputs = requests[0].prepared["low"].inputs
+    proof = own.prove(SPACE.setting(SPACE.full, BLOCKS), inputs)
+    assert proof.execution == "eager"
+    assert "no memory left" in proof.execution_reason
+
+
 def test_controllers_take_turns_and_what_was_in_force_comes_back(model, requests):
     before = model.active_setting
     policies = [StaticPolicy(KnobChoice("low", 2, 3)), RandomPolicy(SPACE.choices(), 1)]

@@ -1,0 +1,89 @@
+"""What is said beside a live evaluation: samples of a training, requests that run eagerly for want of memory."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
+from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiments.controller.grpo import GrpoRecipe
+from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.live import prepare_requests
+from experiments.controller.live_environment import LiveEnvironment
+from experiments.controller.live_evaluation import LiveJob, controllers_of, live_caveats, training_caveats
+from experiments.controller.rewards import RewardRecipe
+from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
+from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
+
+TASK = load_task("reference_vqa", "validation")
+TINY_WIDTH = 32
+
+
+def live(split: str, sample_ids: list[int]) -> dict[str, object]:
+    return {"kind": "live", "task": TASK.name, "split": split, "sample_ids": sample_ids}
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "said"),
+    [
+        (live("validation", [7, 5, 9]), "two_stage was trained on 2 of the 3 requests"),
+        (live("validation", [7, 8]), None),
+        (live("train", [1, 5, 9]), None),
+        ({"kind": "synthetic"}, None),
+        ({"kind": "replay", "samples": {"another": fingerprint_of_ids([1, 5, 9])}}, None),
+        ({"kind": "replay", "samples": {TASK.name: fingerprint_of_ids([1, 5, 9])}}, "of the same ids"),
+        ({"kind": "replay", "samples": {TASK.name: fingerprint_of_ids([1, 5])}}, "only a digest is known"),
+        (None, "is not known"),
+    ],
+)
+def test_samples_of_the_training_are_a_caveat_where_they_are_known_and_where_they_are_not(trained_on, said):
+    caveats = training_caveats(trained_on, TASK, [9, 1, 5])
+    if said is None:
+        assert caveats == []
+    else:
+        assert len(caveats) == 1
+        assert said in caveats[0]
+
+
+def opened(checkpoint: Path) -> LiveJob:
+    """Two requests; the published knobs are of larger models."""
+    config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--execution", "graph"])
+    model = load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    space = KnobSpace(("low", "medium"), (2, 4), (3, 4), num_total_blocks=4, first_top_k=4)
+    requests, failed = prepare_requests(model, TASK, [0, 5], space.tiers)
+    blocks, both = BlockChoice(scores={1: 0.1, 2: 0.2, 3: 0.3}), tuple(requests)
+    return LiveJob(config, (), model, TASK, get_metric(TASK.metric), space, blocks, 3, both, both, failed, 0, {})
+
+
+def trained(job: LiveJob, folder: Path) -> Path:
+    """A checkpoint before its first update, of a training on the job's requests."""
+    space = action_space(job.space, job.blocks)
+    ids = [each.sample.sample_id for each in job.requests]
+    environment = LiveEnvironment(
+        job.model, job.metric, job.requests, space, job.blocks, 3, (0.1, 0.4), live(job.task.split, ids)
+    )
+    networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
+    TrainingRun(networks, environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
+    return folder / CHECKPOINT
+
+
+def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
+    """A store of 10^13 slots is more than any address can reach."""
+    job = opened(tiny_checkpoint)
+    checkpoint = trained(job, tmp_path)
+    controllers_of(job, checkpoint)
+    caveats = live_caveats(job, checkpoint)
+    assert not any("eagerly" in caveat for caveat in caveats)
+    assert "two_stage was trained on 2 of the 2 requests that it is judged on" in caveats
+    without = replace(job, max_new_tokens=10**13)
+    controllers_of(without, checkpoint)
+    eager = [caveat for caveat in live_caveats(without, checkpoint) if "eagerly" in caveat]
+    assert len(eager) == 1
+    assert eager[0].startswith("two_stage ran eagerly, the other policies with execution ")
+    assert "no memory left" in eager[0]
+    assert not any("two_stage" in caveat for caveat in live_caveats(without, None))
