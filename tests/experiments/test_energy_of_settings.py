@@ -52,7 +52,7 @@ def result_in(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A busy machine can keep the reader of power from its turn, and a sample then rightly has no energy: tried thrice."""
+    """A busy machine can keep the reader of power from its turn; a sample then rightly has no energy: tried thrice."""
     for _ in range(3):
         folder = tmp_path_factory.mktemp("energy")
         run_profiling(config_for(tiny_checkpoint, folder, "--energy", "required"), means())
