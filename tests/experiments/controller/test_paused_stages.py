@@ -24,6 +24,7 @@ from experiments.controller.deciders import FixedDecider, NetworkDecider
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.paused_stages import AheadPausedStages, PausedStages
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
+from tests.models.molmoe.executions import eager_and_graph
 
 KNOBS = KnobSpace(("low", "medium"), (1, 2, 4), (2, 3, 4), num_total_blocks=4, first_top_k=4)
 LIMIT = 5
@@ -31,14 +32,7 @@ LIMIT = 5
 
 @pytest.fixture(scope="module")
 def models(tiny_checkpoint: Path) -> dict[str, MolmoeStagedModel]:
-    made = {}
-    for execution in ("eager", "graph"):
-        config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu", "--execution", execution])
-        model = load_staged_model(config, find_model(str(tiny_checkpoint)), torch.device("cpu"))
-        assert isinstance(model, MolmoeStagedModel)
-        model.eos_token_ids = frozenset()
-        made[execution] = model
-    return made
+    return eager_and_graph(tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")

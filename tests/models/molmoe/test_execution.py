@@ -7,20 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import HostMarks, NoMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
 from experiment_core_utils.tasks.registry import load_task
 from tests.conftest import tiny_config
+from tests.models.molmoe.executions import eager_and_graph
 
 NEW_TOKENS = 5
 TARGET = tier_target("low")
@@ -35,14 +34,7 @@ SETTINGS = [at(4, range(4)), at(1, range(4)), at(2, (0, 2)), at(3, (0, 1, 3))]
 
 @pytest.fixture(scope="module")
 def models(tiny_checkpoint: Path) -> dict[str, MolmoeStagedModel]:
-    made = {}
-    for execution in ("eager", "graph"):
-        config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu", "--execution", execution])
-        model = load_staged_model(config, find_model(str(tiny_checkpoint)), torch.device("cpu"))
-        assert isinstance(model, MolmoeStagedModel)
-        model.eos_token_ids = frozenset()
-        made[execution] = model
-    return made
+    return eager_and_graph(tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,21 @@
+"""One checkpoint, loaded for both executions."""
+
+from pathlib import Path
+
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.config import parse_config
+
+
+def eager_and_graph(checkpoint: Path) -> dict[str, MolmoeStagedModel]:
+    """By `--execution`; on the CPU, with answers that end at their limit alone."""
+    made = {}
+    for execution in ("eager", "graph"):
+        config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--execution", execution])
+        model = load_staged_model(config, find_model(str(checkpoint)), torch.device("cpu"))
+        assert isinstance(model, MolmoeStagedModel)
+        model.eos_token_ids = frozenset()
+        made[execution] = model
+    return made
