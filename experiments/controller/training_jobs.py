@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.environment import Environment
 from experiments.controller.knob_choices import KnobSpace, published_space
@@ -156,10 +157,11 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
         refuse_other_source(given.grid, {}, states.model["name"])
         networks = _networks_of(states, plan.seed, given.init_from)
     else:
-        source = find_model(config.model_path, config.hf_cache_dir)
         tasks = {name: open_task(replace(config, dataset_name=name)) for name in dict.fromkeys(grid.tasks)}
+        source = find_model(config.model_path, config.hf_cache_dir)
         refuse_other_source(given.grid, {name: task.split for name, task in tasks.items()}, source.name)
-        states, networks = _record(given, rest, plan, grid, train_part)
+        asked = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
+        states, networks = _record(given, rest, plan, asked, train_part)
         states.save(path)
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)
@@ -194,13 +196,15 @@ def refuse_other_source(paths: Sequence[Path], splits: Mapping[str, str], model_
 
 
 def _record(
-    given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan, grid: MeasuredGrid, train_part: MeasuredGrid
+    given: argparse.Namespace,
+    rest: Sequence[str],
+    plan: TrainingPlan,
+    asked: Sequence[tuple[Task, int]],
+    train_part: MeasuredGrid,
 ) -> tuple[RecordedStates, TwoStageNetworks]:
     loaded = load_model(rest)
     total, own = loaded.model.num_total_blocks, loaded.model.default_top_k
-    networks = loaded.networks(grid_space(grid, total, own), plan.seed, given.init_from)
-    tasks = {name: open_task(replace(loaded.config, dataset_name=name)) for name in dict.fromkeys(grid.tasks)}
-    asked = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
+    networks = loaded.networks(grid_space(train_part, total, own), plan.seed, given.init_from)
     budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
     return record_states(loaded.model, asked, networks, budgets_s, loaded.described), networks
 

@@ -25,23 +25,21 @@ def packing_problem(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]
     return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
 def joined_rows(layers: list[nn.Linear]) -> torch.Tensor:
     """The layers' weights one below the other; each layer's own becomes a view of its rows."""
-    joined = torch.cat([layer.weight.detach() for layer in layers])
-    rows = joined.split([layer.out_features for layer in layers])
-    for layer, own in zip(layers, rows, strict=True):
-        layer.weight = nn.Parameter(own, requires_grad=layer.weight.requires_grad)
-    return joined
+    return _joined(layers, "weight")
+
+
+def joined_biases(layers: list[nn.Linear]) -> torch.Tensor:
+    """The layers' biases one after the other; each layer's own becomes a view of its part."""
+    return _joined(layers, "bias")
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def joined_biases(layers: list[nn.Linear]) -> torch.Tensor:
-    """The layers' biases one after the other; each layer's own becomes a view of its part."""
-    joined = torch.cat([layer.bias.detach() for layer in layers])
+def _joined(layers: list[nn.Linear], name: str) -> torch.Tensor:
+    joined = torch.cat([getattr(layer, name).detach() for layer in layers])
     parts = joined.split([layer.out_features for layer in layers])
     for layer, own in zip(layers, parts, strict=True):
-        layer.bias = nn.Parameter(own, requires_grad=layer.bias.requires_grad)
+        setattr(layer, name, nn.Parameter(own, requires_grad=getattr(layer, name).requires_grad))
     return joined
