@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from experiment_core_utils.a_distributed import processes_on_this_machine, setup_distributed
-from experiment_core_utils.b_model_loader import ModelSource, find_model
-from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.asked_run import asked_run
+from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.fingerprint import agreed_fingerprint, max_new_tokens_of
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
@@ -39,7 +39,6 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
 )
 from experiment_core_utils.progress import Ledger
-from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.tasks.interface import Task
 
 
@@ -63,10 +62,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     Raises:
         ConfigurationError: what would also stop the run, or none of the first samples can be read.
     """
-    source = find_model(config.model_path, config.hf_cache_dir)
-    settings = plan_for(config, source)
-    task = open_task(config)
-    drawn = draw_samples(task, config)
+    asked = asked_run(config)
+    source, task, drawn = asked.source, asked.task, asked.drawn
     accelerator = setup_distributed(config)
     device = choose_device(config.device, accelerator.local_process_index)
     set_cpu_threads(config.num_threads, processes_on_this_machine(accelerator))
@@ -80,15 +77,15 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
     weights_bytes = planned.weight_elements * dtype.itemsize
     estimates = []
-    for setting in settings:
+    for setting in asked.settings:
         request = planned.at(setting)
         is_done = ledger.result(setting.key) is not None
         memory_bytes = weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     lines = [
-        f"plan: {len(settings)} settings by {config.sampling_strategy}, {source.name} on {task.name} {task.split}, "
-        f"{device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        f"plan: {len(asked.settings)} settings by {config.sampling_strategy}, {source.name} on {task.name} "
+        f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),

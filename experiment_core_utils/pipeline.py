@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from experiment_core_utils.a_distributed import (
     check_folder_is_shared,
     generate_unique_id,
@@ -16,18 +18,13 @@ from experiment_core_utils.a_distributed import (
     outcome_of_all,
     setup_distributed,
 )
-from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.c_prompt_processing import (
-    draw_samples,
-    open_task,
-)
+from experiment_core_utils.asked_run import AskedRun, asked_run
 from experiment_core_utils.fingerprint import agreed_fingerprint
 from experiment_core_utils.k_results_aggregation import (
     finished_ids,
     tidy_journals,
 )
 from experiment_core_utils.l_results_csv_cleaning import (
-    few_samples_sentence,
     samples_csv_beside,
     write_samples_csv,
     write_settings_csv,
@@ -43,13 +40,11 @@ from experiment_core_utils.primitives.journal import only_run_in
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import MeasuringOrder, SettingFailure
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, write_plan
-from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.setting_energy import check_energy, means_of
-from experiment_core_utils.setting_plan import left_out_by, plan_for
+from experiment_core_utils.setting_plan import left_out_by
 from experiment_core_utils.stage_energy import StageMeasurement
-from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import get_metric
 
 EXIT_CODE_FAILED_SAMPLES = 3
@@ -97,71 +92,66 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     Args:
         energy: what `--energy` measures with; None finds it on the machine.
     """
-    source = find_model(config.model_path, config.hf_cache_dir)
-    settings = plan_for(config, source)
-    order = measuring_order([setting.key for setting in settings], config.setting_order, config.seed)
-    task = open_task(config)
-    drawn = draw_samples(task, config)
+    asked = asked_run(config)
     if config.pareto_search:
-        check_searchable(get_metric(task.metric), len(drawn))
+        check_searchable(get_metric(asked.task.metric), len(asked.drawn))
     check_energy(config, energy)
     make_output_dir(config.output_dir)
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     accelerator = setup_distributed(config)
-    fingerprint = agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator)
+    fingerprint = agreed_fingerprint(config, asked.source, asked.task, asked.drawn.sample_ids, accelerator)
     ledger = Ledger(config.output_dir, fingerprint)
-    journals = config.output_dir / PARTS_FOLDER
     with ExitStack() as stack:
-        of_main_process(lambda: stack.enter_context(only_run_in(journals)), accelerator)
-        due_keys = of_main_process(lambda: due_and_tidy(config, order, ledger), accelerator)
-        due = settings_of(due_keys, settings)
+        of_main_process(lambda: stack.enter_context(only_run_in(config.output_dir / PARTS_FOLDER)), accelerator)
+        due_keys = of_main_process(lambda: due_and_tidy(config, asked.order, ledger), accelerator)
+        due = settings_of(due_keys, asked.settings)
         experiment_id, failed = generate_unique_id(accelerator) if due else None, {}
-        plan = plan_of(experiment_id, ledger, task, settings, due, len(drawn), accelerator.num_processes, journals)
+        plan = plan_of(asked, experiment_id, ledger, due, accelerator.num_processes)
         of_main_process(lambda: write_plan(plan, config.output_dir), accelerator)
         if experiment_id is not None:
-            (control,) = settings_of(order.keys[:1], settings)
-            within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
-            check_folder_is_shared(journals, f"{fingerprint} {experiment_id}", within_s, accelerator)
-            caveats = few_samples_caveats(config, len(settings), len(drawn))
-            means = outcome_of_all(lambda: means_of(config, accelerator.local_process_index, energy), accelerator)
-            run = ProfilingRun(
-                config,
-                source,
-                task,
-                accelerator,
-                drawn,
-                fingerprint,
-                ledger,
-                experiment_id,
-                caveats,
-                order,
-                control,
-                means,
-            )
-            failed = run.search_front(due) if config.pareto_search else run.measure_all(due)
+            failed = measure_due(asked, due, accelerator, ledger, experiment_id, energy)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
-        results = tuple(result for setting in settings if (result := ledger.result(setting.key)) is not None)
-        csv_path = config.output_dir / f"{task.name.replace('_', '-')}_settings.csv" if results else None
-        if csv_path is not None:
-            write_settings_csv(results, csv_path)
-            write_samples_csv(results, samples_csv_beside(csv_path))
+        results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
+        csv_path = write_tables(results, asked.task.name, config.output_dir)
     return RunReport(
         experiment_id,
         True,
         results,
         failed,
-        left_out_by(config, source, settings),
+        left_out_by(config, asked.source, asked.settings),
         config.output_dir,
         csv_path,
-        finished_search(config, [setting.key for setting in settings], ledger),
+        finished_search(config, asked.keys, ledger),
     )
 
 
-def few_samples_caveats(config: ProfilingConfig, num_settings: int, num_drawn: int) -> list[str]:
-    """Of a whole run; in a search each setting has a number of samples, and so a caveat, of its own."""
-    sentence = None if config.pareto_search else few_samples_sentence(num_settings, num_drawn)
-    return [] if sentence is None else [sentence]
+def measure_due(
+    asked: AskedRun,
+    due: Sequence[KnobSetting],
+    accelerator: Accelerator,
+    ledger: Ledger,
+    experiment_id: str,
+    energy: StageMeasurement | None,
+) -> dict[str, SettingFailure]:
+    """Load once, then measure and save what is due; returns the settings that failed."""
+    config = asked.config
+    within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
+    marker = f"{ledger.fingerprint} {experiment_id}"
+    check_folder_is_shared(config.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
+    means = outcome_of_all(lambda: means_of(config, accelerator.local_process_index, energy), accelerator)
+    run = ProfilingRun(asked, accelerator, ledger, experiment_id, asked.control, means)
+    return run.search_front(due) if config.pareto_search else run.measure_all(due)
+
+
+def write_tables(results: Sequence[Mapping[str, Any]], task_name: str, folder: Path) -> Path | None:
+    """The tables of all settings and of their samples; returns the path of the former, None without results."""
+    if not results:
+        return None
+    csv_path = folder / f"{task_name.replace('_', '-')}_settings.csv"
+    write_settings_csv(results, csv_path)
+    write_samples_csv(results, samples_csv_beside(csv_path))
+    return csv_path
 
 
 def due_and_tidy(config: ProfilingConfig, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
@@ -192,25 +182,19 @@ def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSe
 
 
 def plan_of(
-    experiment_id: str | None,
-    ledger: Ledger,
-    task: Task,
-    settings: Sequence[KnobSetting],
-    due: Sequence[KnobSetting],
-    num_samples: int,
-    num_processes: int,
-    journals: Path,
+    asked: AskedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[KnobSetting], num_processes: int
 ) -> RunPlan:
     """What this run sets out to do, for those who ask how far it has come."""
+    journals = asked.config.output_dir / PARTS_FOLDER
     before = [finished_ids(journals, setting.key, ledger.fingerprint) for setting in due]
     return RunPlan(
         schema_version=PLAN_VERSION,
         experiment_id=experiment_id,
         fingerprint=ledger.fingerprint,
-        task=task.name,
-        keys=tuple(setting.key for setting in settings),
+        task=asked.task.name,
+        keys=asked.keys,
         due=tuple(setting.key for setting in due),
-        num_samples=num_samples,
+        num_samples=len(asked.drawn),
         num_processes=num_processes,
         num_samples_before=sum(len(ids) for ids in before),
         started_unix_s=time.time(),

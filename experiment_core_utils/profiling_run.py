@@ -1,25 +1,20 @@
 """In: all that a run needs, judged and found; out: its settings measured, merged, scored and saved, one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import (
-    processes_on_this_machine,
-)
-from experiment_core_utils.accuracy_batches import batching_caveats
-from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
-from experiment_core_utils.block_choice import block_choice_of
+from experiment_core_utils.a_distributed import processes_on_this_machine
+from experiment_core_utils.asked_run import AskedRun
+from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.c_prompt_processing import (
     RequestMaker,
     choose_latency_ids,
-    picture_caveats,
     share_of_process,
 )
 from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
 from experiment_core_utils.energy_entries import energy_caveats, energy_entry
-from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
@@ -29,9 +24,7 @@ from experiment_core_utils.k_results_aggregation import (
     merge_parts,
     remove_journals,
 )
-from experiment_core_utils.l_results_csv_cleaning import (
-    few_samples_sentence,
-)
+from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence
 from experiment_core_utils.measurement import ShareMeasurer, split_by
 from experiment_core_utils.pareto_run import (
     SEARCH_FILE,
@@ -41,23 +34,20 @@ from experiment_core_utils.pareto_run import (
     wait_until_all_are_over,
 )
 from experiment_core_utils.pareto_search import SearchRules, random_order
-from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, MeasuringOrder, SettingFailure
+from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, SettingFailure
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.request_source import request_source_for
-from experiment_core_utils.setting_plan import plan_for
+from experiment_core_utils.run_provenance import provenance_of_run
 from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
-from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric
-from experiment_core_utils.tasks.sampling import SampledDataset
 from experiment_core_utils.torch_profiles import TorchProfiles
 
 
@@ -66,85 +56,38 @@ class ProfilingRun:
 
     def __init__(
         self,
-        config: ProfilingConfig,
-        source: ModelSource,
-        task: Task,
+        asked: AskedRun,
         accelerator: Accelerator,
-        drawn: SampledDataset[Sample],
-        fingerprint: str,
         ledger: Ledger,
         experiment_id: str,
-        caveats: Sequence[str] = (),
-        order: MeasuringOrder | None = None,
         control: KnobSetting | None = None,
         energy: StageMeasurement | None = None,
     ) -> None:
-        self.config = config
-        self.order = order if order is not None else MeasuringOrder("planned", None, ())
-        self.task = task
+        config = asked.config
+        self.asked, self.config = asked, config
         self.accelerator = accelerator
-        self.drawn = drawn
-        self.fingerprint = fingerprint
         self.ledger = ledger
         self.experiment_id = experiment_id
-        self.metric = get_metric(task.metric)
+        self.metric = get_metric(asked.task.metric)
         self.stop = StopRequest()
         self.journals = config.output_dir / PARTS_FOLDER
         processes_here = processes_on_this_machine(accelerator)
         device = choose_device(config.device, accelerator.local_process_index)
         set_cpu_threads(config.num_threads, processes_here)
-        self.model = load_staged_model(config, source, device)
-        self.shares = {
-            rank: share_of_process(drawn.sample_ids, rank, accelerator.num_processes)
-            for rank in range(accelerator.num_processes)
-        }
-        max_new_tokens = max_new_tokens_of(config, task)
-        profiles = TorchProfiles(
-            config.output_dir,
-            config.profiler,
-            config.use_profiler_on_all_samples,
-            accelerator.is_main_process,
-            [setting.key for setting in plan_for(config, source)],
-            drawn.sample_ids,
-        )
+        self.model = load_staged_model(config, asked.source, device)
+        sample_ids, num_processes = asked.drawn.sample_ids, accelerator.num_processes
+        self.shares = {rank: share_of_process(sample_ids, rank, num_processes) for rank in range(num_processes)}
+        latency_ids = choose_latency_ids(sample_ids, config.num_latency_samples, config.seed)
         origin = self._origin()
-        latency_ids = choose_latency_ids(drawn.sample_ids, config.num_latency_samples, config.seed)
         taken = [each for part in split_by(latency_ids, origin.sample_ids) for each in part]
-        self.requests = request_source_for(config, task, RequestMaker(self.model, task), taken, device, processes_here)
-        self.measurer = ShareMeasurer(
-            config,
-            self.metric,
-            self.model,
-            self.requests,
-            max_new_tokens,
-            latency_ids,
-            origin,
-            self.journals,
-            self.stop,
-            profiles,
-            energy=energy,
-        )
+        maker = RequestMaker(self.model, asked.task)
+        self.requests = request_source_for(config, asked.task, maker, taken, device, processes_here)
+        self.measurer = self._share_measurer(origin, latency_ids, energy)
         # A search measures its settings again in every round, and has no control setting beside them.
         self.drift = None if control is None or config.pareto_search else self._drift_check(control)
-        model = {"name": source.name, "revision": source.revision, **self.model.describe()}
-        self.provenance = {
-            **gather_provenance(accelerator, device, experiment_id),
-            "model": model,
-            "task": {
-                "name": task.name,
-                "split": task.split,
-                "metric": task.metric,
-                "max_new_tokens": task.max_new_tokens,
-                "source": dict(task.source),
-            },
-            "experimental_variables": variables_of(config, max_new_tokens, block_choice_of(config, source.folder)),
-            "caveats": [
-                *caveats_of(config, device, processes_here, task.source),
-                *picture_caveats(task, drawn.sample_ids, source.takes_pictures),
-                *batching_caveats(len(drawn), config.num_latency_samples, model["dtype"]),
-                *caveats,
-            ],
-        }
+        self.provenance = provenance_of_run(
+            asked, accelerator, device, processes_here, experiment_id, self.model.describe()
+        )
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
         """Measure, merge and save each setting before the next; returns those that failed.
@@ -173,6 +116,32 @@ class ProfilingRun:
                     release_cached_memory(self.model.device)
         return failed
 
+    def _share_measurer(
+        self, origin: JournalHeader, latency_ids: Set[int], energy: StageMeasurement | None
+    ) -> ShareMeasurer:
+        config = self.config
+        profiles = TorchProfiles(
+            config.output_dir,
+            config.profiler,
+            config.use_profiler_on_all_samples,
+            self.accelerator.is_main_process,
+            self.asked.keys,
+            self.asked.drawn.sample_ids,
+        )
+        return ShareMeasurer(
+            config,
+            self.metric,
+            self.model,
+            self.requests,
+            max_new_tokens_of(config, self.asked.task),
+            latency_ids,
+            origin,
+            self.journals,
+            self.stop,
+            profiles,
+            energy=energy,
+        )
+
     def _drift_check(self, control: KnobSetting) -> DriftCheck:
         return DriftCheck(
             self.config.output_dir,
@@ -193,7 +162,7 @@ class ProfilingRun:
         """
         config = self.config
         rules = SearchRules(margin=config.pareto_margin, alpha=config.pareto_alpha, best=self.metric.best)
-        order = random_order(self.drawn.sample_ids, config.seed)
+        order = random_order(self.asked.drawn.sample_ids, config.seed)
         search = FrontSearch(self.measurer, settings, order, rules)
         with self.requests, signals_stop(self.stop):
             result = search.run()
@@ -205,7 +174,7 @@ class ProfilingRun:
                     self.ledger.mark_failed(setting.key, search.failures[setting.key])
                 else:
                     files[setting.key] = self._save(setting, search.measured[setting.key])
-            content = search_content(result, rules, self.fingerprint, files, search.failures)
+            content = search_content(result, rules, self.ledger.fingerprint, files, search.failures)
             write_json_atomically(content, config.output_dir / SEARCH_FILE)
             is_over = wait_until_all_are_over(
                 self.journals, self.accelerator.num_processes, self.experiment_id, config.worker_timeout, self.stop
@@ -221,7 +190,7 @@ class ProfilingRun:
         return JournalHeader(
             schema_version=JOURNAL_VERSION,
             key="",
-            fingerprint=self.fingerprint,
+            fingerprint=self.ledger.fingerprint,
             rank=rank,
             num_processes=self.accelerator.num_processes,
             experiment_id=self.experiment_id,
@@ -233,13 +202,13 @@ class ProfilingRun:
         parts = collect_parts(
             self.journals,
             setting.key,
-            self.fingerprint,
+            self.ledger.fingerprint,
             self.experiment_id,
             self.shares,
             self.config.worker_timeout,
             self.stop,
         )
-        merged = merge_parts(parts, self.drawn.sample_ids)
+        merged = merge_parts(parts, self.asked.drawn.sample_ids)
         if merged.failure is not None:
             # Its journals stay: tried again by a later run, it goes on behind the samples that did run.
             self.ledger.mark_failed(setting.key, merged.failure)
@@ -255,7 +224,7 @@ class ProfilingRun:
     def _save(self, setting: KnobSetting, merged: MeasuredSetting) -> str:
         """Write the file of a setting and remember it; returns its name."""
         result = self._result(setting, merged)
-        name = setting_file_name(self.task.name, setting, merged.samples)
+        name = setting_file_name(self.asked.task.name, setting, merged.samples)
         write_json_atomically(result, self.config.output_dir / name)
         self.ledger.mark_done(setting.key, name)
         return name
@@ -269,11 +238,11 @@ class ProfilingRun:
         blocks = self.model.num_total_blocks
         is_search = self.config.pareto_search
         steadiness = steadiness_entries(
-            setting.key, self.order, self.config.until_precision, merged, is_search=is_search
+            setting.key, self.asked.order, self.config.until_precision, merged, is_search=is_search
         )
         own_caveats = conditions_caveats(steadiness["conditions"]) + energy_caveats(energy_entry(merged.energy))
         if is_search:
-            few = few_samples_sentence(len(self.order.keys), len(merged.samples))
+            few = few_samples_sentence(len(self.asked.settings), len(merged.samples))
             own_caveats += [few] if few is not None else []
         provenance = {
             **self.provenance,
@@ -281,7 +250,7 @@ class ProfilingRun:
             "experiment_ids": list(merged.experiment_ids),
             "caveats": [*self.provenance["caveats"], *own_caveats],
         }
-        result = setting_result(setting, blocks, merged, scoring.scores, summary, self.drawn, provenance)
+        result = setting_result(setting, blocks, merged, scoring.scores, summary, self.asked.drawn, provenance)
         result |= setting_compute(setting, merged, self.model, self.provenance["model"]["dtype"])
         return with_drift(result | steadiness, self.drift.note(setting.key) if self.drift is not None else [])
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.asked_run import AskedRun
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import draw_samples
 from experiment_core_utils.drift import drift_path, read_drift
@@ -88,9 +89,9 @@ def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> C
     """The settings of `config`, from wherever an earlier call left them."""
     source, task = find_model(config.model_path), CountingTask(breaks_after)
     ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
-    samples = draw_samples(task, config)
-    run = ProfilingRun(config, source, task, setup_distributed(config), samples, "f00d", ledger, experiment_id)
-    run.measure_all([setting for setting in plan_for(config, source) if ledger.result(setting.key) is None])
+    asked = AskedRun(config, source, plan_for(config, source), task, draw_samples(task, config))
+    run = ProfilingRun(asked, setup_distributed(config), ledger, experiment_id)
+    run.measure_all([setting for setting in asked.settings if ledger.result(setting.key) is None])
     return task
 
 

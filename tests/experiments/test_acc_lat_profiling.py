@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.asked_run import AskedRun
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.pipeline import PARTS_FOLDER, RunReport, run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
@@ -75,9 +76,10 @@ def config(tiny_checkpoint: Path, tmp_path: Path) -> ProfilingConfig:
 def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, SettingFailure], Ledger]:
     """Measure the one setting of `config` on `task`, in this process alone."""
     source = find_model(config.model_path)
+    asked = AskedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
     ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir.parent / "trackers")
-    run = ProfilingRun(config, source, task, setup_distributed(config), drawn(0, 1, 2, 3), "f00d", ledger, "0001")
-    return run.measure_all(plan_for(config, source)), ledger
+    run = ProfilingRun(asked, setup_distributed(config), ledger, "0001")
+    return run.measure_all(asked.settings), ledger
 
 
 def saved(ledger: Ledger) -> dict:

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.asked_run import asked_run
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import SimulatedDevice
@@ -152,10 +152,8 @@ def test_an_unknown_wish_is_refused() -> None:
 
 
 def new_run(config: ProfilingConfig, experiment_id: str) -> ProfilingRun:
-    source, task = find_model(config.model_path), open_task(config)
     ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
-    drawn, accelerator = draw_samples(task, config), setup_distributed(config)
-    return ProfilingRun(config, source, task, accelerator, drawn, "f00d", ledger, experiment_id, energy=means())
+    return ProfilingRun(asked_run(config), setup_distributed(config), ledger, experiment_id, energy=means())
 
 
 def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_checkpoint: Path, tmp_path: Path) -> None:
