@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils import measurement, pipeline
+from experiment_core_utils import measurement, pipeline, profiling_run
 from experiment_core_utils.measurement import ShareMeasurer
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.journal import Journal
@@ -34,13 +34,13 @@ LOAD = "model load"
 RUNS = "measured runs"
 # Whose time is whose part; a step inside another counts to the outer one.
 STEPS: tuple[tuple[Any, str, str], ...] = (
-    (pipeline, "load_staged_model", LOAD),
+    (profiling_run, "load_staged_model", LOAD),
     (ShareMeasurer, "_warm_up", "warm-up and proof of each setting"),
     (ShareMeasurer, "_warm_up_shape", "warm-up of each tiling"),
     (RequestSource, "take", "preparation, or waiting for it"),
     (measurement, "run_staged", RUNS),
     (Journal, "append", "journal"),
-    (pipeline.ProfilingRun, "_merge_and_save", "merging, scoring, saving"),
+    (profiling_run.ProfilingRun, "_merge_and_save", "merging, scoring, saving"),
     (pipeline, "write_settings_csv", "CSV"),
 )
 
