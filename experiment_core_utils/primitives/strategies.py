@@ -8,7 +8,8 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from experiment_core_utils.primitives.block_choice import BlockChoice
@@ -62,28 +63,56 @@ def plan_settings(
         raise ConfigurationError(f"unknown sampling strategy {strategy!r}; choose among {', '.join(STRATEGIES)}")
     if num_configs is not None and strategy != "lhs":
         raise ConfigurationError(f"--num_configs {num_configs} is for --sampling_strategy lhs, not for {strategy}")
-    targets, top_k_values, block_counts = distinct(targets), distinct(top_k_values), distinct(block_counts)
-    if strategy != "full":
-        # The number of experts is absent in a model without them, and then it is the only value.
-        top_k_values, block_counts = sorted(top_k_values, key=lambda each: each or 0), sorted(block_counts)
-    if strategy == "balanced":
-        targets, top_k_values, block_counts = thin(targets), thin(top_k_values), thin(block_counts)
-    if strategy in ("stratified", "boundary", "lhs"):
-        targets = sorted(targets, key=lambda each: (each.crops.min_crops, each.crops.max_crops, each.label))
-    if strategy == "stratified":
-        targets, top_k_values = ends_and_middle(targets), ends_and_middle(top_k_values)
-        block_counts = ends_and_middle(block_counts)
+    given = _KnobValues(tuple(targets), tuple(top_k_values), tuple(block_counts)).each(distinct)
+    grid = _grid_of(strategy, given)
     blocks_of = (choice or BlockChoice()).blocks
-    blocks = {count: blocks_of(count, total_blocks) for count in block_counts}
-    knobs: tuple[Sequence[Any], ...] = (targets, top_k_values, block_counts)
-    sizes = [len(values) for values in knobs]
+    blocks = [blocks_of(count, total_blocks) for count in grid.block_counts]
+    places = _places(strategy, grid.sizes, num_configs, seed)
+    return tuple(KnobSetting(grid.targets[v], grid.top_k[k], blocks[b]) for v, k, b in places)
+
+
+@dataclass(frozen=True)
+class _KnobValues:
+    """The values of each knob, which span a grid of settings."""
+
+    targets: tuple[VisionTarget, ...]
+    top_k: tuple[int | None, ...]
+    block_counts: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return len(self.targets), len(self.top_k), len(self.block_counts)
+
+    def each(self, choose: Callable[[Sequence[Any]], tuple[Any, ...]]) -> "_KnobValues":
+        """What `choose` leaves of every knob's values."""
+        return _KnobValues(choose(self.targets), choose(self.top_k), choose(self.block_counts))
+
+    def with_sorted_numbers(self) -> "_KnobValues":
+        # The number of experts is absent in a model without them, and then it is the only value.
+        top_k = sorted(self.top_k, key=lambda each: each or 0)
+        return replace(self, top_k=tuple(top_k), block_counts=tuple(sorted(self.block_counts)))
+
+    def with_sorted_targets(self) -> "_KnobValues":
+        order = sorted(self.targets, key=lambda each: (each.crops.min_crops, each.crops.max_crops, each.label))
+        return replace(self, targets=tuple(order))
+
+
+def _grid_of(strategy: str, given: _KnobValues) -> _KnobValues:
+    """The grid of which the strategy takes its points."""
+    if strategy == "full":
+        return given
+    if strategy == "balanced":
+        return given.with_sorted_numbers().each(thin)
+    in_order = given.with_sorted_numbers().with_sorted_targets()
+    return in_order.each(ends_and_middle) if strategy == "stratified" else in_order
+
+
+def _places(strategy: str, sizes: Sequence[int], num_configs: int | None, seed: int) -> list[Places]:
     if strategy == "boundary":
-        chosen = edges_of_grid(sizes)
-    elif strategy == "lhs":
-        chosen = latin_hypercube(sizes, _lhs_size(num_configs, math.prod(sizes)), seed)
-    else:
-        chosen = list(itertools.product(*map(range, sizes)))
-    return tuple(KnobSetting(targets[v], top_k_values[k], blocks[block_counts[b]]) for v, k, b in chosen)
+        return edges_of_grid(sizes)
+    if strategy == "lhs":
+        return latin_hypercube(sizes, _lhs_size(num_configs, math.prod(sizes)), seed)
+    return list(itertools.product(*map(range, sizes)))
 
 
 def distinct(values: Sequence[T]) -> tuple[T, ...]:
