@@ -3,7 +3,6 @@
 Every file is written whole or not at all.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,6 @@ from experiment_core_utils.primitives.records import (
     MeasuredSetting,
     ProcessPlace,
     SettingSummary,
-    VisionGeometry,
 )
 from experiment_core_utils.primitives.result_files import (
     LOCAL_ENERGY,
@@ -36,6 +34,7 @@ from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.sample_entries import sample_result, theoretical_entries
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.sampling import SampledDataset
+from experiment_core_utils.vision_entries import mean_crops, typical_geometry, vision_entries
 
 SCHEMA_VERSION = 1
 
@@ -59,7 +58,7 @@ def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[Me
     """
     crops = ""
     if setting.vision.tier is not None:
-        mean = _mean(_tiles(samples))
+        mean = mean_crops(samples)
         crops = f"_crops{round(mean)}" if mean is not None else "_crops0"
     return f"{task_name.replace('_', '-')}_imgsize{setting.vision.label}{crops}_{setting.decoder_label}.json"
 
@@ -80,35 +79,16 @@ def setting_result(
         drawn: what was asked for, of which `merged` holds those that ran and those that failed.
     """
     samples = merged.samples
-    geometries = _geometries(samples)
-    crops = Counter(_tiles(samples))
-    typical = _most_frequent(geometries)
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": merged.fingerprint,
-        "tier": setting.vision.tier,
-        "tier_range": asdict(setting.vision.crops),
-        "vision_tokens_target": setting.vision.tokens,
-        "selected_crops_mean": _mean(_tiles(samples)),
-        "selected_crops_distribution": {str(number): count for number, count in sorted(crops.items())},
-        "target_vision_tokens_mean": setting.vision.tokens or _mean([each.pooled_features for each in geometries]),
-        "actual_vision_tokens_mean": _mean([sample.shape.vision_tokens for sample in samples]),
-        "max_crops": setting.vision.crops.max_crops,
-        "top_k": setting.top_k,
-        "num_active_blocks": setting.num_active_blocks,
-        "num_total_blocks": num_total_blocks,
-        "active_block_indices": list(setting.active_blocks),
+        **vision_entries(setting.vision, samples),
+        **decoder_entries(setting, num_total_blocks),
         **accuracy_entries(summary.accuracy),
-        "num_samples": len(samples),
-        "num_failed_samples": len(merged.failures),
-        "num_latency_samples": sum(bool(sample.runs) for sample in samples),
-        "share_truncated": summary.share_truncated,
-        "share_failed": summary.share_failed,
-        "share_outlier_runs": summary.outliers.share,
-        "share_outlier_runs_reason": summary.outliers.reason,
+        **sample_counts(merged, summary),
         "sampling": asdict(drawn.sampling),
         "sample_ids": sorted(drawn.sample_ids) if merged.asked_ids is None else list(merged.asked_ids),
-        **theoretical_entries(typical),
+        **theoretical_entries(typical_geometry(samples)),
         "realised": realised(merged.proof),
         "memory": asdict(merged.memory) if merged.memory else None,
         **load_entries(merged.loads),
@@ -120,6 +100,29 @@ def setting_result(
         ],
         "failed_samples": [asdict(failure) for failure in merged.failures],
         "provenance": dict(provenance),
+    }
+
+
+def decoder_entries(setting: KnobSetting, num_total_blocks: int) -> dict[str, Any]:
+    """The knobs of the decoder, as they were set."""
+    return {
+        "top_k": setting.top_k,
+        "num_active_blocks": setting.num_active_blocks,
+        "num_total_blocks": num_total_blocks,
+        "active_block_indices": list(setting.active_blocks),
+    }
+
+
+def sample_counts(merged: MeasuredSetting, summary: SettingSummary) -> dict[str, Any]:
+    """How many samples stand behind a setting, and which shares of them fell short."""
+    return {
+        "num_samples": len(merged.samples),
+        "num_failed_samples": len(merged.failures),
+        "num_latency_samples": sum(bool(sample.runs) for sample in merged.samples),
+        "share_truncated": summary.share_truncated,
+        "share_failed": summary.share_failed,
+        "share_outlier_runs": summary.outliers.share,
+        "share_outlier_runs_reason": summary.outliers.reason,
     }
 
 
@@ -166,24 +169,6 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
             stats[f"{name}_{suffix}"] = convert(value)
         stats[f"{name}_n"] = spread.n
     return stats
-
-
-def _tiles(samples: Sequence[MeasuredSample]) -> list[int]:
-    """Of the pictures that are cut."""
-    return [geometry.tiles for geometry in _geometries(samples) if geometry.tiles is not None]
-
-
-def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
-    return [sample.shape.theoretical for sample in samples if sample.shape.theoretical is not None]
-
-
-def _most_frequent(geometries: Sequence[VisionGeometry]) -> VisionGeometry | None:
-    """The geometry that most samples have; of several, the one met first."""
-    return Counter(geometries).most_common(1)[0][0] if geometries else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _as_it_is(value: float | None) -> float | None:
