@@ -7,7 +7,13 @@ from typing import Any
 
 from experiment_core_utils.meters.nvml import THROTTLING
 from experiment_core_utils.primitives.distributions import relative_half_width
-from experiment_core_utils.primitives.records import ConditionsReading, MeasuredSetting, MeasuringOrder, WarmUp
+from experiment_core_utils.primitives.records import (
+    ConditionsReading,
+    GpuReading,
+    MeasuredSetting,
+    MeasuringOrder,
+    WarmUp,
+)
 from experiment_core_utils.primitives.units import milliseconds
 
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
@@ -70,30 +76,42 @@ def conditions_entries(readings: Sequence[ConditionsReading]) -> list[dict[str, 
 def conditions_entry(readings: Sequence[ConditionsReading]) -> dict[str, Any]:
     """One process's readings in one run, in order of time; each `open` begins a window of its own."""
     first = readings[0]
-    gpus = [reading.gpu for reading in readings if reading.gpu is not None]
-    opened = [reading.gpu for reading in readings if reading.gpu is not None and reading.when == "open"]
     spans = [(a, b) for a, b in pairwise(readings) if b.when != "open"]
-    gpu_spans = [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]
-    reasons = {reading.gpu_reason for reading in readings} | {gpu.reason for gpu in gpus}
     return {
         "rank": first.rank,
         "experiment_id": first.experiment_id,
         "opened": first.wall_time,
         "num_readings": len(readings),
         "window_s": sum(b.monotonic_s - a.monotonic_s for a, b in spans),
+        **gpu_entries(readings, [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]),
+        "foreign_cpu_share": _foreign_cpu_share(spans),
+        "cpu_frequency_mhz": _ends([reading.cpu.frequency_mhz for reading in readings]),
+    }
+
+
+def gpu_entries(
+    readings: Sequence[ConditionsReading], spans: Sequence[tuple[GpuReading, GpuReading]]
+) -> dict[str, Any]:
+    """What the readings say of the GPU; None where none of them does.
+
+    Args:
+        spans: what is read of the GPU at the beginning and the end of each time between readings.
+    """
+    gpus = [reading.gpu for reading in readings if reading.gpu is not None]
+    opened = [reading.gpu for reading in readings if reading.gpu is not None and reading.when == "open"]
+    reasons = {reading.gpu_reason for reading in readings} | {gpu.reason for gpu in gpus}
+    return {
         "sm_clock_mhz": _ends([gpu.sm_clock_mhz for gpu in gpus]),
         "memory_clock_mhz": _ends([gpu.memory_clock_mhz for gpu in gpus]),
         "temperature_c_max": _most([gpu.temperature_c for gpu in gpus]),
         "power_w_max": _most([gpu.power_w for gpu in gpus]),
         "throttle_reasons": _union([gpu.throttle_reasons for gpu in gpus]),
-        "power_throttled_s": _grown([(a.power_throttled_s, b.power_throttled_s) for a, b in gpu_spans]),
-        "thermal_throttled_s": _grown([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in gpu_spans]),
+        "power_throttled_s": _grown([(a.power_throttled_s, b.power_throttled_s) for a, b in spans]),
+        "thermal_throttled_s": _grown([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in spans]),
         "utilisation_percent_at_open": _most([gpu.utilisation_percent for gpu in opened]),
         "foreign_gpu_processes_max": _most([gpu.foreign_processes for gpu in gpus]),
         "foreign_gpu_memory_bytes_max": _most([gpu.foreign_memory_bytes for gpu in gpus]),
         "gpu_reason": "; ".join(sorted(reason for reason in reasons if reason is not None)) or None,
-        "foreign_cpu_share": _foreign_cpu_share(spans),
-        "cpu_frequency_mhz": _ends([reading.cpu.frequency_mhz for reading in readings]),
     }
 
 
