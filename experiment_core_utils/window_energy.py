@@ -30,24 +30,42 @@ def instrument_energy(windows: Sequence[EnergyWindow], reason: str | None = None
     figures = window_figures(windows)
     unread = tuple(dict.fromkeys(gpu for window in windows for gpu in window.unread_gpus))
     counted, integrated = (None if unread else _gpu_total(figures, is_counter) for is_counter in (True, False))
-    shown = counted if counted is not None and counted.gross_j is not None else integrated
-    # A window without a reading has them in its reason.
-    measured = [window for window in windows if window.reading is not None]
-    missing = {name: why for window in measured for name, why in window.missing.items()}
-    failed = [figure.reason for figure in figures if figure.reason is not None]
-    lacking = f"no sum over GPUs: nothing is read of {', '.join(unread)}" if unread and measured else None
-    why_not = [*(window.reason for window in windows), lacking, *failed]
-    reasons = [reason, *why_not, *(f"{name}: {why}" for name, why in missing.items())]
+    counted_j, integrated_j = _gross_j(counted), _gross_j(integrated)
+    shown = integrated if counted_j is None else counted
+    idle_j, net_j, uncertainty_j = (
+        (None, None, None) if shown is None else (shown.idle_j, shown.net_j, shown.uncertainty_j)
+    )
+    reasons = [reason, *_reasons(windows, figures, unread)]
     return InstrumentEnergy(
-        gpu_counter_j=None if counted is None else counted.gross_j,
-        gpu_power_integral_j=None if integrated is None else integrated.gross_j,
+        gpu_counter_j=counted_j,
+        gpu_power_integral_j=integrated_j,
         gpu_source_ratio=_ratio(figures, counted, integrated),
-        gpu_idle_j=None if shown is None else shown.idle_j,
-        gpu_net_j=None if shown is None else shown.net_j,
-        gpu_uncertainty_j=None if shown is None else shown.uncertainty_j,
+        gpu_idle_j=idle_j,
+        gpu_net_j=net_j,
+        gpu_uncertainty_j=uncertainty_j,
         instruments=[asdict(figure) for figure in figures],
         instruments_reason="; ".join(dict.fromkeys(each for each in reasons if each is not None)) or None,
     )
+
+
+def _gross_j(total: WindowFigure | None) -> float | None:
+    return None if total is None else total.gross_j
+
+
+def _reasons(
+    windows: Sequence[EnergyWindow], figures: Sequence[WindowFigure], unread: Sequence[str]
+) -> list[str | None]:
+    """Why windows, sums or sources have no figure."""
+    # A window without a reading has the missing sources in its reason.
+    measured = [window for window in windows if window.reading is not None]
+    missing = {name: why for window in measured for name, why in window.missing.items()}
+    lacking = f"no sum over GPUs: nothing is read of {', '.join(unread)}" if unread and measured else None
+    return [
+        *(window.reason for window in windows),
+        lacking,
+        *(figure.reason for figure in figures),
+        *(f"{name}: {why}" for name, why in missing.items()),
+    ]
 
 
 def window_figures(windows: Sequence[EnergyWindow]) -> tuple[WindowFigure, ...]:
