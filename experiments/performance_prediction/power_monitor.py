@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from experiment_core_utils.apportioned_energy import why_no_power
+from experiment_core_utils.meters.energy_statistics import sum_of_known
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
 from experiment_core_utils.meters.windows import WindowGoal, energy_of_act
@@ -86,19 +87,16 @@ class PowerMonitor:
 
 def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
     """One figure of what all sources say: of GPUs where there are any, by counters where they tell something."""
-    components = {act.origin.component for act in acts}
-    of_component = [act for act in acts if act.origin.component == ("gpu" if "gpu" in components else "cpu")]
-    counted = [act for act in of_component if act.origin.basis == "counter" and act.joules is not None]
-    integrated = [act for act in of_component if act.origin.basis != "counter" and act.joules is not None]
-    chosen = counted or integrated
+    component = "gpu" if any(act.origin.component == "gpu" for act in acts) else "cpu"
+    of_component = [act for act in acts if act.origin.component == component]
+    chosen = _best_basis(of_component)
     if not chosen:
         reasons = [f"{act.origin.device}: {act.reason}" for act in of_component]
         return _no_energy("; ".join(reasons) or "no source tells the energy of the device that computes")
-    bounds = [act.bound_j for act in chosen]
     powers = [act.joules / act.act_s for act in chosen if act.joules is not None and act.act_s]
     return InferenceEnergy(
-        joules=math.fsum(act.joules for act in chosen if act.joules is not None),
-        bound_j=None if None in bounds else math.fsum(bound for bound in bounds if bound is not None),
+        joules=sum_of_known([act.joules for act in chosen]),
+        bound_j=sum_of_known([act.bound_j for act in chosen]),
         power_w=math.fsum(powers),
         window_s=chosen[0].window_s,
         source=chosen[0].origin.source,
@@ -106,6 +104,12 @@ def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
         reason=None,
         remark="; ".join(dict.fromkeys(act.remark for act in chosen if act.remark is not None)) or None,
     )
+
+
+def _best_basis(acts: Sequence[ActEnergy]) -> list[ActEnergy]:
+    """Those by counters that tell something, else those by power readings that do."""
+    telling = [act for act in acts if act.joules is not None]
+    return [act for act in telling if act.origin.basis == "counter"] or telling
 
 
 def _no_energy(reason: str) -> InferenceEnergy:
