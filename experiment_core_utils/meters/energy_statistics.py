@@ -138,8 +138,6 @@ def energy_figure(
     is half of their difference (the drift) and the larger of their bounds, in squares.
     """
     found = [each for each in windows if each.joules is not None]
-    failed = [each.reason for each in windows if each.joules is None]
-    remarks = [each.remark for each in found if each.remark is not None]
     joules = [each.joules for each in found if each.joules is not None]
     act_s = mean_of_known([each.act_s for each in found])
     bound_j = _largest_of_known([each.bound_j for each in found])
@@ -149,21 +147,29 @@ def energy_figure(
     return EnergyFigure(
         origin=windows[0].origin,
         gross_j=gross,
-        uncertainty_j=None if bound_j is None else combined_uncertainty(joules, bound_j),
+        uncertainty_j=_uncertainty(joules, bound_j, 0.0),
         idle_w=idle_w,
         idle_j=idle_j,
         net_j=None if gross is None or idle_j is None else gross.mean - idle_j,
-        net_uncertainty_j=(
-            None if bound_j is None or baseline_j is None else combined_uncertainty(joules, bound_j, baseline_j)
-        ),
+        net_uncertainty_j=_uncertainty(joules, bound_j, baseline_j),
         act_s=act_s,
         count=sum_of_known([each.count for each in found]) if found else None,
         window_s=sum_of_known([each.window_s for each in found]) if found else None,
         num_windows=len(found),
-        reason=f"{len(failed)} of {len(windows)} windows gave no figure: {failed[0]}" if failed else None,
-        remark=f"{len(remarks)} of {len(windows)} windows: {remarks[0]}" if remarks else None,
+        reason=_said_of(windows, [each.reason for each in windows if each.joules is None], " gave no figure"),
+        remark=_said_of(windows, [each.remark for each in found if each.remark is not None]),
         window_error=max((each.window_error for each in found if each.window_error is not None), default=None),
     )
+
+
+def _uncertainty(joules: Sequence[float], bound_j: float | None, baseline_j: float | None) -> float | None:
+    """None where a part of it is not known."""
+    return None if bound_j is None or baseline_j is None else combined_uncertainty(joules, bound_j, baseline_j)
+
+
+def _said_of(windows: Sequence[ActEnergy], said: Sequence[str | None], what: str = "") -> str | None:
+    """How many of the windows something is said of, and the first that is said."""
+    return f"{len(said)} of {len(windows)} windows{what}: {said[0]}" if said else None
 
 
 def _largest_of_known(values: Sequence[float | None]) -> float | None:
