@@ -1,6 +1,6 @@
 """In: a sweep; out: for each task its settings by knob, and what every sample scored and cost at each. Pure."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from experiment_core_utils.primitives.knobs import own_target
 from experiments.core_exp.sweep_results import StoredSetting, Sweep
 
 NO_EXPERTS = "none"
+SamplesById = dict[int, Mapping[str, Any]]
 KNOBS = ("vision", "top_k", "num_active_blocks")
 
 
@@ -93,12 +94,8 @@ def request_flops(sample: Mapping[str, Any]) -> float | None:
 
 
 def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
-    metrics = {(each.result["metric"], float(each.result["metric_best"])) for each in settings}
-    if len(metrics) > 1:
-        names = " and ".join(sorted(name for name, _ in metrics))
-        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
-    ((metric, best),) = metrics
-    rows: list[dict[int, Mapping[str, Any]]] = [
+    metric, best = _only_metric(task, settings)
+    rows: list[SamplesById] = [
         {sample["sample_id"]: sample for sample in each.result["per_sample_results"]} for each in settings
     ]
     ids = sorted({sample_id for row in rows for sample_id in row})
@@ -111,15 +108,25 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
             points=tuple(_point(each) for each in settings),
             sample_ids=tuple(ids),
             pictures=tuple(pictures[sample_id] for sample_id in ids),
-            scores=_matrix([{i: sample["accuracy"] for i, sample in row.items()} for row in rows], ids),
-            total_ms=_matrix([{i: sample["T_total"] for i, sample in row.items()} for row in rows], ids),
+            scores=_matrix(rows, ids, lambda sample: sample["accuracy"]),
+            total_ms=_matrix(rows, ids, lambda sample: sample["T_total"]),
             # Files from before the key was there have none.
-            energy_j=_matrix([{i: sample.get("energy_j") for i, sample in row.items()} for row in rows], ids),
-            flops=_matrix([{i: request_flops(sample) for i, sample in row.items()} for row in rows], ids),
+            energy_j=_matrix(rows, ids, lambda sample: sample.get("energy_j")),
+            flops=_matrix(rows, ids, request_flops),
             drift=_largest_drift(settings),
         )
     except (KeyError, TypeError) as error:
         raise ResultsError(f"a result of {task} lacks {error}; measure the task again") from error
+
+
+def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
+    """Its name and best score."""
+    metrics = {(each.result["metric"], float(each.result["metric_best"])) for each in settings}
+    if len(metrics) > 1:
+        names = " and ".join(sorted(name for name, _ in metrics))
+        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
+    (only,) = metrics
+    return only
 
 
 def _largest_drift(settings: Sequence[StoredSetting]) -> float | None:
@@ -141,8 +148,11 @@ def _point(setting: StoredSetting) -> KnobPoint:
     return KnobPoint(setting.key, vision, result["top_k"], result["num_active_blocks"])
 
 
-def _matrix(rows: Sequence[Mapping[int, float | None]], ids: Sequence[int]) -> np.ndarray:
-    values = [[row.get(sample_id) for sample_id in ids] for row in rows]
+def _matrix(
+    rows: Sequence[SamplesById], ids: Sequence[int], read: Callable[[Mapping[str, Any]], float | None]
+) -> np.ndarray:
+    """What is read of each sample at each setting; nan where there is none."""
+    values = [[read(row[sample_id]) if sample_id in row else None for sample_id in ids] for row in rows]
     matrix = np.array([[np.nan if each is None else float(each) for each in row] for row in values])
     matrix = matrix.reshape(len(rows), len(ids))
     matrix[~np.isfinite(matrix)] = np.nan
