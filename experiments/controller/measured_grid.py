@@ -1,6 +1,6 @@
 """In: the results of a grid of settings; out: what every request scored and took at every choice of the knobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,25 +105,33 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
 
 def _grid_of(grids: Sequence[TaskGrid], sweep: Sweep | None, source: Mapping[str, Any], caption: str) -> MeasuredGrid:
     choices, left_out = _shared_choices(grids)
-    rows = [{point.key: row for row, point in enumerate(grid.points)} for grid in grids]
-    picked = [[by_key[choice.key] for choice in choices] for by_key in rows]
-    tasks = tuple(grid.task for grid in grids for _ in grid.sample_ids)
-    sample_ids = tuple(sample_id for grid in grids for sample_id in grid.sample_ids)
+    keys = [(grid.task, sample_id) for grid in grids for sample_id in grid.sample_ids]
     features = None if sweep is None else features_of(sweep)
     return MeasuredGrid(
         choices=choices,
-        tasks=tasks,
-        sample_ids=sample_ids,
+        tasks=tuple(task for task, _ in keys),
+        sample_ids=tuple(sample_id for _, sample_id in keys),
         pictures=tuple(f"{grid.task} {picture}" for grid in grids for picture in grid.pictures),
-        scores=np.concatenate([grid.scores[at] for grid, at in zip(grids, picked, strict=True)], axis=1),
+        scores=_side_by_side(grids, choices, lambda grid: grid.scores),
         best=np.array([grid.best for grid in grids for _ in grid.sample_ids]),
-        total_s=np.concatenate([grid.total_ms[at] for grid, at in zip(grids, picked, strict=True)], axis=1) / 1000,
-        requests=None if features is None else tuple(features[key] for key in zip(tasks, sample_ids, strict=True)),
+        total_s=_side_by_side(grids, choices, lambda grid: grid.total_ms) / 1000,
+        requests=None if features is None else tuple(features[key] for key in keys),
         metrics={grid.task: grid.metric for grid in grids},
         left_out=left_out,
         source=source,
         caption=caption,
     )
+
+
+def _side_by_side(
+    grids: Sequence[TaskGrid], choices: Sequence[KnobChoice], read: Callable[[TaskGrid], np.ndarray]
+) -> np.ndarray:
+    """[S, N]: of every task's [its settings, its samples] the rows of the choices, one task beside the other."""
+    parts = []
+    for grid in grids:
+        rows = {point.key: row for row, point in enumerate(grid.points)}
+        parts.append(read(grid)[[rows[choice.key] for choice in choices]])
+    return np.concatenate(parts, axis=1)
 
 
 def choice_of_point(point: KnobPoint) -> KnobChoice | None:
