@@ -201,26 +201,16 @@ def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
 
 def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
     values = levels_of(found.points, knob)
-    cells = {
-        at: [_members(found, {knob: value, given: at}) for value in values] for at in levels_of(found.points, given)
-    }
-    complete = {at: members for at, members in cells.items() if all(len(each) for each in members)}
+    complete = _complete_rows(found, knob, given)
     if len(complete) < 2:
         return []
-    all_areas = {at: [areas(found, each) for each in members] for at, members in complete.items()}
-    volumes = np.array([[each[0] for each in row] for row in all_areas.values()])  # [given, knob]
-    draws = np.array([[each[1] for each in row] for row in all_areas.values()])  # [given, knob, B]
+    all_areas = [[areas(found, each) for each in members] for members in complete.values()]
+    volumes = np.array([[each[0] for each in row] for row in all_areas])  # [given, knob]
+    draws = np.array([[each[1] for each in row] for row in all_areas])  # [given, knob, B]
+    slowed = np.array([[_slowed_area(found, each) for each in members] for members in complete.values()])
     best_values = tuple(_best_value(at, values, volumes[row], draws[row]) for row, at in enumerate(complete))
-    limit, factor = reference_cost_of(found), 1 + found.drift_allowance
-    slowed = np.array(
-        [
-            [area(found.cost_draws[:, each] * factor, found.accuracy_draws[:, each], limit) for each in members]
-            for members in complete.values()
-        ]
-    )
     witness = _witness(values, list(complete), draws, slowed)
     one_for_all = len({each.best for each in best_values}) == 1
-    top = float(volumes.max(axis=1).sum())
     return [
         Coupling(
             knob=knob,
@@ -228,9 +218,29 @@ def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
             best_values=best_values,
             dependence="established" if witness is not None else "none" if one_for_all else "within_noise",
             witness=witness,
-            regret_share=(top - float(volumes.sum(axis=0).max())) / top if top > 0 else None,
+            regret_share=_regret_share(volumes),
         )
     ]
+
+
+def _complete_rows(found: Objectives, knob: str, given: str) -> dict[Value, list[np.ndarray]]:
+    """For each value of `given` at which every value of `knob` was measured: the settings with each of the latter."""
+    values = levels_of(found.points, knob)
+    cells = {
+        at: [_members(found, {knob: value, given: at}) for value in values] for at in levels_of(found.points, given)
+    }
+    return {at: members for at, members in cells.items() if all(len(each) for each in members)}
+
+
+def _slowed_area(found: Objectives, members: np.ndarray) -> np.ndarray:
+    """[B], of these settings in every draw, with costs longer by what the device may have drifted."""
+    costs = found.cost_draws[:, members] * (1 + found.drift_allowance)
+    return area(costs, found.accuracy_draws[:, members], reference_cost_of(found))
+
+
+def _regret_share(volumes: np.ndarray) -> float | None:
+    top = float(volumes.max(axis=1).sum())
+    return (top - float(volumes.sum(axis=0).max())) / top if top > 0 else None
 
 
 def _best_value(given: Value, values: Sequence[Value], volumes: np.ndarray, draws: np.ndarray) -> BestValue:
