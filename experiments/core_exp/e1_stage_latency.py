@@ -11,11 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
-from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.core_exp import flops_latency
+from experiments.core_exp.analysis_files import AnalysisFiles
 from experiments.core_exp.e1_entries import (
     breakdown_content,
     component_rows,
@@ -32,7 +31,7 @@ from experiments.core_exp.e1_figures import (
     draw_shares,
     draw_stages_over_tokens,
 )
-from experiments.core_exp.figures import caption_of, save_figure
+from experiments.core_exp.figures import caption_of
 from experiments.core_exp.measured_generations import generations_of
 from experiments.core_exp.profile_traces import load_profiles
 from experiments.core_exp.stage_decomposition import display_lengths, regimes, settings_shares
@@ -79,18 +78,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
         figures["e1_flops_vs_latency"] = draw_flops(points, sweep.provenance.peak_flops_per_s, caption)
     if profiles:
         figures["e1_attention_ffn"] = draw_components(profiles, caption)
-
-    written = []
-    for name, content in contents.items():
-        written.append(output_dir / f"{name}.json")
-        write_json_atomically(content, written[-1])
-    for name, rows in tables.items():
-        if rows:
-            written.append(output_dir / f"{name}.csv")
-            write_text_atomically(csv_of_rows(rows, list(rows[0])), written[-1])
-    for name, figure in figures.items():
-        written += save_figure(figure, output_dir, name)
-    return written
+    return AnalysisFiles(contents, tables, figures).write(output_dir)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,10 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
-from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiments.core_exp.analysis_files import AnalysisFiles
 from experiments.core_exp.e2_entries import (
     FrontAnalysis,
     Shared,
@@ -32,7 +31,6 @@ from experiments.core_exp.e2_entries import (
 )
 from experiments.core_exp.e2_figures import draw_coupling, draw_effects, draw_fronts
 from experiments.core_exp.e2_study import load_study
-from experiments.core_exp.figures import save_figure
 from experiments.core_exp.knob_coupling import couplings, fixed_values, moving_knobs, single_knobs
 from experiments.core_exp.knob_effects import Effects, effects
 from experiments.core_exp.knob_grid import KNOBS, TaskGrid
@@ -76,18 +74,7 @@ def analyse(
         "e2_fixed_knobs": coupling_rows(analyses),
         "e2_effects": effect_rows(analyses),
     }
-    figures = draw(analyses, costs, study.caption)
-    written = []
-    for name, content in contents.items():
-        written.append(output_dir / f"{name}.json")
-        write_json_atomically(content, written[-1])
-    for name, rows in tables.items():
-        if rows:
-            written.append(output_dir / f"{name}.csv")
-            write_text_atomically(csv_of_rows(rows, list(rows[0])), written[-1])
-    for name, figure in figures.items():
-        written += save_figure(figure, output_dir, name)
-    return written
+    return AnalysisFiles(contents, tables, draw(analyses, costs, study.caption)).write(output_dir)
 
 
 def analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: int) -> TaskAnalysis:
