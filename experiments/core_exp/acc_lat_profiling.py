@@ -28,15 +28,8 @@ def main() -> int:
             if plan.is_main_process:
                 print(plan.text)
             return 0
-        from experiment_core_utils.l_results_csv_cleaning import (
-            caveat_lines,
-            closing_table,
-            failed_sample_lines,
-            few_samples_warning,
-            places_of,
-            search_sentence,
-        )
         from experiment_core_utils.pipeline import run_profiling
+        from experiments.core_exp.closing_lines import closing_lines
 
         report = run_profiling(config)
     except Stopped as stopped:
@@ -49,23 +42,7 @@ def main() -> int:
         print("stopped; what is finished is saved, the same command goes on from here", file=sys.stderr)
         return 130
     if report.is_main_process:
-        if report.results:
-            print(closing_table(report.results, places_of(report.search)))
-            warning = few_samples_warning(report.results)
-            if warning is not None:
-                print(f"warning: {warning} (--num_samples)")
-        for line in (*caveat_lines(report.results), *failed_sample_lines(report.results)):
-            print(line)
-        for key, failure in report.failed.items():
-            print(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
-        for values in report.left_out:
-            print(f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)")
-        if report.search is not None:
-            print(search_sentence(report.search))
-        measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
-        print(f"{measured}: {len(report.results)} settings in {report.output_dir}")
-        if report.csv_path is not None:
-            print(f"table of settings: {report.csv_path}")
+        print("\n".join(closing_lines(report)))
     return report.exit_code
 
 

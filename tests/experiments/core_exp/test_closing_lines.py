@@ -1,0 +1,48 @@
+"""What a run says at its end: each line where there is something to say, the place of the results always."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from experiment_core_utils.l_results_csv_cleaning import closing_table
+from experiment_core_utils.pipeline import RunReport
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.records import FailedSample, SettingFailure
+from experiments.core_exp.closing_lines import closing_lines
+from tests.hand_made_records import measured_sample, part, stored_result
+
+NOTHING_LEFT = RunReport(None, True, (), {}, (), Path("results/signs"), None)
+
+
+def stored(top_k: int, *failures: FailedSample) -> dict:
+    result = stored_result(
+        part(measured_sample(0), measured_sample(1), failures=failures), KnobSetting(tier_target("low"), top_k, (0, 1))
+    )
+    result["provenance"]["caveats"] = []
+    return result
+
+
+def test_a_run_with_nothing_left_says_where_the_results_are() -> None:
+    assert closing_lines(NOTHING_LEFT) == ["nothing was left to measure: 0 settings in results/signs"]
+
+
+def test_every_line_in_its_place() -> None:
+    results = (stored(2), stored(4, FailedSample(7, "SampleError", "torn picture")))
+    report = replace(
+        NOTHING_LEFT,
+        experiment_id="0007",
+        results=results,
+        failed={"tier-high_topk4_blocks2": SettingFailure("OutOfMemory", "no memory", 3)},
+        left_out=("top-k 8",),
+        csv_path=Path("results/signs/signs_settings.csv"),
+    )
+    table, *lines = closing_lines(report)
+    assert table == closing_table(results)
+    assert lines == [
+        "warning: 2 samples stand behind a comparison of 2 settings: differences in accuracy and Pareto fronts need at "
+        "least 500 (--num_samples)",
+        "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3",
+        "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory",
+        "left out by the sampling strategy: top-k 8 (--sampling_strategy full measures all)",
+        "run 0007: 2 settings in results/signs",
+        "table of settings: results/signs/signs_settings.csv",
+    ]
