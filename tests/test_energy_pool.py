@@ -1,0 +1,62 @@
+"""The energy of a run from its processes' figures, by hand; a figure that one machine lacks is no sum of the others."""
+
+from typing import Any
+
+from experiment_core_utils.energy_pool import pool_energy
+
+FIGURES = (
+    "total_energy_kwh", "cpu_energy_kwh", "gpu_energy_kwh", "ram_energy_kwh", "total_emissions_kg_co2",
+    "duration_seconds", "gpu_counter_j", "gpu_power_integral_j",
+)  # fmt: skip
+
+
+def machine(*figures: float | None, **others: str) -> dict[str, Any]:
+    return dict(zip(FIGURES, figures, strict=True)) | others
+
+
+FIRST = machine(10.0, 1.0, 7.0, 2.0, 4.0, 60.0, 700.0, 710.0)
+SECOND = machine(6.0, 2.0, 3.0, 1.0, 2.0, 90.0, 300.0, 310.0)
+# Another process counts for it, so it tracks nothing itself.
+SILENT = machine(*[None] * 8, reason="process 0 tracks this machine")
+# A machine without GPUs has a whole total; its GPU figures are absent for good.
+WITHOUT_GPU = machine(5.0, 4.0, None, 1.0, 1.0, 30.0, None, None)
+# One whose GPUs are not read has none.
+UNREAD = machine(None, 4.0, None, 1.0, 1.0, 30.0, None, 5.0, reason="no right", instruments_reason="no counter")
+
+
+def test_figures_are_summed_over_machines_and_parted_among_all_processes() -> None:
+    pooled = pool_energy([FIRST, SILENT, SECOND])
+    assert pooled["total_energy_kwh"] == 16.0
+    assert pooled["avg_energy_per_process_kwh"] == 16.0 / 3
+    assert (pooled["cpu_energy_kwh"], pooled["gpu_energy_kwh"], pooled["ram_energy_kwh"]) == (3.0, 10.0, 3.0)
+    assert (pooled["gpu_counter_j"], pooled["gpu_power_integral_j"]) == (1000.0, 1020.0)
+    # At the same time, so the longest; the sum is of machine time.
+    assert (pooled["duration_seconds"], pooled["total_duration_seconds"]) == (90.0, 150.0)
+    assert (pooled["num_processes"], pooled["num_tracking_processes"], pooled["reason"]) == (3, 2, None)
+    assert [each["process"] for each in pooled["per_process_breakdown"]] == [0, 1, 2]
+
+
+def test_a_machine_without_gpus_does_not_take_the_others_figures_away() -> None:
+    pooled = pool_energy([FIRST, WITHOUT_GPU])
+    assert (pooled["total_energy_kwh"], pooled["gpu_energy_kwh"], pooled["gpu_counter_j"]) == (15.0, 7.0, 700.0)
+
+
+def test_a_machine_that_could_not_be_read_does_and_says_why() -> None:
+    pooled = pool_energy([FIRST, UNREAD])
+    assert pooled["total_energy_kwh"] is pooled["gpu_energy_kwh"] is pooled["gpu_counter_j"] is None
+    assert pooled["avg_energy_per_process_kwh"] is None
+    assert (pooled["cpu_energy_kwh"], pooled["gpu_power_integral_j"]) == (5.0, 715.0)
+    assert pooled["reason"] == "process 1: no right; no counter"
+
+
+def test_where_nothing_tracked_every_process_says_why_each_reason_once() -> None:
+    nothing = machine(*[None] * 8, reason="no meter", instruments_reason="no meter")
+    pooled = pool_energy([nothing, SILENT])
+    assert pooled["duration_seconds"] is pooled["total_energy_kwh"] is None
+    assert pooled["reason"] == "process 0: no meter; process 1: process 0 tracks this machine"
+
+
+def test_a_file_from_before_the_joules_has_none() -> None:
+    older = {name: value for name, value in FIRST.items() if not name.endswith("_j")}
+    pooled = pool_energy([older, SECOND])
+    assert pooled["gpu_counter_j"] is None and pooled["gpu_energy_kwh"] == 10.0
