@@ -24,7 +24,7 @@ from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.live import prepare_requests
 from experiments.controller.live_environment import LiveEnvironment, measured_range
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
-from experiments.controller.recorded_states import RecordedStates, load_states, record_states
+from experiments.controller.recorded_states import STATES, RecordedStates, load_states, record_states
 from experiments.controller.replay import spread_budgets
 from experiments.controller.replay_environment import grid_space, replay_environment, usable
 from experiments.controller.synthetic_environment import synthetic_environment
@@ -34,7 +34,6 @@ from experiments.controller.two_stage_networks import TwoStageNetworks, action_s
 from experiments.controller.warm_start import warm_start
 from experiments.core_exp.sweep_results import load_sweep
 
-STATES = "states.pt"
 SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
 
 
@@ -147,7 +146,7 @@ def load_model(rest: Sequence[str]) -> LoadedModel:
 def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
     grid = load_grid(given.grid)
     train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
-    path = given.states or given.controller_dir / STATES
+    path = given.states or given.controller_dir / STATES.usual_name
     config = parse_config(rest)
     if path.exists():
         states = load_states(path)
