@@ -89,6 +89,24 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
     if given.evaluation_seed < 0:
         raise ConfigurationError(f"--evaluation_seed {given.evaluation_seed}: give a number from 0")
     check_policy_flags(given)
+    if given.mode == "live":
+        _check_live(given, rest)
+
+
+def _check_live(given: argparse.Namespace, rest: Sequence[str]) -> None:
+    if given.states is not None:
+        raise ConfigurationError(
+            f"--states {given.states} is for a replay: with --mode live two_stage sees the states of the running "
+            "model; drop one of the two"
+        )
+    parser = OneLineParser(add_help=False)
+    parser.add_argument("--dataset_name", nargs="+", action="extend", default=[])
+    tasks = parser.parse_known_args(rest)[0].dataset_name
+    if len(tasks) > 1:
+        raise ConfigurationError(
+            f"--mode live measures one task, and --dataset_name names {len(tasks)} ({', '.join(tasks)}); give one, "
+            "and each of the others to a run of its own"
+        )
 
 
 def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
