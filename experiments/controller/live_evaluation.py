@@ -182,10 +182,23 @@ def live_caveats(job: LiveJob, learned: Path | None) -> list[str]:
         f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "
         "its own",
     ]
+    notes += refusal_caveats(job.model.refused_settings)
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
         notes += [*_eager_caveats(job.model), *training_caveats(stored_environment(learned), job.task, ids)]
     return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]
+
+
+def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -> list[str]:
+    """A line for each reason, with the settings that it kept from running as was asked."""
+    by_reason: dict[str, list[str]] = {}
+    for (top_k, blocks), reason in refused.items():
+        named = f"{len(blocks)} blocks" if top_k is None else f"top-k {top_k} with {len(blocks)} blocks"
+        by_reason.setdefault(reason, []).append(named)
+    return [
+        f"{', '.join(settings)} ran eagerly, whatever tier and whichever policy but two_stage chose it: {reason}"
+        for reason, settings in by_reason.items()
+    ]
 
 
 def _eager_caveats(model: StagedModel) -> list[str]:
