@@ -51,6 +51,7 @@ class ScriptedModel:
     eos_token_ids: frozenset[int] = frozenset({EOS})
     decoder_blocks: tuple[torch.nn.Module, ...] = ()
     active_setting: tuple[int, tuple[int, ...]] = (2, (0, 1))
+    refused_settings: Mapping[tuple[int | None, tuple[int, ...]], str] = field(default_factory=dict)
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         self.calls.append(f"prepare {prompt!r} {crops.min_crops}-{crops.max_crops}")

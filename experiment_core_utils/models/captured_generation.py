@@ -77,6 +77,11 @@ class CapturedGeneration:
         """Why decode steps are not replayed at a setting that was made ready; None where they are."""
         return self._refusals.get(setting)
 
+    @property
+    def refusals(self) -> Mapping[Any, str]:
+        """Setting -> `refusal`, of all that have one."""
+        return dict(self._refusals)
+
     def prefill_refusal(self, setting: Hashable) -> str | None:
         """Why prompts are not replayed at a setting that is ready; None where they are."""
         return self._recorded[setting].prefill_refusal

@@ -105,6 +105,11 @@ class StagedModel(Protocol):
         """
         ...
 
+    @property
+    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
+        """Experts and blocks that could not be made ready as was asked -> why; they run eagerly from then on."""
+        ...
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """Vision stage; None for a request without a picture."""
         ...

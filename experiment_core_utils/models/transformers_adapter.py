@@ -159,6 +159,11 @@ class TransformersModel:
         if self._captured is not None:
             self._captured.make_ready(self.active_setting, inputs, max_new_tokens)
 
+    @property
+    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
+        """See `StagedModel.refused_settings`; of models that replay nothing at all `describe` tells why."""
+        return {} if self._captured is None else self._captured.refusals
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
         return self._stages.encode_image(inputs)

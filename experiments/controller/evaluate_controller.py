@@ -89,6 +89,24 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
     if given.evaluation_seed < 0:
         raise ConfigurationError(f"--evaluation_seed {given.evaluation_seed}: give a number from 0")
     check_policy_flags(given)
+    if given.mode == "live":
+        _check_live(given, rest)
+
+
+def _check_live(given: argparse.Namespace, rest: Sequence[str]) -> None:
+    if given.states is not None:
+        raise ConfigurationError(
+            f"--states {given.states} is for a replay: with --mode live two_stage sees the states of the running "
+            "model; drop one of the two"
+        )
+    parser = OneLineParser(add_help=False)
+    parser.add_argument("--dataset_name", nargs="+", action="extend", default=[])
+    tasks = parser.parse_known_args(rest)[0].dataset_name
+    if len(tasks) > 1:
+        raise ConfigurationError(
+            f"--mode live measures one task, and --dataset_name names {len(tasks)} ({', '.join(tasks)}); give one, "
+            "and each of the others to a run of its own"
+        )
 
 
 def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
@@ -145,7 +163,7 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     caveats = [*caveats_of(grid, lookup), *notes]
     for line in _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)):
         print(f"caveat: {line}")
-    write(given, evaluation, grid, {
+    write(given, evaluation, grid, grid.caption, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid), "caveats": caveats,
     })  # fmt: skip
     return evaluation
@@ -177,7 +195,8 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,))
     ids = [request.sample.sample_id for request in job.measured]
     seen = num_seen(lookup, job.asked.tasks, ids)
-    write(given, evaluation, grid.complete(), {
+    dots = grid.complete()
+    write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
         **shared_content(given, grid, lookup, calibration),
         "source": job.source,
         "metrics": {job.task.name: job.metric.name},
@@ -221,8 +240,10 @@ def _seen(seen: int, number: int) -> list[str]:
     return [f"the lookup was built of {seen} of the {number} requests that it is judged on"] * (seen > 0)
 
 
-def write(given: argparse.Namespace, evaluation: Evaluation, grid: MeasuredGrid, shared: Mapping[str, Any]) -> None:
-    """The JSON, the CSV and the figure."""
+def write(
+    given: argparse.Namespace, evaluation: Evaluation, grid: MeasuredGrid, caption: str, shared: Mapping[str, Any]
+) -> None:
+    """The JSON, the CSV and the figure, whose static settings are those of the grid."""
     first = given.results[0]
     folder = given.output_dir or (first.parent if first.is_file() else first) / f"controller_{given.mode}"
     latency_s, accuracy = grid.total_s.mean(axis=1), grid.shares.mean(axis=1)
@@ -238,7 +259,7 @@ def write(given: argparse.Namespace, evaluation: Evaluation, grid: MeasuredGrid,
     write_json_atomically({**content_of(evaluation), **shared, "static_settings": statics}, folder / f"{NAME}.json")
     rows = rows_of(evaluation)
     write_text_atomically(csv_of_rows(rows, list(rows[0])), folder / f"{NAME}.csv")
-    save_figure(draw_evaluation(evaluation, latency_s, accuracy, grid.caption), folder, NAME)
+    save_figure(draw_evaluation(evaluation, latency_s, accuracy, caption), folder, NAME)
     print(f"written to {folder}")
 
 

@@ -9,12 +9,10 @@ from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.controller.learned_policy import RecordedTwoStage
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.recorded_states import RecordedStates, load_states
+from experiments.controller.recorded_states import STATES, RecordedStates, load_states
 from experiments.controller.tensor_file import read_tensor_file
-from experiments.controller.training_run import KIND, VERSION, load_networks
+from experiments.controller.training_run import TRAINING, load_networks
 
-# Where a training on a replay leaves them, beside its checkpoint.
-STATES_FILE = "states.pt"
 NOT_IN_A_REPLAY = (
     "two_stage: the time of its networks is in no latency, and its first blocks are taken to have run at the top-k "
     "that is chosen behind them; only --mode live measures both"
@@ -46,7 +44,7 @@ def learned_replay(
         ResultsError: a file is no such file, the states are of other networks, or the grid has none of their samples.
     """
     networks = load_networks(checkpoint)
-    states = load_states(states_file or checkpoint.with_name(STATES_FILE))
+    states = load_states(states_file or checkpoint.with_name(STATES.usual_name))
     own = networks.budget.state_dict()
     if networks.space != states.space or any(not own[name].cpu().equal(states.budget[name]) for name in own):
         raise ResultsError(
@@ -54,7 +52,7 @@ def learned_replay(
             "states.pt of its training"
         )
     known = with_states(grid, states)
-    trained_on = read_tensor_file(checkpoint, KIND, VERSION)["environment"].get("samples")
+    trained_on = read_tensor_file(checkpoint, TRAINING)["environment"].get("samples")
     caveats = [NOT_IN_A_REPLAY]
     if trained_on != fingerprints(with_states(calibration.complete(), states)):
         caveats.append(

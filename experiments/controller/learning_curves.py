@@ -65,8 +65,8 @@ def running_means(values: Sequence[float], window: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def tensorboard_writer(folder: Path) -> Any:
-    """A `SummaryWriter` into `folder`/tensorboard; raises ConfigurationError without the package."""
+def summary_writer() -> Any:
+    """The class that writes for TensorBoard; raises ConfigurationError without the package."""
     try:
         # Optional: nobody else needs it.
         from torch.utils.tensorboard import SummaryWriter
@@ -74,4 +74,30 @@ def tensorboard_writer(folder: Path) -> Any:
         raise ConfigurationError(
             "--tensorboard needs the package tensorboard; install it, or leave the flag out"
         ) from error
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter
+
+
+class TensorboardCurves:
+    """The columns of learning_curves.csv over the updates, in `folder`/tensorboard.
+
+    A training that goes on takes back what is there and writes all of its rows anew: what ran after its last checkpoint
+    is not in them, and some may have been trained without TensorBoard.
+
+    Args:
+        writer: what `summary_writer` gave.
+    """
+
+    def __init__(self, writer: Any, folder: Path, rows: Rows) -> None:
+        self._writer = writer(str(folder / "tensorboard"), purge_step=1)
+        for row in rows:
+            self.add(row)
+        self.flush()
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """One update."""
+        for name in COLUMNS[1:]:
+            self._writer.add_scalar(name, row[name], int(row["update"]))
+
+    def flush(self) -> None:
+        """Whatever was added is in the file."""
+        self._writer.flush()

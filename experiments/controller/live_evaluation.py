@@ -10,7 +10,7 @@ import numpy as np
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, fingerprint_of_ids, open_task
-from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
+from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
@@ -36,6 +36,7 @@ from experiments.controller.live import (
 from experiments.controller.outcomes import Outcomes, Requests
 from experiments.controller.policies import Policy
 from experiments.controller.training_run import load_networks, stored_environment
+from experiments.core_exp.figures import joined_caption, tasks_named
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,20 @@ class LiveJob:
         """The measured requests."""
         return requests_of(self.measured, self.metric)
 
+    @property
+    def caption(self) -> str:
+        """The foot of a figure of what was measured."""
+        hardware, model = self.source["hardware"], self.source["model"]
+        return joined_caption(
+            [
+                hardware["gpu_name"] or hardware["cpu"] or "CPU",
+                Path(model["name"]).name,
+                f"{model['dtype']}, {model['execution']}",
+                f"n = {len(self.measured)} requests, measured live",
+                tasks_named([self.task.name]),
+            ]
+        )
+
 
 def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
     """Parse, load, prepare every sample at every tier, warm up.
@@ -95,6 +110,7 @@ def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
         "model": {"name": source.name, "revision": source.revision, **model.describe()},
         "task": {"name": task.name, "split": task.split, "metric": task.metric, "source": dict(task.source)},
         "device": str(device),
+        "hardware": dict(describe_hardware(device)),
         "versions": {name: package_version(name) for name in RECORDED_PACKAGES},
         "max_new_tokens": limit,
         "sample_ids": [each.sample.sample_id for each in measured],
@@ -166,10 +182,23 @@ def live_caveats(job: LiveJob, learned: Path | None) -> list[str]:
         f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "
         "its own",
     ]
+    notes += refusal_caveats(job.model.refused_settings)
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
         notes += [*_eager_caveats(job.model), *training_caveats(stored_environment(learned), job.task, ids)]
     return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]
+
+
+def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -> list[str]:
+    """A line for each reason, with the settings that it kept from running as was asked."""
+    by_reason: dict[str, list[str]] = {}
+    for (top_k, blocks), reason in refused.items():
+        named = f"{len(blocks)} blocks" if top_k is None else f"top-k {top_k} with {len(blocks)} blocks"
+        by_reason.setdefault(reason, []).append(named)
+    return [
+        f"{', '.join(settings)} ran eagerly, whatever tier and whichever policy but two_stage chose it: {reason}"
+        for reason, settings in by_reason.items()
+    ]
 
 
 def _eager_caveats(model: StagedModel) -> list[str]:

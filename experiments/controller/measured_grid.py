@@ -11,7 +11,8 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies import RequestFeatures, VisionShape
-from experiments.core_exp.e2_study import load_study
+from experiments.core_exp.e2_study import Study, load_study
+from experiments.core_exp.figures import joined_caption, tasks_named
 from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
 from experiments.core_exp.sweep_results import Sweep, load_sweep
 
@@ -33,7 +34,7 @@ class MeasuredGrid:
         metrics: task -> its metric.
         left_out: settings that no controller chooses, or that not every task has.
         source: provenance, as JSON.
-        caption: of figures.
+        setup: device, model, how it ran, for captions.
     """
 
     choices: tuple[KnobChoice, ...]
@@ -47,10 +48,16 @@ class MeasuredGrid:
     metrics: Mapping[str, str]
     left_out: tuple[str, ...]
     source: Mapping[str, Any]
-    caption: str
+    setup: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    @property
+    def caption(self) -> str:
+        """The foot of a figure of these very requests: those of a part are counted, not those of the whole grid."""
+        counted = f"n = {len(self)} requests, {len(self.choices)} settings"
+        return joined_caption([*self.setup, counted, tasks_named(dict.fromkeys(self.tasks))])
 
     @property
     def shares(self) -> np.ndarray:
@@ -100,10 +107,11 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     if study.random_weights:
         raise ResultsError("these results are of random weights, so accuracy means nothing; profile a trained model")
     sweep = None if any(path.is_file() for path in paths) else load_sweep(*paths)
-    return _grid_of(study.grids, sweep, study.source, study.caption)
+    return _grid_of(study, sweep)
 
 
-def _grid_of(grids: Sequence[TaskGrid], sweep: Sweep | None, source: Mapping[str, Any], caption: str) -> MeasuredGrid:
+def _grid_of(study: Study, sweep: Sweep | None) -> MeasuredGrid:
+    grids = study.grids
     choices, left_out = _shared_choices(grids)
     keys = [(grid.task, sample_id) for grid in grids for sample_id in grid.sample_ids]
     features = None if sweep is None else features_of(sweep)
@@ -118,8 +126,8 @@ def _grid_of(grids: Sequence[TaskGrid], sweep: Sweep | None, source: Mapping[str
         requests=None if features is None else tuple(features[key] for key in keys),
         metrics={grid.task: grid.metric for grid in grids},
         left_out=left_out,
-        source=source,
-        caption=caption,
+        source=study.source,
+        setup=study.setup,
     )
 
 

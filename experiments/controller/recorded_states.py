@@ -18,11 +18,10 @@ from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.adaptive_generation import prompt_ids, prompt_state
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.tensor_file import read_tensor_file, write_tensor_file
+from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
-VERSION = 1
-KIND = "controller_states"
+STATES = FileKind("controller_states", 1, "states.pt")
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,12 @@ class RecordedStates:
     def save(self, path: Path) -> None:
         """Raises ResultsNotSaved where the disk does not take it."""
         content = {name: getattr(self, name) for name in vars(self) if name != "space"}
-        write_tensor_file(path, KIND, VERSION, {**content, "space": asdict(self.space)})
+        write_tensor_file(path, STATES, {**content, "space": asdict(self.space)})
 
 
 def load_states(path: Path) -> RecordedStates:
     """What `RecordedStates.save` wrote; raises ResultsError for anything else."""
-    content = read_tensor_file(path, KIND, VERSION)
+    content = read_tensor_file(path, STATES)
     return RecordedStates(**{**content, "space": space_of(content["space"])})
 
 

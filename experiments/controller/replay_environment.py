@@ -33,8 +33,17 @@ def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> K
     return KnobSpace(tiers, top_ks, counts, num_total_blocks, first_top_k)
 
 
+def usable(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
+    """The samples that have a score and a time at every choice, and states; raises ResultsError for none."""
+    whole, recorded = grid.complete(), set(states.keys)
+    used = whole.take(np.array([key in recorded for key in zip(whole.tasks, whole.sample_ids, strict=True)]))
+    if not len(used):
+        raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
+    return used
+
+
 def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvironment:
-    """The samples that have a score and a time at every choice, and states.
+    """The usable samples.
 
     Raises:
         ResultsError: there are none, or the states are of other knobs than the grid.
@@ -42,13 +51,9 @@ def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvi
     knobs = states.space.knobs
     if grid_space(grid, knobs.num_total_blocks, knobs.first_top_k) != knobs:
         raise ResultsError("the states were recorded for other values of the knobs than the grid's; record them again")
-    whole = grid.complete()
+    used = usable(grid, states)
     recorded = {key: place for place, key in enumerate(states.keys)}
-    keys = list(zip(whole.tasks, whole.sample_ids, strict=True))
-    used = whole.take(np.array([key in recorded for key in keys]))
-    if not len(used):
-        raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
-    places = torch.tensor([recorded[key] for key in keys if key in recorded])
+    places = torch.tensor([recorded[key] for key in zip(used.tasks, used.sample_ids, strict=True)])
     tiers, _, top_ks, counts = states.space.sizes
     shape = len(used), tiers, top_ks, counts
     tables = Tables(

@@ -1,35 +1,72 @@
 """In: tensors and plain values under names; out: one file, written whole or not at all, and back."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 
-from experiment_core_utils.primitives.errors import ResultsError, first_line
+from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import failed_writes_named
 
 
-def write_tensor_file(path: Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class FileKind:
+    """What a file says of itself.
+
+    Attributes:
+        usual_name: under which `experiments.controller.train` writes it.
+    """
+
+    kind: str
+    version: int
+    usual_name: str
+
+    @property
+    def advice(self) -> str:
+        """What to give instead of a file that is none."""
+        return f"give the {self.usual_name} that experiments.controller.train wrote"
+
+
+def write_tensor_file(path: Path, of: FileKind, content: Mapping[str, Any]) -> None:
     """Write beside `path` and rename over it; raises ResultsNotSaved where the disk does not take it."""
     temporary = path.with_name(f".{path.name}.tmp")
     with failed_writes_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"kind": kind, "version": version, **content}, temporary)
+        torch.save({"kind": of.kind, "version": of.version, **content}, temporary)
         temporary.replace(path)
 
 
-def read_tensor_file(path: Path, kind: str, version: int) -> dict[str, Any]:
+def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
     """The content without kind and version, on the host; raises ResultsError for a file of anything else.
 
     Nothing in the file is run: it may hold tensors and plain values alone.
     """
+    content = _loaded(path, of)
+    if not isinstance(content, dict) or "kind" not in content:
+        raise ResultsError(f"{path} is no {of.kind} of version {of.version}; {of.advice}")
+    kind, version = content.pop("kind"), content.pop("version", None)
+    if (kind, version) != (of.kind, of.version):
+        raise ResultsError(
+            f"{path} is no {of.kind} of version {of.version}, but a {kind} of version {version}; {of.advice}"
+        )
+    return content
+
+
+def _loaded(path: Path, of: FileKind) -> Any:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        raise ResultsError(f"{path} cannot be read as a {kind}: {first_line(error)}") from error
-    found = (content.pop("kind", None), content.pop("version", None)) if isinstance(content, dict) else None
-    if found != (kind, version):
-        raise ResultsError(f"{path} is no {kind} of version {version}; make it again with experiments.controller.train")
-    return dict(content)
+        with path.open("rb") as file:
+            # torch's own reader takes any other bytes for a pickle, and raises whatever these happen to mean.
+            if not is_zipfile(file):
+                raise ResultsError(f"{path} is no {of.kind}, or not the whole of one; {of.advice}")
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be read as a {of.kind} ({error.strerror or error}); {of.advice}") from error
+    except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        # What torch says is about loading such a file in another way, which nobody should.
+        raise ResultsError(f"{path} is no {of.kind}: it holds more than tensors and plain values, or is damaged; "
+                           f"{of.advice}") from error  # fmt: skip

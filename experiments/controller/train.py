@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, Profiler
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.controller.grpo import GrpoRecipe
-from experiments.controller.learning_curves import tensorboard_writer, write_curves
+from experiments.controller.learning_curves import TensorboardCurves, summary_writer, write_curves
 from experiments.controller.rewards import RewardRecipe
 from experiments.controller.training_jobs import TrainingJob, open_job
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
@@ -117,7 +117,7 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
     if given.resume and not checkpoint.exists():
         raise ConfigurationError(f"there is no {checkpoint} to go on from; drop --resume to begin, or give its folder")
     started = time.perf_counter()
-    writer = tensorboard_writer(folder) if given.tensorboard else None
+    writer = summary_writer() if given.tensorboard else None
     job = open_job(given, rest, plan)
     if not checkpoint.exists():
         job.teach(plan)
@@ -125,22 +125,28 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
     if checkpoint.exists():
         run.resume(checkpoint)
     opened_s, done = time.perf_counter() - started, len(run.rows)
-    while not run.is_finished:
-        row = run.step()
-        if writer is not None:
-            for name, value in row.items():
-                writer.add_scalar(name, value, int(row["update"]))
-        if len(run.rows) % given.checkpoint_every == 0 or run.is_finished:
-            run.save(checkpoint)
-            write_curves(run.rows, folder, job.caption)
-            print(
-                f"update {len(run.rows)}/{plan.updates}: reward {row['reward']:.3f}, accuracy {row['accuracy']:.3f}, "
-                f"latency {row['latency_ms']:.1f} ms, over the budget {row['violation_rate']:.3f}"
-            )
-    if writer is not None:
-        writer.close()
+    curves = None if writer is None else TensorboardCurves(writer, folder, run.rows)
+    run_updates(run, given.checkpoint_every, folder, job.caption, curves)
     trained_s = time.perf_counter() - started - opened_s
     write_summary(job, run, folder, {"opened_s": opened_s, "trained_s": trained_s, "updates": len(run.rows) - done})
+
+
+def run_updates(run: TrainingRun, every: int, folder: Path, caption: str, curves: TensorboardCurves | None) -> None:
+    """All that are left, with a checkpoint and the curves after each `every` of them and at the end."""
+    while not run.is_finished:
+        row = run.step()
+        if curves is not None:
+            curves.add(row)
+        if len(run.rows) % every == 0 or run.is_finished:
+            run.save(folder / CHECKPOINT)
+            write_curves(run.rows, folder, caption)
+            if curves is not None:
+                curves.flush()
+            print(
+                f"update {len(run.rows)}/{run.plan.updates}: reward {row['reward']:.3f}, "
+                f"accuracy {row['accuracy']:.3f}, latency {row['latency_ms']:.1f} ms, "
+                f"over the budget {row['violation_rate']:.3f}"
+            )
 
 
 def write_summary(job: TrainingJob, run: TrainingRun, folder: Path, spent: dict[str, float]) -> None:

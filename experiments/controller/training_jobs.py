@@ -24,9 +24,9 @@ from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.live import prepare_requests
 from experiments.controller.live_environment import LiveEnvironment, measured_range
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
-from experiments.controller.recorded_states import RecordedStates, load_states, record_states
+from experiments.controller.recorded_states import STATES, RecordedStates, load_states, record_states
 from experiments.controller.replay import spread_budgets
-from experiments.controller.replay_environment import grid_space, replay_environment
+from experiments.controller.replay_environment import grid_space, replay_environment, usable
 from experiments.controller.synthetic_environment import synthetic_environment
 from experiments.controller.tabled_environment import TabledEnvironment
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, load_networks, stored_environment
@@ -34,7 +34,6 @@ from experiments.controller.two_stage_networks import TwoStageNetworks, action_s
 from experiments.controller.warm_start import warm_start
 from experiments.core_exp.sweep_results import load_sweep
 
-STATES = "states.pt"
 SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
 
 
@@ -93,7 +92,9 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
             )
         environment = synthetic_environment(SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS, seed=0)
         networks = TwoStageNetworks(environment.space, environment.hidden_size, 1.0, plan.seed)
-        return TrainingJob(networks, environment, None, "synthetic environment")
+        return TrainingJob(
+            networks, environment, None, f"synthetic environment  ·  trained on {SYNTHETIC_SAMPLES} samples"
+        )
     if (given.grid is None) == (given.environment == "replay"):
         raise ConfigurationError("--grid RESULTS goes with --environment replay, which needs it")
     return _replay(given, rest, plan) if given.environment == "replay" else _live(given, rest, plan)
@@ -145,7 +146,7 @@ def load_model(rest: Sequence[str]) -> LoadedModel:
 def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
     grid = load_grid(given.grid)
     train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
-    path = given.states or given.controller_dir / STATES
+    path = given.states or given.controller_dir / STATES.usual_name
     config = parse_config(rest)
     if path.exists():
         states = load_states(path)
@@ -166,7 +167,8 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)
     # Updates on tables are small: the host is fastest.
-    return TrainingJob(networks.cpu(), environment, held_out, f"replay of {grid.caption}")
+    caption = f"trained on a replay of:  {usable(train_part, states).caption}"
+    return TrainingJob(networks.cpu(), environment, held_out, caption)
 
 
 def refuse_other_source(paths: Sequence[Path], splits: Mapping[str, str], model_name: str) -> None:
@@ -252,4 +254,6 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
     environment = LiveEnvironment(
         model, get_metric(task.metric), requests, space, loaded.blocks, limit, range_s, described
     )
-    return TrainingJob(networks, environment, None, f"live: {loaded.source.name}, {task.name}, {len(requests)} samples")
+    return TrainingJob(
+        networks, environment, None, f"live: {loaded.source.name}, {task.name}, trained on {len(requests)} samples"
+    )

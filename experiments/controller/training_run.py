@@ -17,12 +17,11 @@ from experiments.controller.environment import Environment
 from experiments.controller.grpo import GrpoRecipe, update
 from experiments.controller.recorded_states import space_of
 from experiments.controller.rewards import RewardRecipe, rewards
-from experiments.controller.tensor_file import read_tensor_file, write_tensor_file
+from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
-VERSION = 1
-KIND = "controller_training"
 CHECKPOINT = "checkpoint.pt"
+TRAINING = FileKind("controller_training", 1, CHECKPOINT)
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class TrainingRun:
             "generator": self._generator.get_state(),
             "rows": self.rows,
         }
-        write_tensor_file(path, KIND, VERSION, content)
+        write_tensor_file(path, TRAINING, content)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of this very training.
@@ -118,7 +117,7 @@ class TrainingRun:
             ConfigurationError: it is of another plan or environment.
             ResultsError: it is no checkpoint.
         """
-        content = read_tensor_file(path, KIND, VERSION)
+        content = read_tensor_file(path, TRAINING)
         for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):
             if content[name] != own:
                 differing = sorted(key for key in own if content[name].get(key) != own[key]) or sorted(content[name])
@@ -137,13 +136,13 @@ def stored_environment(path: Path) -> Mapping[str, Any] | None:
     """What the environment of a checkpoint said of itself; None without a file, ResultsError for any other file."""
     if not path.exists():
         return None
-    environment: Mapping[str, Any] = read_tensor_file(path, KIND, VERSION)["environment"]
+    environment: Mapping[str, Any] = read_tensor_file(path, TRAINING)["environment"]
     return environment
 
 
 def load_networks(path: Path) -> TwoStageNetworks:
     """The networks of a checkpoint, on the host; raises ResultsError for any other file."""
-    content = read_tensor_file(path, KIND, VERSION)
+    content = read_tensor_file(path, TRAINING)
     networks = TwoStageNetworks(space_of(content["space"]), content["hidden_size"], 1.0, seed=0)
     networks.load_state_dict(content["networks"])
     return networks

@@ -44,7 +44,6 @@ from experiments.core_exp.execution_table import (
     Shape,
     Timed,
     Work,
-    draw_roofline,
     entries,
     markdown,
     stages_of_generate,
@@ -52,6 +51,7 @@ from experiments.core_exp.execution_table import (
     work_of,
 )
 from experiments.core_exp.product_rate import product_rate
+from experiments.core_exp.roofline_figure import draw_roofline
 
 QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
 STATIC, EAGER, GRAPH = "generate(static)", "eager", "graph"
@@ -320,7 +320,7 @@ def _measured(given: argparse.Namespace) -> int:
     if given.figure is not None:
         if rates is None or math.isinf(rates.bytes_per_s):
             raise ConfigurationError("--figure needs a GPU: bytes per second of a CPU are not known")
-        draw_roofline(rows, work, rates, given.figure)
+        draw_roofline(rows, work, rates).savefig(given.figure, dpi=150)
     return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.core_exp.e1_entries import source_entry
-from experiments.core_exp.figures import caption_of
+from experiments.core_exp.figures import caption_of, joined_caption, setup_of, tasks_named
 from experiments.core_exp.knob_grid import KnobPoint, TaskGrid, grids_of
 from experiments.core_exp.recorded_table import Table, read_table
 from experiments.core_exp.sweep_results import load_sweep
@@ -24,12 +24,14 @@ class Study:
 
     Attributes:
         source: provenance, as JSON.
-        caption: the line at the foot of figures.
+        caption: the line at the foot of figures of all of it.
+        setup: device, model, how it ran: what such a line says of any part of it.
         random_weights: accuracy means nothing then.
     """
 
     source: Mapping[str, Any]
     caption: str
+    setup: tuple[str, ...]
     random_weights: bool
     grids: tuple[TaskGrid, ...]
 
@@ -43,12 +45,13 @@ def load_study(paths: Sequence[Path]) -> Study:
     if not any(path.is_file() for path in paths):
         sweep = load_sweep(*paths)
         caption = caption_of(sweep.provenance, len(sweep.settings), len(sweep.samples))
-        return Study(source_entry(sweep), caption, sweep.provenance.random_weights, grids_of(sweep))
+        setup, is_random = setup_of(sweep.provenance), sweep.provenance.random_weights
+        return Study(source_entry(sweep), caption, setup, is_random, grids_of(sweep))
     if len(paths) > 1:
         raise ResultsError(f"{len(paths)} inputs, one of them a file: give folders of runs, or one table alone")
     table = read_table(paths[0])
     try:
-        return Study(_source(table), _caption(table), False, (grid_of_table(table),))
+        return Study(_source(table), _caption(table), _setup(table), False, (grid_of_table(table),))
     except (KeyError, TypeError) as error:
         raise ResultsError(f"{paths[0]} lacks {error} in its origin; collect the table again") from error
 
@@ -89,12 +92,11 @@ def _source(table: Table) -> dict[str, Any]:
     }
 
 
+def _setup(table: Table) -> tuple[str, ...]:
+    hardware = table.origin["hardware"]
+    return hardware["gpu_name"] or hardware["cpu"] or "CPU", table.origin["model"]
+
+
 def _caption(table: Table) -> str:
-    origin, hardware = table.origin, table.origin["hardware"]
-    parts = (
-        hardware["gpu_name"] or hardware["cpu"] or "CPU",
-        origin["model"],
-        f"n = {int(np.isfinite(table.seconds).sum())} generations, {len(table.settings)} settings",
-        origin["task"].replace("_", " "),
-    )
-    return "  ·  ".join(parts)
+    counted = f"n = {int(np.isfinite(table.seconds).sum())} generations, {len(table.settings)} settings"
+    return joined_caption([*_setup(table), counted, tasks_named([table.origin["task"]])])

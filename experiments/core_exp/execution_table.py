@@ -1,15 +1,12 @@
-"""In: times of the same requests run in several ways, and what a device attains; out: floors, ratios, table, roofline.
+"""In: times of the same requests run in several ways, and what a device attains; out: floors, ratios, table.
 
-Pure but for the picture. A floor is what products and bytes take at the rates given, nothing else counted.
+Pure. A floor is what products and bytes take at the rates given, nothing else counted.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.flops import decoder_flops, vision_flops
@@ -193,28 +190,3 @@ def _cell(row: Mapping[str, Any], stage: str) -> str:
     if time_ms is None:
         return ""
     return f"{time_ms:.2f}" if over is None else f"{time_ms:.2f} ({over:.1f} x)"
-
-
-def draw_roofline(
-    rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[str, Work]], rates: Rates, path: Path
-) -> None:
-    """Operations per second over operations per byte, of each stage, way and case, below what the device attains."""
-    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
-    axes = figure.subplots()
-    knee = rates.flops_per_s / rates.bytes_per_s
-    ends = [0.1, knee, max(10 * knee, 1e4)]
-    axes.loglog(ends, [min(rates.flops_per_s, at * rates.bytes_per_s) for at in ends], color="#222222")
-    markers, ways = dict(zip(STAGES, "so^", strict=True)), list(dict.fromkeys(row["way"] for row in rows))
-    for row in rows:
-        for stage, done in work[row["case"]].items():
-            if row[f"{stage}_ms"]:
-                at, reached = done.flops / done.bytes, done.flops / (row[f"{stage}_ms"] * 1e-3)
-                axes.plot(at, reached, markers[stage], color=f"C{ways.index(row['way'])}", alpha=0.8)
-    for place, way in enumerate(ways):
-        axes.plot([], [], "o", color=f"C{place}", label=way)
-    for stage, marker in markers.items():
-        axes.plot([], [], marker, color="#888888", label=stage)
-    axes.set_xlabel("operations per byte (as the floor counts them)")
-    axes.set_ylabel("operations per second")
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)

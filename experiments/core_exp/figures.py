@@ -1,5 +1,6 @@
 """In: data that is already computed; out: the one look of all figures, and their files as PNG and SVG."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
@@ -91,13 +92,21 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
 
 def caption_of(provenance: SweepProvenance, num_settings: int, num_samples: int) -> str:
     """The line at a figure's foot: device, model, how it ran, how much stands behind it, and what weakens it."""
-    parts = [
-        provenance.device,
-        Path(provenance.model).name,
-        f"{provenance.dtype}, {provenance.execution}",
-        f"n = {num_samples} generations, {num_settings} settings",
-        ", ".join(task.replace("_", " ") for task in provenance.tasks),
-    ]
-    if provenance.random_weights:
-        parts.append("random weights")
+    counted = f"n = {num_samples} generations, {num_settings} settings"
+    weak = ["random weights"] if provenance.random_weights else []
+    return joined_caption([*setup_of(provenance), counted, tasks_named(provenance.tasks), *weak])
+
+
+def setup_of(provenance: SweepProvenance) -> tuple[str, ...]:
+    """What measured: device, model, how it ran; the parts of a caption that do not count anything."""
+    return provenance.device, Path(provenance.model).name, f"{provenance.dtype}, {provenance.execution}"
+
+
+def tasks_named(tasks: Iterable[str]) -> str:
+    """Tasks as part of a caption."""
+    return ", ".join(task.replace("_", " ") for task in tasks)
+
+
+def joined_caption(parts: Iterable[str]) -> str:
+    """One line of its parts."""
     return "  ·  ".join(parts)

@@ -12,7 +12,6 @@ from experiments.core_exp.execution_table import (
     Shape,
     Timed,
     Work,
-    draw_roofline,
     entries,
     markdown,
     stages_of_generate,
@@ -85,12 +84,6 @@ def test_stages_are_summed_over_cases_and_steps_over_answers() -> None:
         "total": pytest.approx(17 / 80),
     }
     assert list(stages_of_generate([row("generate", 3, 20.0, 10.0, None)])) == ["generate"]
-
-
-def test_the_roofline_is_drawn(tmp_path: Path) -> None:
-    found = entries(rows(), {})
-    draw_roofline(found, {"a": {"decode": Work(1e6, 1e6)}}, Rates(1e9, 1e12), tmp_path / "roofline.png")
-    assert (tmp_path / "roofline.png").stat().st_size > 1000
 
 
 def test_every_way_gives_the_same_tokens(

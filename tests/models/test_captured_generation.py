@@ -229,6 +229,7 @@ def test_a_cache_without_memory_says_so_too(loaded: Loaded) -> None:
     assert proof.execution == "eager"
     assert "no memory left" in str(proof.execution_reason)
     assert "can't allocate memory" in str(proof.execution_reason)
+    assert dict(model.refused_settings) == {model.active_setting: proof.execution_reason}
 
 
 class Passes:

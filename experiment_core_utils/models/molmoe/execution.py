@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.held_request import HeldRequest, RequestHolder
+from experiment_core_utils.models.held_request import BegunRequest, HeldRequest, RequestHolder
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import count_experts, refuse_other_experts
@@ -178,6 +178,19 @@ class LaunchFreeStages:
         tokens = prompt.shape[1]
         self._store.set_lengths([tokens])
         return self._holder.hold(knobs, prompt, pause)
+
+    def begin(self, prompt: torch.Tensor, pause: int) -> None:
+        """The first `pause` blocks have filled their slots with a prompt [1, T]; see `begun`."""
+        self._holder.begin(prompt, pause)
+
+    @property
+    def begun(self) -> BegunRequest:
+        """The prefill that may be finished, in whatever engine it was begun.
+
+        Raises:
+            SettingError: it was finished, or the store was used for something else since.
+        """
+        return self._holder.begun
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """[1, T] -> [T, H]: token embeddings with the image features added at their places."""

@@ -25,6 +25,7 @@ from experiment_core_utils.models.molmoe.split_prefill import (
     check_rest,
     finish_prefill,
 )
+from experiment_core_utils.primitives.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class SplitStages(Protocol):
 
         Raises:
             ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
+            SettingError: nothing was begun, or by engines another request has its place by now.
         """
         ...
 
@@ -142,7 +144,8 @@ class EagerSplit:
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, DecodeState]:
         """See `SplitStages.finish`."""
-        assert self._paused is not None
+        if self._paused is None:
+            raise SettingError("no prefill was begun, or it was finished; begin it again")
         paused, self._paused = self._paused, None
         return finish_prefill(self._model, paused, top_k, active_blocks)
 
@@ -163,8 +166,6 @@ class LaunchFreeSplit:
     def __init__(self, model: MolmoeForConditionalGeneration, stages: LaunchFreeStages) -> None:
         self._model = model
         self._stages = stages
-        self._prompt = torch.empty(0)
-        self._pause = 0
 
     @property
     def is_captured(self) -> bool:
@@ -207,17 +208,19 @@ class LaunchFreeSplit:
         check_pause(pause, self._model.num_total_blocks)
         prompt = inputs["input_ids"]
         self._stages.reserve(prompt.shape[1] + max_new_tokens)
-        self._prompt, self._pause = prompt, pause
         row = None if appended is None else appended[0, 0]
         embeddings = self._stages.embedded(prompt, features)
-        return self._stages.engines.split.begin(embeddings, row, pause, self._stages.store)
+        states = self._stages.engines.split.begin(embeddings, row, pause, self._stages.store)
+        self._stages.begin(prompt, pause)
+        return states
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, HeldRequest[DecoderKnobs]]:
         """See `SplitStages.finish`."""
-        check_rest(tuple(active_blocks), self._pause)
+        begun = self._stages.begun
+        check_rest(tuple(active_blocks), begun.pause)
         knobs = DecoderKnobs(*self._model.checked_setting(top_k, active_blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.store)
-        return logits, self._stages.hold(knobs, self._prompt, self._pause)
+        return logits, self._stages.hold(knobs, begun.prompt, begun.pause)
 
     def decode_step(self, token: torch.Tensor, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """See `SplitStages.decode_step`."""

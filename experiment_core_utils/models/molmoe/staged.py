@@ -203,6 +203,11 @@ class MolmoeStagedModel:
             stages.give_up(knobs)
             release_cached_memory(self.device)
 
+    @property
+    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
+        """See `StagedModel.refused_settings`; whole requests alone: `split` has a reason of its own."""
+        return {(knobs.top_k, knobs.blocks): reason for knobs, reason in self._refused.items()}
+
     @cached_property
     def host_embeddings(self) -> np.ndarray:
         """Token embeddings [V, H] as float32 on the host; a copy of them where the model is not there in float32."""

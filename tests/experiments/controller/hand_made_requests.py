@@ -32,5 +32,5 @@ def grid() -> MeasuredGrid:
         metrics={"signs": "em"},
         left_out=(),
         source={"model": "hand-made"},
-        caption="hand-made",
+        setup=("hand-made",),
     )

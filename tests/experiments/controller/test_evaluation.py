@@ -108,7 +108,8 @@ def test_the_command_writes_json_csv_and_figures(folder: Path, capsys):
     # Two static settings, random, lookup, oracle and the best static setting, at three budgets.
     assert len(rows) == 6 * 3
     assert (out / "controller_evaluation.png").stat().st_size > 1000
-    assert (out / "controller_evaluation.svg").exists()
+    # Half of the eight samples are behind the lookup.
+    assert "n = 4 requests, 2 settings" in (out / "controller_evaluation.svg").read_text(encoding="utf-8")
     assert any("requests stand behind" in caveat for caveat in content["caveats"])
     assert "budget 400.0 ms, which no setting can meet" in capsys.readouterr().out
 
@@ -148,6 +149,13 @@ def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path
         (["--lookup", "some.json", "--aggregation_method", "mean"], 2, "drop it, or --lookup some.json"),
         (["--states", "states.pt"], 2, "--states states.pt is for --learned CHECKPOINT"),
         (["--lookup", "nowhere.json"], 1, "nowhere.json cannot be read"),
+        (
+            ["--mode", "live", "--learned", "a.pt", "--states", "b.pt"],
+            2,
+            "--states b.pt is for a replay: with --mode live",
+        ),
+        (["--mode", "live", "--dataset_name", "vqa", "ocr"], 2, "--dataset_name names 2 (vqa, ocr); give one"),
+        (["--mode", "live", "--dataset_name", "a", "--seed", "1", "--dataset_name", "b"], 2, "one task, and"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(folder: Path, capsys, flags, code, message):

@@ -135,7 +135,9 @@ def test_another_training_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"another environment \(num_samples\)"):
         TrainingRun(networks_for(elsewhere), elsewhere, plan(6)).resume(tmp_path / CHECKPOINT)
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(ResultsError, match="cannot be read as a controller_training"):
+    with pytest.raises(
+        ResultsError, match="broken.pt is no controller_training, or not the whole of one; give the checkpoint.pt"
+    ):
         TrainingRun(networks_for(environment), environment, plan(6)).resume(tmp_path / "broken.pt")
 
 

@@ -7,46 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.controller.evaluate_controller import main
 from experiments.controller.grpo import GrpoRecipe
-from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.learned_replay import learned_replay
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
-from experiments.controller.recorded_states import RecordedStates
 from experiments.controller.replay import replay
 from experiments.controller.replay_environment import replay_environment
 from experiments.controller.rewards import RewardRecipe
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
-from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
+from tests.experiments.controller.hand_made_states import BUDGETS, KNOBS, networks_with, states_of
 from tests.experiments.hand_made_sweep import result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
-
-WIDTH = 8
-KNOBS = KnobSpace(("low", "high"), (2,), (3,), 4, 2)
-BUDGETS = torch.tensor([0.6, 1.1], dtype=torch.float64)
-
-
-def networks_with(seed: int) -> TwoStageNetworks:
-    return TwoStageNetworks(action_space(KNOBS, BlockChoice(), (1, 2)), WIDTH, 1.0, seed)
-
-
-def states_of(networks: TwoStageNetworks, sample_ids: range) -> RecordedStates:
-    """Random states: what is tested here does not depend on what they say."""
-    generator = torch.Generator().manual_seed(3)
-    size, tiers, pauses = len(sample_ids), 2, 2
-    return RecordedStates(
-        keys=tuple(("signs", each) for each in sample_ids),
-        prompts=torch.randn(size, WIDTH, generator=generator),
-        last=torch.randn(size, tiers, pauses, WIDTH, generator=generator),
-        tokens=torch.randn(size, tiers, pauses, len(BUDGETS), WIDTH, generator=generator),
-        budgets_s=BUDGETS,
-        space=networks.space,
-        budget=networks.budget.state_dict(),
-        failed={},
-        model={"name": "none"},
-    )
 
 
 @pytest.fixture

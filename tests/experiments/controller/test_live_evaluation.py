@@ -12,10 +12,16 @@ from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.controller.grpo import GrpoRecipe
-from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.live import prepare_requests
 from experiments.controller.live_environment import LiveEnvironment
-from experiments.controller.live_evaluation import LiveJob, controllers_of, live_caveats, training_caveats
+from experiments.controller.live_evaluation import (
+    LiveJob,
+    controllers_of,
+    live_caveats,
+    refusal_caveats,
+    training_caveats,
+)
 from experiments.controller.rewards import RewardRecipe
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
@@ -86,4 +92,39 @@ def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny
     assert len(eager) == 1
     assert eager[0].startswith("two_stage ran eagerly, the other policies with execution ")
     assert "no memory left" in eager[0]
-    assert not any("two_stage" in caveat for caveat in live_caveats(without, None))
+    assert not any(caveat.startswith("two_stage") for caveat in live_caveats(without, None))
+
+
+def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_checkpoint: Path):
+    """A policy's own setting, without a two-stage controller; what could be made ready is in no line."""
+    job = opened(tiny_checkpoint)
+    inputs = job.model.to_device(job.requests[0].prepared["low"].inputs)
+    for top_k, num_blocks, tokens in ((4, 4, 3), (2, 4, 10**13), (2, 3, 3)):
+        job.model.apply(job.space.setting(KnobChoice("low", top_k, num_blocks), job.blocks))
+        job.model.make_ready(inputs, tokens)
+    eager = [caveat for caveat in live_caveats(job, None) if "eagerly" in caveat]
+    assert len(eager) == 1
+    assert eager[0].startswith("top-k 2 with 4 blocks ran eagerly, whatever tier and whichever policy but two_stage")
+    assert "the device has no memory left to make a prompt of" in eager[0]
+
+
+def test_settings_of_the_same_reason_share_a_line():
+    found = refusal_caveats(
+        {(8, (0, 1)): "no room", (4, (0, 1)): "no room", (4, (0, 1, 2)): "no kernel", (None, (0, 1, 2)): "x"}
+    )
+    said = "ran eagerly, whatever tier and whichever policy but two_stage chose it"
+    assert found == [
+        f"top-k 8 with 2 blocks, top-k 4 with 2 blocks {said}: no room",
+        f"top-k 4 with 3 blocks {said}: no kernel",
+        f"3 blocks {said}: x",
+    ]
+
+
+def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):
+    job = opened(tiny_checkpoint)
+    hardware = {"gpu_name": None, "cpu": "Scripted CPU"}
+    model = {"name": "folder/tiny", "dtype": "float32", "execution": "straight"}
+    shown = replace(job, measured=job.measured[:1], source={"hardware": hardware, "model": model})
+    assert shown.caption == (
+        "Scripted CPU  ·  tiny  ·  float32, straight  ·  n = 1 requests, measured live  ·  reference vqa"
+    )

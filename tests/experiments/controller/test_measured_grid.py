@@ -51,6 +51,11 @@ def test_samples_without_times_have_none_in_the_grid(tmp_path: Path):
     assert made.complete().sample_ids == (0,)
 
 
+def test_a_caption_counts_the_requests_of_a_part():
+    assert grid().caption == "hand-made  ·  n = 4 requests, 3 settings  ·  signs"
+    assert grid().take(np.array([0, 2])).caption == "hand-made  ·  n = 2 requests, 3 settings  ·  signs"
+
+
 def test_random_weights_are_refused(tmp_path: Path):
     write(tmp_path, result(setting("low", 2, 3), experimental_variables={"random_weights": True}))
     with pytest.raises(ResultsError, match="random weights"):

@@ -2,14 +2,17 @@
 
 import csv
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from experiment_core_utils.primitives.paths import REPOSITORY
-from experiments.controller.learning_curves import COLUMNS, running_means
+from experiments.controller.learning_curves import COLUMNS, TensorboardCurves, running_means, summary_writer
 from experiments.controller.train import build_parser, main, plan_of
+from experiments.controller.training_jobs import open_job
+from experiments.controller.training_run import TrainingRun
 
 DOCUMENT = REPOSITORY / "docs" / "controller" / "training.md"
 SMALL = ["--environment", "synthetic", "--asks_per_update", "4", "--checkpoint_every", "2"]
@@ -84,6 +87,52 @@ def test_what_cannot_be_is_said_in_one_line(
     assert main([*flags, "--controller_dir", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Curve -> (update, value) of each of its points, as TensorBoard reads them."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {name: [(each.step, each.value) for each in found.Scalars(name)] for name in found.Tags()["scalars"]}
+
+
+def rows_in(folder: Path) -> list[dict[str, str]]:
+    with (folder / "learning_curves.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_tensorboard_shows_the_curves_also_of_a_training_that_was_broken_off(tmp_path: Path) -> None:
+    """Of five updates the fifth was done after the last checkpoint; the first two were done without TensorBoard."""
+    pytest.importorskip("tensorboard")
+    flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "6"]
+    stopped = build_parser().parse_args([*flags, "--tensorboard"])
+    plan = plan_of(stopped)
+    job = open_job(stopped, [], plan)
+    run = TrainingRun(job.networks, job.environment, plan)
+    for _ in range(2):
+        run.step()
+    run.save(tmp_path / "checkpoint.pt")
+    curves = TensorboardCurves(summary_writer(), tmp_path, [])
+    for update in (3, 4, 5):
+        curves.add({**run.rows[-1], "update": update, "reward": -7.0})
+    curves.flush()
+    assert main([*flags, "--resume", "--tensorboard"]) == 0
+    rows, found = rows_in(tmp_path), scalars_in(tmp_path)
+    assert len(rows) == 6 and list(found) == list(COLUMNS[1:])
+    for name, points in found.items():
+        assert [step for step, _ in points] == [1, 2, 3, 4, 5, 6]
+        # TensorBoard keeps float32.
+        assert [value for _, value in points] == pytest.approx([float(row[name]) for row in rows], rel=1e-6)
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is not None, reason="tensorboard is there")
+def test_without_tensorboard_it_says_so_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--controller_dir", str(tmp_path / "new"), "--updates", "1", "--tensorboard"]) == 2
+    error = capsys.readouterr().err
+    assert "--tensorboard needs the package tensorboard; install it" in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
 
 
 def test_running_means_by_hand() -> None:

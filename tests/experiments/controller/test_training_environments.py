@@ -75,7 +75,7 @@ def grid() -> MeasuredGrid:
     requests = tuple(RequestFeatures(TASK.name, sample_id, 10, {}, None) for sample_id in (5, 0))
     return MeasuredGrid(
         choices, (TASK.name,) * 2, (5, 0), ("a", "b"), scores, np.full(2, 2.0), 2 * scores + 0.05, requests,
-        {TASK.name: "vqa_score"}, (), {}, "hand-made",
+        {TASK.name: "vqa_score"}, (), {}, ("hand-made",),
     )  # fmt: skip
 
 

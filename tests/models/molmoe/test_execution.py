@@ -210,9 +210,11 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(
             "the device has no memory left to make a prompt of 5 tokens and an answer of 10000000000000 ready "
             f"(DefaultCPUAllocator: can't allocate memory: you tried to allocate {(10**13 + 512) * 512} bytes)"
         )
+        assert model.refused_settings[first.experts, first.active_blocks] == proof.execution_reason
         assert stages._store.slots == slots_left
         assert len(run_staged(model, prompt, NEW_TOKENS).token_ids) == NEW_TOKENS
     assert model.prove(SETTINGS[0], prompt).execution == "straight"
+    assert list(model.refused_settings) == [(1, (0, 1)), (2, (0, 1))]
     model.apply(SETTINGS[0])
     model.make_ready(prompt, 10**13)
     # The last that could run here is given up.

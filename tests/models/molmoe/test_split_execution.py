@@ -126,6 +126,55 @@ def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGene
         split.decode_step(logits.argmax(dim=-1, keepdim=True), state)
 
 
+@pytest.mark.parametrize("between", ["prefill", "make_ready", "reserve", "finish", "nothing_begun", "drop_unready"])
+def test_a_beginning_whose_place_something_else_has_is_not_finished(
+    model: MolmoeForConditionalGeneration, between: str
+) -> None:
+    """What the first blocks left in the slots is overwritten then, and logits would be of two requests."""
+    stages = LaunchFreeStages(model)
+    split, knobs = LaunchFreeSplit(model, stages), DecoderKnobs(4, (0, 1))
+    inputs, row = asked(9)
+    other, _ = asked(9, seed=1)
+    if between != "nothing_begun":
+        split.begin(inputs, None, 1, row, STEPS)
+    {
+        "prefill": lambda: stages.prefill(knobs, other, None),
+        "make_ready": lambda: stages.make_ready(knobs, other, STEPS),
+        "reserve": lambda: stages.reserve(5),
+        "finish": lambda: split.finish(4, (0, 1)),
+        "nothing_begun": lambda: None,
+        "drop_unready": stages.drop_unready,
+    }[between]()
+    with pytest.raises(SettingError, match="the key-value store holds no prefill that was begun: another request came"):
+        split.finish(4, (0, 1))
+    expected = answered(EagerSplit(model, EagerStages(model)), inputs, row, (1, 4, (0, 1)))
+    found = answered(split, inputs, row, (1, 4, (0, 1)))
+    torch.testing.assert_close(torch.cat(found[1]), torch.cat(expected[1]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_setting_that_is_refused_can_be_chosen_anew(model: MolmoeForConditionalGeneration) -> None:
+    split = LaunchFreeSplit(model, LaunchFreeStages(model))
+    inputs, row = asked(5)
+    split.begin(inputs, None, 2, row, STEPS)
+    with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
+        split.finish(4, (0, 2))
+    split.finish(4, (0, 1))
+
+
+def test_modules_finish_what_was_begun_whatever_ran_in_between_and_once(model: MolmoeForConditionalGeneration) -> None:
+    """Their cache is the request's own."""
+    stages = EagerStages(model)
+    split = EagerSplit(model, stages)
+    inputs, row = asked(9)
+    expected = answered(split, inputs, row, (1, 2, (0, 1)))[1][0]
+    split.begin(inputs, None, 1, row, STEPS)
+    stages.prefill(DecoderKnobs(4, (0, 1, 2, 3)), asked(9, seed=1)[0], None)
+    torch.testing.assert_close(split.finish(2, (0, 1))[0], expected)
+    with pytest.raises(SettingError, match="no prefill was begun, or it was finished; begin it again"):
+        split.finish(2, (0, 1))
+    model.reset_knobs()
+
+
 def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
     model: MolmoeForConditionalGeneration,
 ) -> None:

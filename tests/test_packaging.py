@@ -1,0 +1,27 @@
+"""What a wheel takes along: modules do so by themselves, any other file by its ending."""
+
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+from experiment_core_utils.primitives.paths import REPOSITORY
+
+SETUPTOOLS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+
+
+def files_of_packages() -> list[Path]:
+    tops = [pattern.rstrip("*") for pattern in SETUPTOOLS["packages"]["find"]["include"]]
+    every = [path for top in tops for path in (REPOSITORY / top).rglob("*") if path.is_file()]
+    return [path for path in every if "__pycache__" not in path.parts]
+
+
+def test_files_that_are_no_modules_are_data_of_their_package() -> None:
+    (patterns,) = SETUPTOOLS["package-data"].values()
+    data = [path for path in files_of_packages() if path.suffix != ".py"]
+    assert {"attention.cpp", "rows.cpp", "prompts.jsonl", "report_page.css"} <= {path.name for path in data}
+    assert [path.name for path in data if not any(fnmatch(path.name, pattern) for pattern in patterns)] == []
+
+
+def test_every_folder_with_files_is_a_package() -> None:
+    folders = {path.parent for path in files_of_packages()}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
