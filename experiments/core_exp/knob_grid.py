@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.knobs import own_target
-from experiments.core_exp.sweep_results import StoredSetting, Sweep
+from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 
 NO_EXPERTS = "none"
 SamplesById = dict[int, Mapping[str, Any]]
@@ -94,13 +93,13 @@ def request_flops(sample: Mapping[str, Any]) -> float | None:
 
 
 def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
-    metric, best = _only_metric(task, settings)
-    rows: list[SamplesById] = [
-        {sample["sample_id"]: sample for sample in each.result["per_sample_results"]} for each in settings
-    ]
-    ids = sorted({sample_id for row in rows for sample_id in row})
-    pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
     try:
+        metric, best = _only_metric(task, settings)
+        rows: list[SamplesById] = [
+            {sample["sample_id"]: sample for sample in each.result["per_sample_results"]} for each in settings
+        ]
+        ids = sorted({sample_id for row in rows for sample_id in row})
+        pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
         return TaskGrid(
             task=task,
             metric=metric,
@@ -143,9 +142,7 @@ def _picture(sample: Mapping[str, Any]) -> Hashable:
 
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
-    tokens = result["vision_tokens_target"]
-    vision = result["tier"] or (own_target().label if tokens is None else f"{tokens} tokens")
-    return KnobPoint(setting.key, vision, result["top_k"], result["num_active_blocks"])
+    return KnobPoint(setting.key, vision_label(result), result["top_k"], result["num_active_blocks"])
 
 
 def _matrix(

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.core_exp.stage_decomposition import Generation
-from experiments.core_exp.sweep_results import StoredSetting, Sweep
+from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 
 NO_PICTURE = "no picture"
 
@@ -32,7 +32,7 @@ def _generation(setting: StoredSetting, sample: Mapping[str, Any]) -> Generation
     return Generation(
         task=setting.task,
         setting=setting.key,
-        vision=_vision_label(setting.result) if sample["T_vision_total"] is not None else NO_PICTURE,
+        vision=vision_label(setting.result) if sample["T_vision_total"] is not None else NO_PICTURE,
         top_k=sample["top_k"],
         num_active_blocks=sample["num_active_blocks"],
         picture=(setting.task, sample["metadata"]["image_id"]),
@@ -42,7 +42,3 @@ def _generation(setting: StoredSetting, sample: Mapping[str, Any]) -> Generation
         prefill_ms=published["T_LLM_prefill"],
         inter_token_ms=tuple(published["T_inter_token"]),
     )
-
-
-def _vision_label(result: Mapping[str, Any]) -> str:
-    return result["tier"] or f"{result['vision_tokens_target']} tokens"

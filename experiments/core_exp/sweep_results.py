@@ -11,6 +11,7 @@ from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_resu
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
 from experiment_core_utils.primitives.csv_cells import Cell
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.sample_table import SAMPLE_COLUMNS, sample_rows
 
 # Folders inside a run's folder that hold other things than its measurements.
@@ -278,3 +279,9 @@ def _further(name: str, result: Mapping[str, Any]) -> float | None:
 
 def _broken(path: Path, error: KeyError | TypeError) -> ResultsError:
     return ResultsError(f"{path} lacks {error}: it is broken or no result of a setting; remove it or measure it again")
+
+
+def vision_label(result: Mapping[str, Any]) -> str:
+    """A setting's tier, its target such as `1008 tokens`, or `own` where the number of vision tokens cannot be set."""
+    tokens = result["vision_tokens_target"]
+    return str(result["tier"] or (own_target().label if tokens is None else f"{tokens} tokens"))

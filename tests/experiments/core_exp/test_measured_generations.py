@@ -36,6 +36,11 @@ def test_a_question_without_a_picture_and_a_token_target_have_their_labels(tmp_p
     assert found == [("no picture", None), ("1008 tokens", 500.0)]
 
 
+def test_a_model_whose_vision_tokens_cannot_be_set_has_its_own_number(tmp_path: Path) -> None:
+    content = result(setting(), [measured_sample(0)]) | {"tier": None, "vision_tokens_target": None}
+    assert [each.vision for each in generations(tmp_path, content)] == ["own"]
+
+
 def test_a_file_without_the_published_run_is_named(tmp_path: Path) -> None:
     content = result(setting(), [measured_sample(0)])
     content["per_sample_results"][0]["runs"][0]["T_total"] += 1
