@@ -23,6 +23,10 @@ from experiment_core_utils.primitives.triton_building import built
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
 # Graphs kept; one holds its list of launches and next to no memory of its own.
 MOST_GRAPHS = 512
+# From so many requests on weights are read once for all of them, not once for each.
+FEWEST_TOGETHER = 4
+# Such products take columns in steps of this at least.
+COLUMNS_AT_ONCE = 16
 # Launch with overlap (programmatic dependent launch) came with compute capability 9.
 FIRST_OVERLAPPING = 9
 
@@ -49,6 +53,14 @@ def shape_refusal(decoder: PackedDecoder) -> str | None:
     return None
 
 
+def together_refusal(decoder: PackedDecoder) -> str | None:
+    """None where requests can share the reading of weights in one step; else the reason."""
+    for what, size in (("hidden width", decoder.width), ("experts' width", decoder.expert_width)):
+        if size % COLUMNS_AT_ONCE:
+            return f"its {what} is {size}, not a multiple of {COLUMNS_AT_ONCE}"
+    return None
+
+
 class CapturedDecode:
     """A `DecodeEngine` whose steps are replays; a store keeps its graphs' addresses as long as the engine lives.
 
@@ -64,7 +76,7 @@ class CapturedDecode:
         if reason is not None:
             raise ConfigurationError(f"the decode step cannot be captured: {reason}")
         self._decoder = decoder
-        self._kernels = _decode_step_module()
+        self._kernels, self._batched = _decode_step_modules()
         self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
         self._stores: dict[int, KeyValueStore] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
@@ -108,23 +120,33 @@ class CapturedDecode:
         if store.slots < WARM_UPS:
             raise ConfigurationError(f"a captured decode step needs {WARM_UPS} slots at least, not {store.slots}")
         self._stores[id(store)] = store
-        tiles = tiles_for(self._decoder, knobs.top_k, store.slots)
-        size = store.batch, store.slots
-        if size not in self._buffers:
-            self._buffers[size] = self._kernels.StepBuffers.allocate(self._decoder, *size, tiles)
-        step = self._kernels.DecodeStep(self._decoder, store, self._buffers[size], tiles, self._overlap)
+        step = self._new_step(knobs, store)
         building = built("the decode step's kernels", ConfigurationError)
         with torch.cuda.device(self._decoder.device), _kept(store), building:
             self._graphs.capture(name, partial(step.launch, knobs))
         return name
 
+    def _new_step(self, knobs: DecoderKnobs, store: KeyValueStore) -> Any:
+        decoder, size = self._decoder, (store.batch, store.slots)
+        if store.batch >= FEWEST_TOGETHER and together_refusal(decoder) is None:
+            kind, buffers = self._batched.BatchedStep, self._batched.BatchBuffers
+            tiles = self._batched.batch_tiles_for(decoder, knobs.top_k, store.slots, store.batch)
+        else:
+            kind, buffers = self._kernels.DecodeStep, self._kernels.StepBuffers
+            tiles = tiles_for(decoder, knobs.top_k, store.slots)
+        if size not in self._buffers:
+            self._buffers[size] = buffers.allocate(decoder, *size, tiles)
+        return kind(decoder, store, self._buffers[size], tiles, self._overlap)
 
-def _decode_step_module() -> Any:
+
+def _decode_step_modules() -> tuple[Any, Any]:
+    """Of a step that serves each request for itself, and of one that reads weights once for all."""
     try:
+        from experiment_core_utils.models.molmoe.batched_kernels import batched_step
         from experiment_core_utils.models.molmoe.kernels import decode_step
     except ImportError as error:
         raise ConfigurationError(f"the decode step's kernels need Triton: {error}") from error
-    return decode_step
+    return decode_step, batched_step
 
 
 @contextmanager

@@ -1,0 +1,68 @@
+"""In: a decoder's widths and the requests of a store; out: what each program of a batched step's kernels takes.
+
+Importing this module needs Triton.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SharedTile
+from experiment_core_utils.models.molmoe.kernels import tiles
+from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.prefill_kernels import grouped_product
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import (
+    MEMORY_OF_WIDE_TILES,
+    device_limits,
+    divisor,
+)
+
+# A head's positions are shared out over so many programs that there are about so many in all, within these bounds.
+ATTENTION_PROGRAMS, FEWEST_SPLITS, MOST_SPLITS = 2048, 4, 24
+# Rows of one expert that a program takes: few requests choose the same one.
+EXPERT_HEAD, EXPERT_TAIL = 32, 16
+
+
+@dataclass(frozen=True)
+class BatchTiles:
+    """The tiles of a whole step."""
+
+    qkv: SharedTile
+    attention: tiles.Tile
+    splits: int  # programs that share one head's positions
+    output: SharedTile
+    experts: tuple[grouped_product.Tile, grouped_product.Tile]  # gate and up; down
+    head: SharedTile
+
+
+def batch_tiles_for(decoder: PackedDecoder, top_k: int, slots: int, batch: int) -> BatchTiles:
+    """The tiles that were fastest on an H200 at MolmoE-1B's widths in bfloat16; for others, some that fit."""
+    half = decoder.dtype.itemsize == 2
+    step = divisor(decoder.width, 128 if half else 32)
+    single = tiles.tiles_for(decoder, top_k, slots)
+    programs = batch * decoder.num_heads
+    stages = 4 if half else 2
+    return BatchTiles(
+        qkv=SharedTile(32, step, 4, stages),
+        attention=single.attention,
+        splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-ATTENTION_PROGRAMS // programs))),
+        output=SharedTile(16, divisor(decoder.num_heads * decoder.head_width, 128 if half else 32), 4, stages),
+        experts=_expert_tiles(decoder),
+        head=SharedTile(64, step, 4, stages),
+    )
+
+
+def _expert_tiles(decoder: PackedDecoder) -> tuple[grouped_product.Tile, grouped_product.Tile]:
+    width, inner = decoder.width, decoder.expert_width
+    room, hopper = device_limits(decoder.device)
+    wide = room >= MEMORY_OF_WIDE_TILES and decoder.dtype != torch.float32
+    step, stages = (128, 3) if wide else (32, 2)
+    return (
+        _expert_tile(inner, width, step, stages, wide and hopper),
+        _expert_tile(width, inner, step, stages + 1, wide and hopper),
+    )
+
+
+def _expert_tile(outer: int, inner: int, step: int, stages: int, bulk: bool) -> grouped_product.Tile:
+    strip = divisor(outer, 64)
+    return grouped_product.Tile(strip, divisor(inner, step), EXPERT_HEAD, EXPERT_TAIL, 4, stages, bulk and strip == 64)
