@@ -20,6 +20,7 @@ from experiment_core_utils.models.molmoe.kernels.launching import launch
 class Tile:
     """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
 
+    Without a second part (`tail` 0) every chunk is computed as a whole one, which takes less shared memory.
     `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
     """
 
@@ -139,7 +140,10 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     first = tl.load(chunks + 2 + 3 * chunk)
     count = tl.load(chunks + 3 + 3 * chunk)
     # fmt: off
-    if count > HEAD:
+    if TAIL == 0:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, 0, STRIP, STEP, PRECISION, BULK)
+    elif count > HEAD:
         _products(given, weight, output, order, expert, first, count, strip, top_k,
                   INNER, OUTER, GATED, HEAD, TAIL, STRIP, STEP, PRECISION, BULK)
     elif count > TAIL:
