@@ -5,22 +5,19 @@ Importing this module needs Triton.
 
 from dataclasses import dataclass
 
-import torch
-
 from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SharedTile
 from experiment_core_utils.models.molmoe.kernels import tiles
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.models.molmoe.prefill_kernels import grouped_product
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import (
-    MEMORY_OF_WIDE_TILES,
-    device_limits,
+    FEWEST_ROWS,
+    MOST_ROWS,
     divisor,
+    tiles_of_few_rows,
 )
 
 # A head's positions are shared out over so many programs that there are about so many in all, within these bounds.
 ATTENTION_PROGRAMS, FEWEST_SPLITS, MOST_SPLITS = 2048, 4, 24
-# Rows of one expert that a program takes: what tensor cores take at least, and what registers bound.
-FEWEST_ROWS, MOST_ROWS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,9 @@ def batch_tiles_for(decoder: PackedDecoder, top_k: int, slots: int, batch: int) 
         attention=single.attention,
         splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-ATTENTION_PROGRAMS // programs))),
         output=SharedTile(16, divisor(decoder.num_heads * decoder.head_width, 128 if half else 32), 4, stages),
-        experts=_expert_tiles(decoder, _rows_of_expert(decoder, top_k, batch)),
+        experts=tiles_of_few_rows(
+            decoder.width, decoder.expert_width, decoder.head, _rows_of_expert(decoder, top_k, batch)
+        ),
         head=SharedTile(64, step, 4, stages),
     )
 
@@ -56,21 +55,3 @@ def _rows_of_expert(decoder: PackedDecoder, top_k: int, batch: int) -> int:
     """The power of two above twice what an expert gets where all are chosen as often."""
     twice = 2 * batch * top_k // decoder.num_experts
     return min(max(1 << twice.bit_length(), FEWEST_ROWS), MOST_ROWS)
-
-
-def _expert_tiles(decoder: PackedDecoder, rows: int) -> tuple[grouped_product.Tile, grouped_product.Tile]:
-    width, inner = decoder.width, decoder.expert_width
-    room, hopper = device_limits(decoder.device)
-    wide = room >= MEMORY_OF_WIDE_TILES and decoder.dtype != torch.float32
-    step, stages = (128, 3) if wide else (32, 2)
-    return (
-        _expert_tile(inner, width, rows, step, stages, wide and hopper),
-        _expert_tile(width, inner, rows, step, stages + 1, wide and hopper),
-    )
-
-
-def _expert_tile(outer: int, inner: int, rows: int, step: int, stages: int, bulk: bool) -> grouped_product.Tile:
-    strip = divisor(outer, 64)
-    return grouped_product.Tile(
-        strip, divisor(inner, step), head=rows, tail=0, warps=4, stages=stages, bulk=bulk and strip == 64
-    )

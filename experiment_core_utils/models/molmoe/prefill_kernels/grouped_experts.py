@@ -10,6 +10,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chu
 
 # Shared memory of a program, in bytes, that the widest tile takes.
 MEMORY_OF_WIDE_TILES = 160 * 1024
+# Rows of one expert where they are few: what tensor cores take at least, and what registers bound.
+FEWEST_ROWS, MOST_ROWS = 16, 64
 
 
 def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, Tile]:
@@ -38,6 +40,20 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, 
     if not hopper:
         return first, Tile(128, steps[1], head=128, tail=32, warps=8, stages=3)
     return first, Tile(divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
+
+
+def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[Tile, Tile]:
+    """As `tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to MOST_ROWS."""
+    room, hopper = device_limits(like.device)
+    wide = room >= MEMORY_OF_WIDE_TILES and like.dtype != torch.float32
+    step, stages = (128, 3) if wide else (32, 2)
+
+    def tile(outer: int, inner: int, stages: int) -> Tile:
+        strip = divisor(outer, 64)
+        bulk = wide and hopper and strip == 64
+        return Tile(strip, divisor(inner, step), head=rows, tail=0, warps=4, stages=stages, bulk=bulk)
+
+    return tile(expert_width, width, stages), tile(width, expert_width, stages + 1)
 
 
 def expert_rows(
