@@ -54,10 +54,8 @@ def shape_refusal(decoder: PackedDecoder) -> str | None:
     return None
 
 
-def shares_weights(decoder: PackedDecoder, batch: int) -> bool:
-    """Whether a step of so many requests reads weights once for all, not once for each."""
-    if batch < FEWEST_TOGETHER:
-        return False
+def can_share_weights(decoder: PackedDecoder) -> bool:
+    """Whether the widths allow a step that reads weights once for all requests, not once for each."""
     return decoder.width % COLUMNS_AT_ONCE == 0 and decoder.expert_width % COLUMNS_AT_ONCE == 0
 
 
@@ -66,12 +64,15 @@ class CapturedDecode:
 
     Args:
         graphs: shared with the other stages' engines; None makes its own.
+        fewest_together: from so many requests on a step reads weights once for all, where its widths allow that.
 
     Raises:
         ConfigurationError: `capture_refusal` has something against the decoder, or Triton is not installed.
     """
 
-    def __init__(self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None) -> None:
+    def __init__(
+        self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None, fewest_together: int = FEWEST_TOGETHER
+    ) -> None:
         reason = capture_refusal(decoder)
         if reason is not None:
             raise ConfigurationError(f"the decode step cannot be captured: {reason}")
@@ -80,6 +81,7 @@ class CapturedDecode:
         self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
         self._stores: dict[int, KeyValueStore] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
+        self._fewest_together = fewest_together if can_share_weights(decoder) else None
         self._stepped: tuple[int, int] | None = None
         self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
 
@@ -128,7 +130,7 @@ class CapturedDecode:
 
     def _new_step(self, knobs: DecoderKnobs, store: KeyValueStore) -> Any:
         decoder, size = self._decoder, (store.batch, store.slots)
-        if shares_weights(decoder, store.batch):
+        if self._fewest_together is not None and store.batch >= self._fewest_together:
             kind, buffers = self._batched.BatchedStep, self._batched.BatchBuffers
             tiles = self._batched.batch_tiles_for(decoder, knobs.top_k, store.slots, store.batch)
         else:

@@ -9,9 +9,9 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_decode import (
     FEWEST_TOGETHER,
     CapturedDecode,
+    can_share_weights,
     capture_refusal,
     shape_refusal,
-    shares_weights,
 )
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
@@ -55,14 +55,12 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
     assert shape_refusal(double) == "the kernels take bfloat16, float16 and float32, not float64"
 
 
-def test_few_requests_and_odd_widths_do_not_share_weights() -> None:
+def test_odd_widths_do_not_share_weights() -> None:
     decoder = packed()
-    assert not shares_weights(decoder, 1)
-    assert not shares_weights(decoder, FEWEST_TOGETHER - 1)
-    assert shares_weights(decoder, FEWEST_TOGETHER)
+    assert can_share_weights(decoder)
     narrow = replace(decoder.blocks[0], down=torch.empty(8, 32, 24, device="meta"))
-    assert not shares_weights(replace(decoder, blocks=(narrow,)), 32)
-    assert not shares_weights(replace(decoder, head=torch.empty(500, 40, device="meta")), 32)
+    assert not can_share_weights(replace(decoder, blocks=(narrow,)))
+    assert not can_share_weights(replace(decoder, head=torch.empty(500, 40, device="meta")))
 
 
 @needs_gpu
@@ -107,12 +105,15 @@ def begun(stores: tuple[KeyValueStore, KeyValueStore]) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("batch", [2, FEWEST_TOGETHER - 1, FEWEST_TOGETHER, 5, 16, 33, 70])
-def test_requests_of_several_lengths_get_the_tokens_of_the_straight_step(batch: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "fewest"),
+    [(FEWEST_TOGETHER - 1, FEWEST_TOGETHER), (1, 1), (3, 2), (16, 2), (33, FEWEST_TOGETHER), (70, FEWEST_TOGETHER)],
+)
+def test_requests_of_several_lengths_get_the_tokens_of_the_straight_step(batch: int, fewest: int) -> None:
     """Also where all have all experts, and where each has one."""
     decoder = packed("cuda")
     store, other = filled_stores(decoder, batch, 16)
-    captured, straight = CapturedDecode(decoder), StraightDecode(decoder)
+    captured, straight = CapturedDecode(decoder, fewest_together=fewest), StraightDecode(decoder)
     for knobs in (KNOBS, DecoderKnobs(8, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2))):
         begun((store, other))
         for _ in range(3):

@@ -17,7 +17,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import 
 )
 
 # A head's positions are shared out over so many programs that there are about so many in all, within these bounds.
-ATTENTION_PROGRAMS, FEWEST_SPLITS, MOST_SPLITS = 2048, 4, 24
+ATTENTION_PROGRAMS, FEWEST_SPLITS, MOST_SPLITS = 512, 2, 24
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def batch_tiles_for(decoder: PackedDecoder, top_k: int, slots: int, batch: int) 
     programs = batch * decoder.num_heads
     stages = 4 if half else 2
     return BatchTiles(
-        qkv=SharedTile(32, step, 4, stages),
+        qkv=SharedTile(64, step, 4, stages),
         attention=single.attention,
         splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-ATTENTION_PROGRAMS // programs))),
         output=SharedTile(16, divisor(decoder.num_heads * decoder.head_width, 128 if half else 32), 4, stages),

@@ -31,6 +31,7 @@ class BatchBuffers:
     stream: torch.Tensor  # [B, H] the residual stream
     unit: torch.Tensor  # [B, H] its norm, in the weights' dtype
     attention: AttentionBuffers  # with the weights' dtype for what the heads attended to
+    counters: torch.Tensor  # [B] int32, 0 between kernels
     used: ExpertRecord  # of B tokens; the experts' products read it
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
@@ -50,6 +51,7 @@ class BatchBuffers:
             stream=floats(batch, width),
             unit=floats(batch, width).to(decoder.dtype),
             attention=AttentionBuffers.allocate(decoder, batch, slots, tiles.splits, decoder.dtype),
+            counters=torch.zeros(batch, dtype=torch.int32, device=decoder.device),
             used=ExpertRecord.allocate(decoder, batch * decoder.num_experts),
             logits=floats(batch, rows),
             best_logits=floats(batch, blocks),
@@ -113,6 +115,7 @@ class BatchedStep:
             block.router,
             buffers.unit,
             chosen,
+            buffers.counters,
             decoder.norm_eps,
             decoder.normalise_top_k,
             overlap,

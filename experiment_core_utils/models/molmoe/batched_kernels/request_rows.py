@@ -1,18 +1,23 @@
 """In: each request's row of the residual stream and what is added to it; out: its norm, or its experts as well.
 
-One program a request, all sums in float32. Importing this module needs Triton.
+All sums in float32. Importing this module needs Triton.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from experiment_core_utils.models.molmoe.kernels.dense_products import normed, stream_row, wait_for_previous
+from experiment_core_utils.models.molmoe.kernels.dense_products import (
+    is_last,
+    normed,
+    stream_row,
+    wait_for_previous,
+)
 from experiment_core_utils.models.molmoe.kernels.launching import launch
 
-SUMMING_WARPS, ROUTING_WARPS = 4, 16
-# Columns of the router that a program reads at once.
-ROUTED_STEP = 512
+SUMMING_WARPS, ROUTING_WARPS = 4, 8
+# Columns of the router that one program takes.
+ROUTED_COLUMNS = 512
 
 
 @triton.jit
@@ -31,7 +36,7 @@ def summed_norm_kernel(  # type: ignore[no-untyped-def]
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """stream = source + the weighted sum of TOP_K experts' rows, in their order; unit = its norm."""
+    """stream = source + the weighted sum of its experts' rows, in their order; unit = its norm. Programs: requests."""
     request = tl.program_id(0)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
@@ -54,6 +59,8 @@ def routed_norm_kernel(  # type: ignore[no-untyped-def]
     norm,
     router,
     unit,
+    parts,
+    counters,
     chosen,
     shares,
     eps,
@@ -62,40 +69,54 @@ def routed_norm_kernel(  # type: ignore[no-untyped-def]
     E: tl.constexpr,
     PADDED_E: tl.constexpr,
     TOP_K: tl.constexpr,
-    STEP: tl.constexpr,
+    COLUMNS: tl.constexpr,
     NORMALISE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """unit = the norm of `stream`; chosen [B, TOP_K], the experts with the largest logits, and their shares.
 
-    Experts rank by their logit, the lower index first among equal ones, as in a single request's step.
+    Programs: (request, block of columns). Each gives its columns' `parts` [B, blocks, E] of the logits, and the last of
+    a request to finish ranks its experts.
     """
     request = tl.program_id(0)
-    column = tl.arange(0, PADDED)
-    inside = column < WIDTH
-    scale = tl.load(norm + column, mask=inside, other=0.0)
-    stream += request * WIDTH
+    own = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     expert = tl.arange(0, PADDED_E)
-    step = tl.arange(0, STEP)
-    there = (expert < E)[:, None] & (step < WIDTH)[None, :]
-    place = router + expert[:, None] * WIDTH + step[None, :]
-    gate = tl.load(place, mask=there, other=0.0)
+    there = (expert < E)[:, None] & (own < WIDTH)[None, :]
+    gate = tl.load(router + expert[:, None] * WIDTH + own[None, :], mask=there, other=0.0)
+    scale = tl.load(norm + own, mask=own < WIDTH, other=0.0).to(tl.float32)
+    column = tl.arange(0, PADDED)
+    stream += request * WIDTH
     wait_for_previous(PDL)
-    state = tl.load(stream + column, mask=inside, other=0.0)
-    tl.store(unit + request * WIDTH + column, normed(state, scale, WIDTH, eps).to(unit.dtype.element_ty), mask=inside)
-    factor = tl.rsqrt(tl.sum(state * state, axis=0) / WIDTH + eps)
-    logit = tl.zeros((PADDED_E,), dtype=tl.float32)
-    for start in tl.static_range(0, PADDED, STEP):
-        following = gate
-        if start + STEP < PADDED:
-            there = (expert < E)[:, None] & (start + STEP + step < WIDTH)[None, :]
-            following = tl.load(place + start + STEP, mask=there, other=0.0)
-        within = start + step < WIDTH
-        part = tl.load(stream + start + step, mask=within, other=0.0) * factor
-        part *= tl.load(norm + start + step, mask=within, other=0.0).to(tl.float32)
-        logit += tl.sum(gate.to(tl.float32) * part[None, :], axis=1)
-        gate = following
-    # Without an order, as NaN has none, the first experts are chosen: ids that exist, with shares that are NaN.
+    state = tl.load(stream + column, mask=column < WIDTH, other=0.0)
+    value = tl.load(stream + own, mask=own < WIDTH, other=0.0)
+    value = value * tl.rsqrt(tl.sum(state * state, axis=0) / WIDTH + eps) * scale
+    tl.store(unit + request * WIDTH + own, value.to(unit.dtype.element_ty), mask=own < WIDTH)
+    blocks: tl.constexpr = PADDED // COLUMNS
+    parts += request * blocks * E
+    part = tl.sum(gate.to(tl.float32) * value[None, :], axis=1)
+    tl.store(parts + tl.program_id(1) * E + expert, part, mask=expert < E)
+    if is_last(counters + request, blocks):
+        _rank(parts, chosen + request * TOP_K, shares + request * TOP_K, blocks, E, PADDED_E, TOP_K, NORMALISE)
+
+
+@triton.jit
+def _rank(  # type: ignore[no-untyped-def]
+    parts,
+    chosen,
+    shares,
+    BLOCKS: tl.constexpr,
+    E: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    NORMALISE: tl.constexpr,
+):
+    """One request's experts by their logit, the lower index first among equal ones, and their shares."""
+    expert = tl.arange(0, PADDED_E)
+    block = tl.arange(0, BLOCKS)
+    # Other programs wrote these: past the first-level cache.
+    place = parts + block[:, None] * E + expert[None, :]
+    logit = tl.sum(tl.load(place, mask=(expert < E)[None, :], other=0.0, cache_modifier=".cg"), axis=0)
+    # NaN has no order; then the first experts are chosen, which exist, and their shares are NaN.
     logit = tl.where((expert < E) & (logit == logit), logit, float("-inf"))
     before = (logit[None, :] > logit[:, None]) | (
         (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
@@ -106,8 +127,8 @@ def routed_norm_kernel(  # type: ignore[no-untyped-def]
     if NORMALISE:
         among = rank < TOP_K
     share = share / tl.sum(tl.where(among, share, 0.0), axis=0)
-    tl.store(chosen + request * TOP_K + rank, expert, mask=rank < TOP_K)
-    tl.store(shares + request * TOP_K + rank, share, mask=rank < TOP_K)
+    tl.store(chosen + rank, expert, mask=rank < TOP_K)
+    tl.store(shares + rank, share, mask=rank < TOP_K)
 
 
 def summed_norm(
@@ -148,6 +169,7 @@ def routed_norm(
     router: torch.Tensor,
     unit: torch.Tensor,
     chosen: torch.Tensor,
+    counters: torch.Tensor,
     eps: float,
     normalise: bool,
     overlap: bool,
@@ -155,23 +177,28 @@ def routed_norm(
     """The RMS norm of `stream` [B, H] -> `unit`, the best k experts -> `chosen` [B, k] int32; their shares [B, k].
 
     The shares are those of a softmax in float32 over all experts, summing to 1 only where `normalise` says so.
+
+    Args:
+        counters: [B] int32, 0 before and after.
     """
     batch, width = stream.shape
     experts, top_k = router.shape[0], chosen.shape[1]
-    shares = torch.empty((batch, top_k), dtype=torch.float32, device=stream.device)
     padded = triton.next_power_of_2(width)
+    columns = min(padded, ROUTED_COLUMNS)
+    parts = torch.empty((batch, padded // columns, experts), dtype=torch.float32, device=stream.device)
+    shares = torch.empty((batch, top_k), dtype=torch.float32, device=stream.device)
     launch(
         routed_norm_kernel,
-        (batch,),
+        (batch, padded // columns),
         ROUTING_WARPS,
         overlap,
-        (stream, norm, router, unit, chosen, shares, eps),
+        (stream, norm, router, unit, parts, counters, chosen, shares, eps),
         WIDTH=width,
         PADDED=padded,
         E=experts,
         PADDED_E=triton.next_power_of_2(experts),
         TOP_K=top_k,
-        STEP=min(padded, ROUTED_STEP),
+        COLUMNS=columns,
         NORMALISE=normalise,
     )
     return shares

@@ -40,6 +40,7 @@ def shared_product_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     REQUESTS: tl.constexpr,
+    FULL: tl.constexpr,
     ADDED: tl.constexpr,
     RANKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -47,19 +48,24 @@ def shared_product_kernel(  # type: ignore[no-untyped-def]
 ):
     """output [B, rows] = weight [rows, WIDTH] times `given` [B, WIDTH]; programs: (REQUESTS requests, block of rows).
 
-    ADDED: the products are added to what stands in `output`. RANKED: with each block's largest and its row, the first
-    of equal ones, in `best_values` and `best_rows` [B, blocks].
+    FULL: no program has fewer requests. ADDED: the products are added to what stands in `output`. RANKED: with each
+    block's largest and its row, the first of equal ones, in `best_values` and `best_rows` [B, blocks].
     """
     request = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inner = tl.arange(0, STEP)
-    # What lies outside reads the last and is not stored: cheaper than a mask on every load.
+    # Rows past the last read it and are not stored: cheaper than a mask on every load.
     left = weight + tl.minimum(row, rows - 1)[:, None].to(tl.int64) * WIDTH + inner[None, :]
-    right = given + tl.minimum(request, requests - 1)[None, :] * WIDTH + inner[:, None]
+    right = given + request[None, :] * WIDTH + inner[:, None]
     total = tl.zeros((BLOCK, REQUESTS), dtype=tl.float32)
     wait_for_previous(PDL)
     for start in range(0, WIDTH, STEP):
-        total = tl.dot(tl.load(left + start), tl.load(right + start), total, input_precision=PRECISION)
+        if FULL:
+            taken = tl.load(right + start)
+        else:
+            # All programs would wait for the one row that stood for the others.
+            taken = tl.load(right + start, mask=(request < requests)[None, :], other=0.0)
+        total = tl.dot(tl.load(left + start), taken, total, input_precision=PRECISION)
     inside = (row < rows)[:, None] & (request < requests)[None, :]
     place = output + request[None, :] * rows + row[:, None]
     if ADDED:
@@ -97,6 +103,7 @@ def shared_product(
         "BLOCK": tile.rows,
         "STEP": tile.step,
         "REQUESTS": taken,
+        "FULL": requests % taken == 0,
         "ADDED": added,
         "RANKED": best is not None,
         "PRECISION": "ieee" if weight.dtype == torch.float32 else "tf32",

@@ -10,8 +10,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chu
 
 # Shared memory of a program, in bytes, that the widest tile takes.
 MEMORY_OF_WIDE_TILES = 160 * 1024
-# Rows of one expert where they are few: what tensor cores take at least, and what registers bound.
-FEWEST_ROWS, MOST_ROWS = 16, 64
+# Rows of one expert where they are few: what tensor cores take at least, and what shared memory bounds.
+FEWEST_ROWS, MOST_ROWS = 16, 32
 
 
 def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, Tile]:
@@ -46,14 +46,14 @@ def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: i
     """As `tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to MOST_ROWS."""
     room, hopper = device_limits(like.device)
     wide = room >= MEMORY_OF_WIDE_TILES and like.dtype != torch.float32
-    step, stages = (128, 3) if wide else (32, 2)
+    most, steps = (128, 128 if hopper else 64) if wide else (64, 32)
 
-    def tile(outer: int, inner: int, stages: int) -> Tile:
-        strip = divisor(outer, 64)
-        bulk = wide and hopper and strip == 64
-        return Tile(strip, divisor(inner, step), head=rows, tail=0, warps=4, stages=stages, bulk=bulk)
+    def tile(outer: int, inner: int, warps: int) -> Tile:
+        strip, step = divisor(outer, most), divisor(inner, steps)
+        bulk = hopper and wide and strip == most
+        return Tile(strip, step, head=rows, tail=0, warps=warps, stages=3 if wide else 2, bulk=bulk)
 
-    return tile(expert_width, width, stages), tile(width, expert_width, stages + 1)
+    return tile(expert_width, width, 8 if wide else 4), tile(width, expert_width, 4)
 
 
 def expert_rows(
