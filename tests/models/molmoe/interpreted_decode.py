@@ -46,7 +46,13 @@ def model_with(heads: int, kv_heads: int, width: int, experts: int, normalise: b
     text.num_attention_heads, text.num_key_value_heads = heads, kv_heads
     text.hidden_size, text.num_experts, text.norm_topk_prob = width, experts, normalise
     torch.manual_seed(7)
-    return MolmoeForConditionalGeneration(config).eval()
+    model = MolmoeForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                # Norms that are all ones could change places.
+                weight.add_(torch.randn_like(weight) * 0.2)
+    return model
 
 
 def against_modules(
