@@ -1,16 +1,18 @@
 """The captured decode step and each of its kernels, at MolmoE-1B's shape: time, bytes, share of the memory's rate.
 
-python -m experiments.core_exp.bench_decode_kernels --check
+    python -m experiments.core_exp.bench_decode_kernels --check
+    python -m experiments.core_exp.bench_decode_kernels --top_k_list 8 --block_counts 16 --batch_sizes 1 4 8 16 32
 
 Random weights in bfloat16, on a GPU. A kernel's row is one launch in each block, so that every block's weights come
-from memory; kernels overlap with their neighbours there as they do in a step. `--check` first compares logits with the
-modules': in float32, and in bfloat16 beside the modules' own error.
+from memory; kernels overlap with their neighbours there as they do in a step. Several requests have other tokens, keys
+and values each, and step in both ways: weights read for each of them, and once for all. `--check` first compares logits
+with the modules': in float32, and in bfloat16 beside the modules' own error.
 """
 
 import argparse
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -44,13 +46,18 @@ def kernel_bytes(decoder: PackedDecoder, top_k: int, positions: int) -> dict[str
     }
 
 
-def step_bytes(decoder: PackedDecoder, knobs: DecoderKnobs, positions: int) -> int:
-    """What one step of one request reads, by the same account."""
-    total = 0
-    for index in knobs.blocks:
-        parts = kernel_bytes(decoder, decoder.default_top_k if index == 0 else knobs.top_k, positions)
-        total += sum(parts.values()) - parts["head"]
-    return total + parts["head"]
+def step_bytes(decoder: PackedDecoder, used: Mapping[int, torch.Tensor], positions: int) -> int:
+    """What a step of B requests has to read, by the same account: each weight once, and keys and values of all.
+
+    Args:
+        used: expert ids [B, k] of each block that ran.
+    """
+    head, total = 0, 0
+    for ids in used.values():
+        parts = kernel_bytes(decoder, ids.unique().numel(), positions)
+        head = parts.pop("head")
+        total += sum(parts.values()) + (len(ids) - 1) * parts["attention"]
+    return total + head
 
 
 def microseconds(run: Callable[[], object], store: KeyValueStore) -> float:
@@ -110,16 +117,22 @@ def kernels(decoder: PackedDecoder, top_k: int) -> None:
 
 @torch.inference_mode()
 def steps(decoder: PackedDecoder, top_k: int, blocks: int, batch: int) -> None:
-    """One row for a whole step; with several requests the floor is left out, as it depends on shared experts."""
+    """One row for a whole step, or two where there are two ways."""
     knobs = DecoderKnobs(top_k, tuple(range(blocks)))
-    store, engine = filled_store(decoder, batch), CapturedDecode(decoder)
-    engine.make_ready(knobs, store)
-    ms = microseconds(lambda: engine.step(knobs, store), store) * 1e-3
-    text = f"step: top-k {top_k}, {blocks} blocks, {batch} requests: {ms:.3f} ms, {batch / ms * 1e3:.0f} tokens/s"
-    if batch == 1:
-        floor = step_bytes(decoder, knobs, POSITIONS) / MEMORY_RATE * 1e3
-        text += f", {ms / floor:.2f} x its floor of {floor:.3f} ms"
-    print(text, flush=True)
+    ways = {"for each": batch + 1, "once for all": batch} if batch > 1 else {"for each": batch + 1}
+    for way, fewest in ways.items():
+        store, engine = filled_store(decoder, batch), CapturedDecode(decoder, fewest_together=fewest)
+        engine.make_ready(knobs, store)
+        ms = microseconds(lambda: engine.step(knobs, store), store) * 1e-3  # noqa: B023
+        used = engine.chosen_experts
+        experts = statistics.mean(ids.unique().numel() for ids in used.values())
+        floor = step_bytes(decoder, used, POSITIONS) / MEMORY_RATE * 1e3
+        print(
+            f"step: top-k {top_k}, {blocks} blocks, {batch} requests, weights read {way}: {ms:.3f} ms, "
+            f"{batch / ms * 1e3:.0f} tokens/s, {experts:.1f} experts a block, {ms / floor:.2f} x its floor of "
+            f"{floor:.3f} ms",
+            flush=True,
+        )
 
 
 @torch.inference_mode()

@@ -190,15 +190,22 @@ def possible_ways(bench: Bench, case: Case) -> tuple[list[str], dict[str, str]]:
     return ways, refused
 
 
+def different_requests(inputs: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
+    """The request and others of its size: equal ones would choose the same experts, which then are read once."""
+    changed = "pixel_values" if "pixel_values" in inputs else "input_ids"
+    return [{**inputs, changed: inputs[changed].roll(places, dims=-1)} for places in range(count)]
+
+
 def batch_entries(bench: Bench, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Milliseconds of a decode step of so many requests: answers of n tokens less answers of 1, over n - 1."""
     found = []
     for batch in batch_sizes:
+        requests = different_requests(case.inputs, batch)
         for way, staged in bench.staged.items():
             staged.apply(case.setting)
             seconds = {}
             for tokens in (1, bench.max_new_tokens):
-                answers = _repeated(lambda: staged.answer_batch([case.inputs] * batch, tokens), staged.device)  # noqa: B023
+                answers = _repeated(lambda: staged.answer_batch(requests, tokens), staged.device)  # noqa: B023
                 seconds[tokens] = statistics.median(answers)
             step_s = (seconds[bench.max_new_tokens] - seconds[1]) / (bench.max_new_tokens - 1)
             found.append({"batch": batch, "way": way, "step_ms": step_s * 1e3, "tokens_per_s": batch / step_s})

@@ -23,6 +23,11 @@ from experiment_core_utils.primitives.triton_building import built
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
 # Graphs kept; one holds its list of launches and next to no memory of its own.
 MOST_GRAPHS = 512
+# From so many requests on a step that reads weights once for all of them was the faster one on an H200, at MolmoE-1B's
+# widths and top-k 8; with 4 it was not.
+FEWEST_TOGETHER = 8
+# Its products take columns in steps of this at least.
+COLUMNS_AT_ONCE = 16
 # Launch with overlap (programmatic dependent launch) came with compute capability 9.
 FIRST_OVERLAPPING = 9
 
@@ -49,25 +54,34 @@ def shape_refusal(decoder: PackedDecoder) -> str | None:
     return None
 
 
+def can_share_weights(decoder: PackedDecoder) -> bool:
+    """Whether the widths allow a step that reads weights once for all requests, not once for each."""
+    return decoder.width % COLUMNS_AT_ONCE == 0 and decoder.expert_width % COLUMNS_AT_ONCE == 0
+
+
 class CapturedDecode:
     """A `DecodeEngine` whose steps are replays; a store keeps its graphs' addresses as long as the engine lives.
 
     Args:
         graphs: shared with the other stages' engines; None makes its own.
+        fewest_together: from so many requests on a step reads weights once for all, where its widths allow that.
 
     Raises:
         ConfigurationError: `capture_refusal` has something against the decoder, or Triton is not installed.
     """
 
-    def __init__(self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None) -> None:
+    def __init__(
+        self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None, fewest_together: int = FEWEST_TOGETHER
+    ) -> None:
         reason = capture_refusal(decoder)
         if reason is not None:
             raise ConfigurationError(f"the decode step cannot be captured: {reason}")
         self._decoder = decoder
-        self._kernels = _decode_step_module()
+        self._kernels, self._batched = _decode_step_modules()
         self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
         self._stores: dict[int, KeyValueStore] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
+        self._fewest_together = fewest_together if can_share_weights(decoder) else None
         self._stepped: tuple[int, int] | None = None
         self._overlap = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
 
@@ -108,23 +122,33 @@ class CapturedDecode:
         if store.slots < WARM_UPS:
             raise ConfigurationError(f"a captured decode step needs {WARM_UPS} slots at least, not {store.slots}")
         self._stores[id(store)] = store
-        tiles = tiles_for(self._decoder, knobs.top_k, store.slots)
-        size = store.batch, store.slots
-        if size not in self._buffers:
-            self._buffers[size] = self._kernels.StepBuffers.allocate(self._decoder, *size, tiles)
-        step = self._kernels.DecodeStep(self._decoder, store, self._buffers[size], tiles, self._overlap)
+        step = self._new_step(knobs, store)
         building = built("the decode step's kernels", ConfigurationError)
         with torch.cuda.device(self._decoder.device), _kept(store), building:
             self._graphs.capture(name, partial(step.launch, knobs))
         return name
 
+    def _new_step(self, knobs: DecoderKnobs, store: KeyValueStore) -> Any:
+        decoder, size = self._decoder, (store.batch, store.slots)
+        if self._fewest_together is not None and store.batch >= self._fewest_together:
+            kind, buffers = self._batched.BatchedStep, self._batched.BatchBuffers
+            tiles = self._batched.batch_tiles_for(decoder, knobs.top_k, store.slots, store.batch)
+        else:
+            kind, buffers = self._kernels.DecodeStep, self._kernels.StepBuffers
+            tiles = tiles_for(decoder, knobs.top_k, store.slots)
+        if size not in self._buffers:
+            self._buffers[size] = buffers.allocate(decoder, *size, tiles)
+        return kind(decoder, store, self._buffers[size], tiles, self._overlap)
 
-def _decode_step_module() -> Any:
+
+def _decode_step_modules() -> tuple[Any, Any]:
+    """Of a step that serves each request for itself, and of one that reads weights once for all."""
     try:
+        from experiment_core_utils.models.molmoe.batched_kernels import batched_step
         from experiment_core_utils.models.molmoe.kernels import decode_step
     except ImportError as error:
         raise ConfigurationError(f"the decode step's kernels need Triton: {error}") from error
-    return decode_step
+    return decode_step, batched_step
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class _Noted:
     record: ExpertRecord
     rows: int
     tokens: int
+    last_block: int
 
 
 def captured_prefill_problem(decoder: PackedDecoder) -> str | None:
@@ -96,7 +97,7 @@ class CapturedPrefill:
         bucket.hidden[:tokens].copy_(embeddings)
         bucket.hidden[tokens:].zero_()
         bucket.length.fill_(tokens)
-        self._noted = _Noted(self._record_for(knobs, store), rows, tokens)
+        self._noted = _Noted(self._record_for(knobs, store), rows, tokens, knobs.blocks[-1])
         return self._graphs.replay(name)
 
     def forget_experts(self) -> None:
@@ -107,11 +108,16 @@ class CapturedPrefill:
 
     @property
     def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """See `NotedExperts.chosen_experts`; on the host, without the rows that pad the prompt."""
+        """See `NotedExperts.chosen_experts`; on the host, without the rows that pad the prompt.
+
+        T is 1 in the last block, of which only the last position is computed.
+        """
         noted = self._noted
         if noted is None:
             return {}
-        return {block: ids[: noted.tokens] for block, ids in noted.record.of_tokens(noted.rows).items()}
+        return {
+            block: ids[: noted.tokens] for block, ids in noted.record.of_tokens(noted.rows, noted.last_block).items()
+        }
 
     def _record_for(self, knobs: DecoderKnobs, store: KeyValueStore) -> ExpertRecord:
         """One for the prompts of all lengths that fit into the store, as only one graph runs at a time."""

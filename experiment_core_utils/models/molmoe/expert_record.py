@@ -40,17 +40,19 @@ class ExpertRecord:
         """Mark all ids as not written."""
         self.ids.fill_(NOT_WRITTEN)
 
-    def of_tokens(self, tokens: int) -> dict[int, torch.Tensor]:
+    def of_tokens(self, tokens: int, alone: int | None = None) -> dict[int, torch.Tensor]:
         """What a run of T tokens wrote since `forget`: ids [T, k] int64 on the host, of each block that wrote any.
 
-        k is as small as holds the last id that was written; NOT_WRITTEN stands where one before it was left out.
+        T is 1 in the block `alone`, where there is such a one. k is as small as holds the last id that was written;
+        NOT_WRITTEN stands where one before it was left out.
         """
         found = {}
         for block, ids in enumerate(self.ids.cpu().long()):
             written = (ids != NOT_WRITTEN).nonzero()
             if len(written):
-                per_token = -(-(int(written[-1]) + 1) // tokens)
-                found[block] = ids[: tokens * per_token].view(tokens, per_token)
+                rows = 1 if block == alone else tokens
+                per_token = -(-(int(written[-1]) + 1) // rows)
+                found[block] = ids[: rows * per_token].view(rows, per_token)
         return found
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
 
 # The benchmark imports the kernels.
@@ -52,10 +51,23 @@ def test_bytes_of_each_kernel() -> None:
     }
 
 
+def chosen(block_0: int, others: int) -> dict[int, torch.Tensor]:
+    """The experts of one request, so many in block 0 and so many in each other block."""
+    return {block: torch.arange(others if block else block_0)[None] for block in range(16)}
+
+
 def test_a_step_reads_the_experts_that_each_block_chooses() -> None:
     """2.36 GB with 8 experts in each of 16 blocks, 1.60 GB with 4 in 15; 8.6 MB a block of keys and values."""
-    decoder, every = molmoe_1b(), tuple(range(16))
-    assert step_bytes(decoder, DecoderKnobs(8, every), 0) / 1e9 == pytest.approx(2.36, abs=0.005)
-    assert step_bytes(decoder, DecoderKnobs(4, every), 0) / 1e9 == pytest.approx(1.60, abs=0.005)
-    with_cache = step_bytes(decoder, DecoderKnobs(8, every), 1053) - step_bytes(decoder, DecoderKnobs(8, every), 0)
+    decoder = molmoe_1b()
+    assert step_bytes(decoder, chosen(8, 8), 0) / 1e9 == pytest.approx(2.36, abs=0.005)
+    assert step_bytes(decoder, chosen(8, 4), 0) / 1e9 == pytest.approx(1.60, abs=0.005)
+    with_cache = step_bytes(decoder, chosen(8, 8), 1053) - step_bytes(decoder, chosen(8, 8), 0)
     assert with_cache == 16 * 1053 * 2 * 2048 * 2
+
+
+def test_requests_together_read_shared_experts_once() -> None:
+    """Three requests of two experts each that are three experts in all, each with its own keys and values."""
+    decoder = molmoe_1b()
+    together = step_bytes(decoder, {3: torch.tensor([[0, 1], [1, 2], [2, 0]])}, 1000)
+    alone = step_bytes(decoder, {3: torch.tensor([[0, 1, 2]])}, 1000)
+    assert together - alone == 2 * (1000 * 2 * 2048 * 2)

@@ -10,11 +10,16 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.batched_kernels.batch_tiles import BatchTiles
+from experiment_core_utils.models.molmoe.batched_kernels.batched_step import BatchBuffers, BatchedStep
+from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SharedTile, shared_product
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
 from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.prefill_kernels import grouped_product
 from tests.conftest import tiny_config
 from tests.models.molmoe.routers import router_logits
 
@@ -28,6 +33,10 @@ TILES = StepTiles(
     down=Tile(16, 4),
     head=Tile(64, 4),
 )
+# The largest chunk of an expert has two parts, and popular experts need several chunks.
+EXPERTS = grouped_product.Tile(16, 16, head=2, tail=1, warps=4, stages=2)
+SHARED = SharedTile(32, 16, warps=4, stages=2)
+BATCH_TILES = BatchTiles(SHARED, TILES.attention, 3, SHARED, (EXPERTS, EXPERTS), SHARED)
 SLOTS = 12
 
 
@@ -37,10 +46,18 @@ def model_with(heads: int, kv_heads: int, width: int, experts: int, normalise: b
     text.num_attention_heads, text.num_key_value_heads = heads, kv_heads
     text.hidden_size, text.num_experts, text.norm_topk_prob = width, experts, normalise
     torch.manual_seed(7)
-    return MolmoeForConditionalGeneration(config).eval()
+    model = MolmoeForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                # Norms that are all ones could change places.
+                weight.add_(torch.randn_like(weight) * 0.2)
+    return model
 
 
-def against_modules(model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, prompts: list[int], steps: int) -> dict:
+def against_modules(
+    model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, prompts: list[int], steps: int, together: bool = False
+) -> dict:
     """Largest difference of a logit, whether tokens and experts are the modules', and the lengths at the end."""
     decoder = pack_decoder(model)
     store = KeyValueStore.allocate(decoder, SLOTS, len(prompts), len(knobs.blocks))
@@ -55,13 +72,12 @@ def against_modules(model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, 
         tokens.append(logits.argmax(dim=-1, keepdim=True))
     store.set_lengths(prompts)
     store.next_tokens.copy_(torch.cat(tokens)[:, 0])
-    buffers = StepBuffers.allocate(decoder, len(prompts), SLOTS, TILES)
-    step = DecodeStep(decoder, store, buffers, TILES, overlap=False)
+    step, record = any_step(decoder, store, together)
     worst, same, used, routed = 0.0, True, [], []
     for _ in range(steps):
-        buffers.used.forget()
+        record.forget()
         logits = step.launch(knobs)
-        used.append({block: ids.tolist() for block, ids in buffers.used.of_tokens(len(prompts)).items()})
+        used.append({block: ids.tolist() for block, ids in record.of_tokens(len(prompts)).items()})
         expected, likeliest = modules_step(model, knobs, tokens, states)
         routed.append(likeliest)
         tokens = list(expected.argmax(dim=-1, keepdim=True).split(1))
@@ -73,6 +89,31 @@ def against_modules(model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, 
         "lengths": store.device_lengths.tolist(),
         "used": used,
         "routed": routed,
+    }
+
+
+def any_step(
+    decoder: PackedDecoder, store: KeyValueStore, together: bool
+) -> tuple[DecodeStep | BatchedStep, ExpertRecord]:
+    """The step that reads weights once for all requests, or once for each; and where it notes experts."""
+    if together:
+        shared = BatchBuffers.allocate(decoder, store.batch, SLOTS, BATCH_TILES)
+        return BatchedStep(decoder, store, shared, BATCH_TILES, overlap=False), shared.used
+    buffers = StepBuffers.allocate(decoder, store.batch, SLOTS, TILES)
+    return DecodeStep(decoder, store, buffers, TILES, overlap=False), buffers.used
+
+
+def many_rows() -> dict:
+    """70 rows, which take two programs, times a weight of 40, which fills no block, added to ones."""
+    given, weight = torch.randn(70, 32), torch.randn(40, 32)
+    found, best = torch.ones(70, 40), (torch.empty(70, 2), torch.empty(70, 2, dtype=torch.int32))
+    shared_product(given, weight, found, SHARED, overlap=False, best=best, added=True)
+    expected = given @ weight.t() + 1
+    blocks = [expected[:, :32].max(dim=1), expected[:, 32:].max(dim=1)]
+    return {
+        "worst": float((found - expected).abs().max()),
+        "best": float((best[0] - torch.stack([block.values for block in blocks], dim=1)).abs().max()),
+        "rows": best[1].tolist() == torch.stack([blocks[0].indices, blocks[1].indices + 32], dim=1).tolist(),
     }
 
 
@@ -100,7 +141,16 @@ def equal_logits(decoder: PackedDecoder) -> dict:
     buffers = StepBuffers.allocate(decoder, 1, SLOTS, TILES)
     DecodeStep(decoder, store, buffers, TILES, overlap=False).launch(DecoderKnobs(4, (0,)))
     shares = buffers.shares[0].tolist()
-    return {"chosen": buffers.chosen[0].tolist(), "shares": shares, "token": store.next_tokens.tolist()}
+    several = KeyValueStore.allocate(decoder, SLOTS, 2)
+    several.next_tokens.fill_(9)
+    step, record = any_step(decoder, several, together=True)
+    step.launch(DecoderKnobs(4, (0,)))
+    return {
+        "chosen": buffers.chosen[0].tolist(),
+        "shares": shares,
+        "token": store.next_tokens.tolist(),
+        "together": [record.of_tokens(2)[0].tolist(), several.next_tokens.tolist()],
+    }
 
 
 @torch.inference_mode()
@@ -113,6 +163,9 @@ def main() -> None:
             {
                 "plain": against_modules(plain, DecoderKnobs(3, (0, 1, 3)), [8], 2),
                 "grouped": against_modules(grouped, DecoderKnobs(10, (0, 2)), [1, 7], 1),
+                "together": against_modules(plain, DecoderKnobs(3, (0, 1, 3)), [8, 1, 5, 3, 8], 2, together=True),
+                "grouped together": against_modules(grouped, DecoderKnobs(10, (0, 2)), [1, 7], 1, together=True),
+                "many": many_rows(),
                 "equal": equal_logits(pack_decoder(plain)),
             }
         )

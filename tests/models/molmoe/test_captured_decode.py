@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode, capture_refusal, shape_refusal
+from experiment_core_utils.models.molmoe.captured_decode import (
+    FEWEST_TOGETHER,
+    CapturedDecode,
+    can_share_weights,
+    capture_refusal,
+    shape_refusal,
+)
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import count_experts
@@ -49,6 +55,14 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
     assert shape_refusal(double) == "the kernels take bfloat16, float16 and float32, not float64"
 
 
+def test_odd_widths_do_not_share_weights() -> None:
+    decoder = packed()
+    assert can_share_weights(decoder)
+    narrow = replace(decoder.blocks[0], down=torch.empty(8, 32, 24, device="meta"))
+    assert not can_share_weights(replace(decoder, blocks=(narrow,)))
+    assert not can_share_weights(replace(decoder, head=torch.empty(500, 40, device="meta")))
+
+
 @needs_gpu
 def test_replays_give_the_modules_tokens() -> None:
     model = tiny_model("cuda")
@@ -74,22 +88,70 @@ def test_replays_give_the_modules_tokens() -> None:
             assert store.device_lengths.tolist() == [19]
 
 
+def filled_stores(decoder: PackedDecoder, batch: int, slots: int) -> tuple[KeyValueStore, KeyValueStore]:
+    """Two with the same keys and values at random."""
+    stores = KeyValueStore.allocate(decoder, slots, batch), KeyValueStore.allocate(decoder, slots, batch)
+    for place in ("keys", "values"):
+        getattr(stores[0], place).normal_()
+        getattr(stores[1], place).copy_(getattr(stores[0], place))
+    return stores
+
+
+def begun(stores: tuple[KeyValueStore, KeyValueStore]) -> None:
+    """Requests of 1 to 9 positions, each with another last token."""
+    for store in stores:
+        store.set_lengths([1 + 4 * request % 9 for request in range(store.batch)])
+        store.next_tokens.copy_(torch.arange(7, 7 + store.batch))
+
+
 @needs_gpu
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "fewest"),
+    [(FEWEST_TOGETHER - 1, FEWEST_TOGETHER), (1, 1), (3, 2), (16, 2), (33, FEWEST_TOGETHER), (70, FEWEST_TOGETHER)],
+)
+def test_requests_of_several_lengths_get_the_tokens_of_the_straight_step(batch: int, fewest: int) -> None:
+    """Also where all have all experts, and where each has one."""
+    decoder = packed("cuda")
+    store, other = filled_stores(decoder, batch, 16)
+    captured, straight = CapturedDecode(decoder, fewest_together=fewest), StraightDecode(decoder)
+    for knobs in (KNOBS, DecoderKnobs(8, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2))):
+        begun((store, other))
+        for _ in range(3):
+            logits = captured.step(knobs, store)
+            assert torch.allclose(logits, straight.step(knobs, other), atol=1e-4)
+            assert store.next_tokens.tolist() == other.next_tokens.tolist()
+            other.note_step()
+        assert store.device_lengths.tolist() == other.lengths
+    assert torch.allclose(store.keys, other.keys, atol=1e-4)
+    assert torch.allclose(store.values, other.values, atol=1e-4)
+
+
+@needs_gpu
+def test_in_bfloat16_requests_together_are_as_near_as_the_straight_step() -> None:
+    exact = packed("cuda")
+    decoder = pack_decoder(tiny_model("cuda").bfloat16())
+    stores = filled_stores(decoder, 8, 16)
+    wanted = KeyValueStore.allocate(exact, 16, 8)
+    wanted.keys.copy_(stores[0].keys)
+    wanted.values.copy_(stores[0].values)
+    begun((wanted, wanted))
+    begun(stores)
+    logits = StraightDecode(exact).step(KNOBS, wanted)
+    found = CapturedDecode(decoder).step(KNOBS, stores[0]), StraightDecode(decoder).step(KNOBS, stores[1])
+    ours, straight = ((each.float() - logits).norm(dim=1).median() / logits.norm(dim=1).median() for each in found)
+    assert ours < 1.2 * straight < 0.1
+
+
+@needs_gpu
+@pytest.mark.parametrize("batch", [1, 2, FEWEST_TOGETHER, 20])
 def test_replays_note_the_experts_of_the_straight_step(batch: int) -> None:
     """Also where a setting before took more experts and blocks, and where more are asked for than the model's own 4."""
     decoder = packed("cuda")
-    store, captured = KeyValueStore.allocate(decoder, 16, batch), CapturedDecode(decoder)
-    store.keys.normal_()
-    store.values.normal_()
-    other, straight = KeyValueStore.allocate(decoder, 16, batch), StraightDecode(decoder)
-    other.keys.copy_(store.keys)
-    other.values.copy_(store.values)
+    store, other = filled_stores(decoder, batch, 16)
+    captured, straight = CapturedDecode(decoder), StraightDecode(decoder)
     assert captured.chosen_experts == {}
     for knobs in (DecoderKnobs(6, (0, 1, 2, 3)), KNOBS, DecoderKnobs(1, (2,))):
-        for place in (store, other):
-            place.set_lengths([9, 4][:batch])
-            place.next_tokens.copy_(torch.tensor([7, 40][:batch]))
+        begun((store, other))
         captured.make_ready(knobs, store)
         captured.forget_experts()
         assert captured.chosen_experts == {}
@@ -103,16 +165,15 @@ def test_replays_note_the_experts_of_the_straight_step(batch: int) -> None:
 
 
 @needs_gpu
-def test_making_ready_leaves_a_full_store_as_it_was() -> None:
+@pytest.mark.parametrize("batch", [1, FEWEST_TOGETHER])
+def test_making_ready_leaves_a_full_store_as_it_was(batch: int) -> None:
     decoder = packed("cuda")
-    store = KeyValueStore.allocate(decoder, 8)
-    store.keys.normal_()
-    store.values.normal_()
-    store.set_lengths([8])
+    store, _ = filled_stores(decoder, batch, 8)
+    store.set_lengths([8] * batch)
     store.next_tokens.fill_(5)
     before = [store.keys.clone(), store.values.clone()]
     CapturedDecode(decoder).make_ready(KNOBS, store)
-    assert store.device_lengths.tolist() == [8] and store.next_tokens.tolist() == [5]
+    assert store.device_lengths.tolist() == [8] * batch and store.next_tokens.tolist() == [5] * batch
     assert torch.equal(store.keys, before[0]) and torch.equal(store.values, before[1])
 
 

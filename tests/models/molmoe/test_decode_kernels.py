@@ -33,6 +33,26 @@ def test_requests_of_several_lengths_with_grouped_heads_and_odd_widths(results: 
     assert results["grouped"]["lengths"] == [1 + 1, 7 + 1]
 
 
+def test_requests_together_are_the_modules_one_by_one(results: Any) -> None:
+    """Five of lengths 1 to 8 over two steps; then heads that share keys, 10 of 16 experts and odd widths."""
+    assert max(results["together"]["worst"], results["grouped together"]["worst"]) < 1e-5
+    assert results["together"]["same"] and results["grouped together"]["same"]
+    assert results["together"]["lengths"] == [8 + 2, 1 + 2, 5 + 2, 3 + 2, 8 + 2]
+    assert results["grouped together"]["lengths"] == [1 + 1, 7 + 1]
+
+
+def test_requests_that_share_weights_note_the_same_experts(results: Any) -> None:
+    for case in ("together", "grouped together"):
+        assert results[case]["used"] == results[case]["routed"]
+    assert [len(ids) for ids in results["together"]["used"][0].values()] == [5, 5, 5]
+
+
+def test_a_weight_is_shared_by_more_rows_than_a_program_takes(results: Any) -> None:
+    assert results["many"]["worst"] < 1e-4
+    assert results["many"]["best"] < 1e-4
+    assert results["many"]["rows"]
+
+
 @pytest.mark.parametrize("case", ["plain", "grouped"])
 def test_the_experts_that_are_noted_are_those_with_the_largest_logits(results: Any, case: str) -> None:
     """Of blocks 0, 1 and 3 of 4, or 0 and 2; the others note nothing."""
@@ -47,3 +67,4 @@ def test_of_equal_logits_the_lowest_index_comes_first(results: Any) -> None:
     assert results["equal"]["chosen"] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert results["equal"]["shares"] == [0.125] * 8
     assert results["equal"]["token"] == [0]
+    assert results["equal"]["together"] == [[[0, 1, 2, 3], [0, 1, 2, 3]], [0, 0]]

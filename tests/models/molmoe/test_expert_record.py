@@ -36,6 +36,14 @@ def test_blocks_that_wrote_nothing_are_not_there(decoder: PackedDecoder) -> None
     assert record.of_tokens(2) == {}
 
 
+def test_one_block_may_have_run_for_one_token_alone(decoder: PackedDecoder) -> None:
+    record = ExpertRecord.allocate(decoder, 10)
+    record.ids[0, :8] = FOUR.flatten()
+    record.ids[2, :2] = torch.tensor([6, 3])
+    found = record.of_tokens(2, alone=2)
+    assert {block: ids.tolist() for block, ids in found.items()} == {0: FOUR.tolist(), 2: [[6, 3]]}
+
+
 def test_what_was_left_out_stays_visible(decoder: PackedDecoder) -> None:
     """Of two tokens' three experts each, the third of both and all of the last: 4 ids reach over 2 a token."""
     record = ExpertRecord.allocate(decoder, 9)

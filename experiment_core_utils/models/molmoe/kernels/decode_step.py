@@ -13,7 +13,9 @@ import triton
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
-from experiment_core_utils.models.molmoe.kernels import attention, dense_products, mixture
+from experiment_core_utils.models.molmoe.kernels import dense_products, mixture
+from experiment_core_utils.models.molmoe.kernels.cached_attention import AttentionBuffers, launch_attention
+from experiment_core_utils.models.molmoe.kernels.launching import launch, launch_next_token
 from experiment_core_utils.models.molmoe.kernels.tiles import SLOTS_AT_ONCE, StepTiles, Tile
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
@@ -27,14 +29,10 @@ class StepBuffers:
     """What one kernel leaves for the next: B requests, S splits, T slots; float32 unless said."""
 
     stream: torch.Tensor  # [B, H] the residual stream
-    qkv: torch.Tensor  # [B, (Q + 2 * KV) * D]
-    partial: torch.Tensor  # [B, Q, S, D]
-    peaks: torch.Tensor  # [B, Q, S]
-    totals: torch.Tensor  # [B, Q, S]
-    attended: torch.Tensor  # [B, Q * D]
+    attention: AttentionBuffers  # with float32 for what the heads attended to
     router_parts: torch.Tensor  # [B, blocks of the output projection, E]
     squares: torch.Tensor  # [B, blocks of the output projection]
-    counters: torch.Tensor  # [B * (Q + 1)] int32, 0 between kernels: heads' parts, then output projections'
+    counters: torch.Tensor  # [B] int32, 0 between kernels
     spread: torch.Tensor  # [B]
     chosen: torch.Tensor  # [B, E] int32, the experts by rank
     shares: torch.Tensor  # [B, E], their weights
@@ -43,8 +41,6 @@ class StepBuffers:
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
     best_rows: torch.Tensor  # [B, blocks of the head] int32
-    cosines: torch.Tensor  # [T, D]
-    sines: torch.Tensor  # [T, D]
 
     @classmethod
     @torch.inference_mode(False)
@@ -54,22 +50,15 @@ class StepBuffers:
         def floats(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.float32, device=decoder.device)
 
-        heads, splits, width = decoder.num_heads, tiles.splits, decoder.head_width
         rows = decoder.head.shape[0]
         blocks = triton.cdiv(rows, tiles.head.rows)
         parts = triton.cdiv(decoder.width, tiles.output.rows)
-        positions = torch.arange(slots, dtype=torch.float32, device=decoder.device)
-        angles = torch.outer(positions, decoder.inverse_frequencies).repeat(1, 2)
         return cls(
             stream=floats(batch, decoder.width),
-            qkv=floats(batch, decoder.blocks[0].qkv.shape[0]),
-            partial=floats(batch, heads, splits, width),
-            peaks=floats(batch, heads, splits),
-            totals=floats(batch, heads, splits),
-            attended=floats(batch, heads * width),
+            attention=AttentionBuffers.allocate(decoder, batch, slots, tiles.splits, torch.float32),
             router_parts=floats(batch, parts, decoder.num_experts),
             squares=floats(batch, parts),
-            counters=torch.zeros(batch * (heads + 1), dtype=torch.int32, device=decoder.device),
+            counters=torch.zeros(batch, dtype=torch.int32, device=decoder.device),
             spread=floats(batch),
             # Zeros are experts, should the logits be NaN and none be ranked.
             chosen=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
@@ -79,8 +68,6 @@ class StepBuffers:
             logits=floats(batch, rows),
             best_logits=floats(batch, blocks),
             best_rows=torch.empty((batch, blocks), dtype=torch.int32, device=decoder.device),
-            cosines=angles.cos(),
-            sines=angles.sin(),
         )
 
 
@@ -119,18 +106,24 @@ class DecodeStep:
         return buffers.logits
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile, arguments: tuple[Any, ...], **sizes: Any) -> None:
-        # The interpreter takes neither number.
-        options = {"launch_pdl": True} if self._overlap else {}
-        kernel[grid](*arguments, **sizes, PDL=self._overlap, num_warps=tile.warps, **options)
+        launch(kernel, grid, tile.warps, self._overlap, arguments, **sizes)
 
     def launch_qkv(self, block: PackedBlock, source: torch.Tensor, embed: bool) -> None:
-        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.qkv
+        decoder, qkv, tile = self._decoder, self._buffers.attention.qkv, self._tiles.qkv
         rows = block.qkv.shape[0]
         self._launch(
             dense_products.normed_product_kernel,
             (self._store.batch, triton.cdiv(rows, tile.rows * tile.steps)),
             tile,
-            (source, self._store.next_tokens, block.input_norm, block.qkv, buffers.qkv, rows, decoder.norm_eps),
+            (
+                source,
+                self._store.next_tokens,
+                block.input_norm,
+                block.qkv,
+                qkv,
+                rows,
+                decoder.norm_eps,
+            ),
             **self._width(rows, tile),
             STEPS=tile.steps,
             EMBED=embed,
@@ -147,49 +140,20 @@ class DecodeStep:
         }
 
     def launch_attention(self, block: PackedBlock, row: int) -> None:
-        decoder, buffers, tiles, store = self._decoder, self._buffers, self._tiles, self._store
-        width = decoder.head_width
-        cached = (store.keys[row], store.values[row], store.device_lengths)
-        parts = (buffers.partial, buffers.peaks, buffers.totals)
-        self._launch(
-            attention.attention_kernel,
-            (decoder.num_heads, tiles.splits, store.batch),
-            tiles.attention,
-            (
-                buffers.qkv,
-                block.query_norm,
-                block.key_norm,
-                buffers.cosines,
-                buffers.sines,
-                *cached,
-                *parts,
-                buffers.counters,
-                buffers.attended,
-                store.slots,
-                decoder.norm_eps,
-                width**-0.5,
-            ),
-            Q=decoder.num_heads,
-            KV=decoder.num_kv_heads,
-            D=width,
-            PADDED_Q=triton.next_power_of_2(decoder.num_heads * width),
-            PADDED_KV=triton.next_power_of_2(decoder.num_kv_heads * width),
-            SPLITS=tiles.splits,
-            BLOCK=tiles.attention.rows,
-            PADDED_SPLITS=triton.next_power_of_2(tiles.splits),
-        )
+        tiles, buffers = self._tiles, self._buffers.attention
+        launch_attention(self._decoder, block, self._store, row, buffers, tiles.attention, tiles.splits, self._overlap)
 
     def launch_output(self, block: PackedBlock, source: torch.Tensor, top_k: int, embed: bool) -> None:
         decoder, buffers, tile = self._decoder, self._buffers, self._tiles.output
         rows, attended = block.output.shape
         padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
-        routing = (buffers.router_parts, buffers.squares, buffers.counters[self._store.batch * decoder.num_heads :])
+        routing = (buffers.router_parts, buffers.squares, buffers.counters)
         self._launch(
             mixture.output_kernel,
             (self._store.batch, blocks),
             tile,
             (
-                buffers.attended,
+                buffers.attention.attended,
                 block.output,
                 source,
                 self._store.next_tokens,
@@ -278,13 +242,5 @@ class DecodeStep:
         )
 
     def launch_next_token(self) -> None:
-        buffers, store = self._buffers, self._store
-        blocks = buffers.best_logits.shape[1]
-        self._launch(
-            dense_products.next_token_kernel,
-            (store.batch,),
-            Tile(blocks, 8),
-            (buffers.best_logits, buffers.best_rows, store.next_tokens, store.device_lengths, blocks),
-            rows=buffers.logits.shape[1],
-            PADDED=triton.next_power_of_2(blocks),
-        )
+        buffers = self._buffers
+        launch_next_token(self._store, buffers.best_logits, buffers.best_rows, buffers.logits.shape[1], self._overlap)

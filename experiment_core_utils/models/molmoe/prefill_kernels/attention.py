@@ -21,6 +21,18 @@ def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, c
     return attended.transpose(1, 2)
 
 
+def attention_of_last(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: torch.Tensor
+) -> torch.Tensor:
+    """[1, Q, D], the queries of position `length` - 1 (one int64), over [KV, T, D] -> [1, Q, D]."""
+    seen = torch.arange(keys.shape[1], device=keys.device) < length
+    grouped = queries.shape[1] != keys.shape[0]
+    attended = scaled_dot_product_attention(
+        queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen[None, None, None], enable_gqa=grouped
+    )
+    return attended[0].transpose(0, 1)
+
+
 def _cudnn_is_faster(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool, grouped: bool
 ) -> bool:

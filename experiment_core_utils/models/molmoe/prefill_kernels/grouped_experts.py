@@ -10,6 +10,8 @@ from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chu
 
 # Shared memory of a program, in bytes, that the widest tile takes.
 MEMORY_OF_WIDE_TILES = 160 * 1024
+# Rows of one expert where they are few: what tensor cores take at least, and what shared memory bounds.
+FEWEST_ROWS, MOST_ROWS = 16, 32
 
 
 def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, Tile]:
@@ -18,8 +20,8 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, 
     Both share one list of chunks, so both take the same number of rows.
     """
     strips, steps = (
-        (_divisor(expert_width, 128), _divisor(width, 128)),
-        (_divisor(width, 64), _divisor(expert_width, 64)),
+        (divisor(expert_width, 128), divisor(width, 128)),
+        (divisor(width, 64), divisor(expert_width, 64)),
     )
     if like.dtype == torch.float32:
         first, second = (
@@ -27,7 +29,7 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, 
             for strip, step in zip(strips, steps, strict=True)
         )
         return first, second
-    room, hopper = _device_limits(like.device)
+    room, hopper = device_limits(like.device)
     if room < MEMORY_OF_WIDE_TILES or min(strips) < 128:
         first, second = (
             Tile(min(strip, 64), step, head=64, tail=32, warps=4, stages=3)
@@ -37,7 +39,21 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, 
     first = Tile(128, steps[0], head=128, tail=32, warps=8, stages=3)
     if not hopper:
         return first, Tile(128, steps[1], head=128, tail=32, warps=8, stages=3)
-    return first, Tile(_divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
+    return first, Tile(divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
+
+
+def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[Tile, Tile]:
+    """As `tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to MOST_ROWS."""
+    room, hopper = device_limits(like.device)
+    wide = room >= MEMORY_OF_WIDE_TILES and like.dtype != torch.float32
+    most, steps = (128, 128 if hopper else 64) if wide else (64, 32)
+
+    def tile(outer: int, inner: int, warps: int) -> Tile:
+        strip, step = divisor(outer, most), divisor(inner, steps)
+        bulk = hopper and wide and strip == most
+        return Tile(strip, step, head=rows, tail=0, warps=warps, stages=3 if wide else 2, bulk=bulk)
+
+    return tile(expert_width, width, 8 if wide else 4), tile(width, expert_width, 4)
 
 
 def expert_rows(
@@ -46,31 +62,33 @@ def expert_rows(
     down: torch.Tensor,
     chosen: torch.Tensor,
     tiles: tuple[Tile, Tile] | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """[T, H] and choices [T, k] -> [T * k, H], slot by slot; slots without an expert hold anything.
 
     Args:
         gate_up, down: a `PackedBlock`'s, [E, 2 * I, H] and [E, H, I].
         tiles: of the two products, with the same chunk; None takes `tiles_for`.
+        overlap: see `launch`.
     """
     experts, width, inner = down.shape
     top_k = chosen.shape[1]
     if tiles is None:
         tiles = tiles_for(width, inner, normed)
-    order, chunks = plan_chunks(chosen, experts, tiles[0].chunk)
+    order, chunks = plan_chunks(chosen, experts, tiles[0].chunk, overlap)
     activated = torch.empty((chosen.numel(), inner), dtype=normed.dtype, device=normed.device)
-    grouped_product(normed, gate_up, activated, order, chunks, top_k, True, tiles[0])
+    grouped_product(normed, gate_up, activated, order, chunks, top_k, True, tiles[0], overlap)
     rows = torch.empty((chosen.numel(), width), dtype=normed.dtype, device=normed.device)
-    grouped_product(activated, down, rows, order, chunks, top_k, False, tiles[1])
+    grouped_product(activated, down, rows, order, chunks, top_k, False, tiles[1], overlap)
     return rows
 
 
-def _divisor(size: int, most: int) -> int:
+def divisor(size: int, most: int) -> int:
     """The largest power of two up to `most` that divides `size`."""
     return min(size & -size, most)
 
 
-def _device_limits(device: torch.device) -> tuple[int, bool]:
+def device_limits(device: torch.device) -> tuple[int, bool]:
     """Shared memory that a program may have, in bytes, and whether there is a bulk copy engine."""
     if device.type != "cuda":
         return 0, False

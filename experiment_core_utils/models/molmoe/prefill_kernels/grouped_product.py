@@ -12,11 +12,15 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from experiment_core_utils.models.molmoe.kernels.dense_products import wait_for_previous
+from experiment_core_utils.models.molmoe.kernels.launching import launch
+
 
 @dataclass(frozen=True)
 class Tile:
     """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
 
+    Without a second part (`tail` 0) every chunk is computed as a whole one, which takes less shared memory.
     `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
     """
 
@@ -123,18 +127,23 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
     BULK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """`chunks` [1 + 3 * C]: how many there are, then expert, first row and row count of each."""
     strips: tl.constexpr = OUTER // STRIP
     chunk = tl.program_id(0) // strips
     strip = tl.program_id(0) % strips
+    wait_for_previous(PDL)
     if chunk >= tl.load(chunks):
         return
     expert = tl.load(chunks + 1 + 3 * chunk)
     first = tl.load(chunks + 2 + 3 * chunk)
     count = tl.load(chunks + 3 + 3 * chunk)
     # fmt: off
-    if count > HEAD:
+    if TAIL == 0:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, 0, STRIP, STEP, PRECISION, BULK)
+    elif count > HEAD:
         _products(given, weight, output, order, expert, first, count, strip, top_k,
                   INNER, OUTER, GATED, HEAD, TAIL, STRIP, STEP, PRECISION, BULK)
     elif count > TAIL:
@@ -155,6 +164,7 @@ def grouped_product(
     top_k: int,
     gated: bool,
     tile: Tile,
+    overlap: bool = False,
 ) -> None:
     """Fill `output` with the rows of `given` times their experts' weights; rows that no expert takes stay as they are.
 
@@ -164,18 +174,19 @@ def grouped_product(
         output: gated: [S, outer], silu(gate) * up, sorted by expert. Else [S, outer] in the order of the slots.
         order: [S] int32, the slot (token * top_k + choice) that stands at each sorted place.
         chunks: as `plan_chunks` makes them for this tile.
+        overlap: see `launch`.
     """
     outer, inner = output.shape[1], given.shape[1]
     strips = outer // tile.strip
     precision = "ieee" if given.dtype == torch.float32 else "tf32"
     factor = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.strip, tile.step]) if tile.bulk else weight
-    grouped_product_kernel[((len(chunks) - 1) // 3 * strips,)](
-        given,
-        factor,
-        output,
-        order,
-        chunks,
-        top_k,
+    launch(
+        grouped_product_kernel,
+        ((len(chunks) - 1) // 3 * strips,),
+        tile.warps,
+        overlap,
+        (given, factor, output, order, chunks, top_k),
+        tile.stages,
         INNER=inner,
         OUTER=outer,
         GATED=gated,
@@ -185,6 +196,4 @@ def grouped_product(
         STEP=tile.step,
         PRECISION=precision,
         BULK=tile.bulk,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
     )

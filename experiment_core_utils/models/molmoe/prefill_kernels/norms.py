@@ -78,20 +78,6 @@ def combine_norm(
     return summed, normed
 
 
-def combine_norm_last(
-    hidden: torch.Tensor,
-    expert_rows: torch.Tensor,
-    shares: torch.Tensor,
-    length: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-) -> torch.Tensor:
-    """As `combine_norm`, for row `length` - 1 alone: its RMS norm [1, H]."""
-    normed = torch.empty_like(hidden[:1])
-    _launch(hidden, expert_rows, shares, length, norm_weight, hidden, normed, eps, shares.shape[1], last=True)
-    return normed
-
-
 def _launch(
     hidden: torch.Tensor,
     expert_rows: torch.Tensor,

@@ -9,11 +9,15 @@ import torch
 from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
-from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
+from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention, attention_of_last
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import (
+    FEWEST_ROWS,
+    expert_rows,
+    tiles_of_few_rows,
+)
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     combine_norm,
-    combine_norm_last,
     norm,
     turn_and_store,
 )
@@ -48,12 +52,17 @@ def prefill(
         keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
             that runs. Slots from `length` to T get the keys and values of the padding.
         rotary: as `rotary_table` makes it for T positions or more.
-        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs.
+        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of
+            the last of those, the ids of the last token alone.
 
     Returns:
         logits [1, V] of the last token.
     """
-    return last_logits(decoder, *through(decoder, hidden, length, blocks, top_k, keys, values, rotary, used), length)
+    last = decoder.blocks[blocks[-1]].input_norm
+    before = blocks[:-1]
+    hidden, normed = through(decoder, hidden, length, before, top_k, keys, values, rotary, used, last)
+    row = len(before)
+    return _last_logits(decoder, hidden, normed, length, blocks[-1], top_k, keys[row], values[row], rotary, used)
 
 
 def through(
@@ -66,36 +75,72 @@ def through(
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
     used: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `prefill`, for the states [T, H] in front of any blocks, one at least.
+    after: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `prefill`, for the states [T, H] in front of any blocks, which may be none.
+
+    Args:
+        after: the norm [H] of what follows.
 
     Returns:
-        the states but for the last block's experts, those experts' rows [T * k, H], and their shares [T, k].
+        the states behind the blocks and their norm, both [T, H].
     """
     eps = decoder.norm_eps
-    normed = norm(hidden, decoder.blocks[blocks[0]].input_norm, length, eps)
+    norms = [*(decoder.blocks[index].input_norm for index in blocks), after]
+    normed = norm(hidden, norms[0], length, eps)
     for position, index in enumerate(blocks):
         block = decoder.blocks[index]
         attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
         hidden = torch.addmm(hidden, attended, block.output.t())
-        chosen_count = decoder.default_top_k if index == 0 else top_k
-        # What the experts' products read is the record itself.
-        chosen = used[index, : len(hidden) * chosen_count].view(len(hidden), chosen_count)
-        normed = norm(hidden, block.ffn_norm, length, eps)
-        shares = route(normed, block.router, length, chosen, decoder.normalise_top_k)
-        rows = expert_rows(normed, block.gate_up, block.down, chosen)
-        if position + 1 < len(blocks):
-            after = decoder.blocks[blocks[position + 1]].input_norm
-            hidden, normed = combine_norm(hidden, rows, shares, length, after, eps)
-    return hidden, rows, shares
+        rows, shares = _experts(decoder, index, hidden, length, top_k, used, None)
+        hidden, normed = combine_norm(hidden, rows, shares, length, norms[position + 1], eps)
+    return hidden, normed
 
 
-def last_logits(
-    decoder: PackedDecoder, hidden: torch.Tensor, rows: torch.Tensor, shares: torch.Tensor, length: torch.Tensor
+def _last_logits(
+    decoder: PackedDecoder,
+    hidden: torch.Tensor,
+    normed: torch.Tensor,
+    length: torch.Tensor,
+    index: int,
+    top_k: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
 ) -> torch.Tensor:
-    """What `through` gives -> logits [1, V] of row `length` - 1."""
-    normed = combine_norm_last(hidden, rows, shares, length, decoder.final_norm, decoder.norm_eps)
+    """States [T, H] in front of the last block and their norm -> logits [1, V].
+
+    Behind its keys and values nothing but row `length` - 1 is read, and so nothing else is computed.
+    """
+    block, place = decoder.blocks[index], length - 1
+    queries = _queries(decoder, block, normed, keys, values, rotary).index_select(0, place)
+    seen = normed.shape[0]
+    attended = attention_of_last(queries, keys[:, :seen], values[:, :seen], length).reshape(1, -1)
+    state = torch.addmm(hidden.index_select(0, place), attended, block.output.t())
+    tiles = tiles_of_few_rows(decoder.width, decoder.expert_width, state, FEWEST_ROWS)
+    rows, shares = _experts(decoder, index, state, length, top_k, used, tiles)
+    _, normed = combine_norm(state, rows, shares, length, decoder.final_norm, decoder.norm_eps)
     return linear(normed, decoder.head)
+
+
+def _experts(
+    decoder: PackedDecoder,
+    index: int,
+    hidden: torch.Tensor,
+    length: torch.Tensor,
+    top_k: int,
+    used: torch.Tensor,
+    tiles: tuple[Tile, Tile] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts' rows [T * k, H] of [T, H] and their shares [T, k], in `expert_rows`' tiles."""
+    block = decoder.blocks[index]
+    count = decoder.default_top_k if index == 0 else top_k
+    # What the experts' products read is the record itself.
+    chosen = used[index, : len(hidden) * count].view(len(hidden), count)
+    normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
+    shares = route(normed, block.router, length, chosen, decoder.normalise_top_k)
+    return expert_rows(normed, block.gate_up, block.down, chosen, tiles), shares
 
 
 def _attend(
@@ -108,9 +153,21 @@ def _attend(
 ) -> torch.Tensor:
     """[T, H] -> [T, Q * D], before the output product."""
     rows = normed.shape[0]
-    packed = linear(normed, block.qkv)
-    queries = turn_and_store(
-        packed, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
-    )
+    queries = _queries(decoder, block, normed, keys, values, rotary)
     attended = attention(queries.transpose(0, 1)[None], keys[None, :, :rows], values[None, :, :rows], causal=True)
     return attended.reshape(rows, -1)
+
+
+def _queries(
+    decoder: PackedDecoder,
+    block: PackedBlock,
+    normed: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """[T, H] -> [T, Q, D]; keys and values go to the first T slots."""
+    packed = linear(normed, block.qkv)
+    return turn_and_store(
+        packed, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
+    )

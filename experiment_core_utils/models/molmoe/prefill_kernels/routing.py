@@ -7,6 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+from experiment_core_utils.models.molmoe.kernels.dense_products import wait_for_previous
+from experiment_core_utils.models.molmoe.kernels.launching import launch
+
 # Rows of one program of the router; a product on tensor cores takes no fewer.
 ROUTED_ROWS = 16
 # Columns that it takes in one step, its warps, and its loads in flight.
@@ -112,8 +115,10 @@ def plan_chunks_kernel(  # type: ignore[no-untyped-def]
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
     STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program an expert; each counts all choices for itself, which costs less than a second launch."""
+    wait_for_previous(PDL)
     expert = tl.program_id(0)
     offset = tl.arange(0, STEP)
     bins = tl.arange(0, BINS)
@@ -140,12 +145,15 @@ def plan_chunks_kernel(  # type: ignore[no-untyped-def]
         first += tl.sum(mine)
 
 
-def plan_chunks(chosen: torch.Tensor, experts: int, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def plan_chunks(
+    chosen: torch.Tensor, experts: int, chunk: int, overlap: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sort the choices by expert, without the host.
 
     Args:
         chosen: [T, k] int32; `experts` itself stands for none, its choices come nowhere.
         chunk: rows of one expert that a program of the product takes.
+        overlap: see `launch`.
 
     Returns:
         order [T * k] int32: the slot (token * k + choice) at each sorted place, tokens ascending within an expert, not
@@ -155,15 +163,15 @@ def plan_chunks(chosen: torch.Tensor, experts: int, chunk: int) -> tuple[torch.T
     most = min(slots, slots // chunk + experts)
     order = torch.empty(slots, dtype=torch.int32, device=chosen.device)
     chunks = torch.empty(1 + 3 * most, dtype=torch.int32, device=chosen.device)
-    plan_chunks_kernel[(experts,)](
-        chosen,
-        order,
-        chunks,
-        slots,
+    launch(
+        plan_chunks_kernel,
+        (experts,),
+        PLANNING_WARPS,
+        overlap,
+        (chosen, order, chunks, slots),
         EXPERTS=experts,
         BINS=triton.next_power_of_2(experts + 1),
         CHUNK=chunk,
         STEP=min(triton.next_power_of_2(slots), PLANNED_SLOTS),
-        num_warps=PLANNING_WARPS,
     )
     return order, chunks

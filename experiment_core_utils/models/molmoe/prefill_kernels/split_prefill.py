@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import linear
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.models.molmoe.prefill_kernels.norms import combine_norm, norm_last
-from experiment_core_utils.models.molmoe.prefill_kernels.prefill import last_logits, rotary_table, through
+from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm_last
+from experiment_core_utils.models.molmoe.prefill_kernels.prefill import prefill, rotary_table, through
 
 __all__ = ["begin", "finish", "rotary_table"]
 
@@ -31,11 +31,10 @@ def begin(
         length: one int64, tokens of the prompt and the row behind it.
         keys, values, rotary, used: as for `prefill`.
     """
-    top_k = decoder.default_top_k
-    hidden, rows, shares = through(decoder, hidden, length, range(pause), top_k, keys, values, rotary, used)
-    # Whatever norm comes next, it is not known yet: the sum alone is of use.
-    summed, _ = combine_norm(hidden, rows, shares, length, decoder.final_norm, decoder.norm_eps)
-    return summed
+    blocks, top_k = range(pause), decoder.default_top_k
+    # Whatever norm comes next, it is not known yet: the states alone are of use.
+    states, _ = through(decoder, hidden, length, blocks, top_k, keys, values, rotary, used, decoder.final_norm)
+    return states
 
 
 def finish(
@@ -58,4 +57,4 @@ def finish(
     """
     if not blocks:
         return linear(norm_last(hidden, decoder.final_norm, length, decoder.norm_eps), decoder.head)
-    return last_logits(decoder, *through(decoder, hidden, length, blocks, top_k, keys, values, rotary, used), length)
+    return prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary, used)
