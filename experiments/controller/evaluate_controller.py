@@ -43,6 +43,7 @@ from experiments.core_exp.figures import save_figure
 
 NAME = "controller_evaluation"
 FEW_REQUESTS = 100
+CALIBRATION_SHARE = 0.5
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,8 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
                         help="replay: look up what the grid measured; live: run the model (%(default)s)")  # fmt: skip
     parser.add_argument("--calibration", type=Path, nargs="+", metavar="RESULTS",
                         help="another grid, to build the lookup of (default: a part of the first)")  # fmt: skip
-    parser.add_argument("--calibration_share", type=float, default=0.5, metavar="SHARE",
-                        help="of the grid's pictures, that only the lookup sees; replay (%(default)s)")  # fmt: skip
+    parser.add_argument("--calibration_share", type=float, metavar="SHARE",
+                        help=f"of the grid's pictures, for the lookup; replay ({CALIBRATION_SHARE:g})")  # fmt: skip
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
@@ -84,13 +85,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
     if given.mode == "replay" and rest:
         raise ConfigurationError(f"unknown flag {rest[0]}; flags of the profiler go with --mode live only")
-    if not 0.0 < given.calibration_share < 1.0:
-        raise ConfigurationError(f"--calibration_share {given.calibration_share:g}: give a share between 0 and 1")
+    if given.calibration_share is not None:
+        _check_share(given)
     if given.evaluation_seed < 0:
         raise ConfigurationError(f"--evaluation_seed {given.evaluation_seed}: give a number from 0")
     check_policy_flags(given)
     if given.mode == "live":
         _check_live(given, rest)
+
+
+def _check_share(given: argparse.Namespace) -> None:
+    asked = f"--calibration_share {given.calibration_share:g}"
+    if not 0.0 < given.calibration_share < 1.0:
+        raise ConfigurationError(f"{asked}: give a share between 0 and 1")
+    for flag, has in (("--mode live", given.mode == "live"), ("--calibration", given.calibration is not None),
+                      ("--lookup", given.lookup is not None)):  # fmt: skip
+        if has:
+            raise ConfigurationError(
+                f"{asked} parts the one grid of a replay, and with {flag} nothing is parted; drop one"
+            )
 
 
 def _check_live(given: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -116,7 +129,8 @@ def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
         return load_grid(given.calibration), grid
     if given.lookup is not None:
         return _parts_of_lookup(grid, load(given.lookup))
-    return split_by_picture(grid, given.calibration_share, given.evaluation_seed)
+    share = CALIBRATION_SHARE if given.calibration_share is None else given.calibration_share
+    return split_by_picture(grid, share, given.evaluation_seed)
 
 
 def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:

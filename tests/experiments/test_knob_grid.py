@@ -37,6 +37,14 @@ def test_a_grid_has_every_sample_at_every_setting_or_nan(tmp_path: Path) -> None
     assert found.drift == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("key", ["metric", "per_sample_results"])
+def test_a_result_without_what_it_must_have_is_named(tmp_path: Path, key: str) -> None:
+    sweep = load_sweep(write(tmp_path, result(setting("low"), [measured_sample(0)])))
+    del sweep.settings[0].result[key]
+    with pytest.raises(ResultsError, match=f"a result of signs lacks '{key}'; measure the task again"):
+        grids_of(sweep)
+
+
 def test_operations_of_a_request_are_those_of_its_stages() -> None:
     sample = {"vision_flops": 100, "prefill_flops": 10, "decode_flops_per_token": 2.0, "output_tokens": 4}
     assert request_flops(sample) == 116.0
