@@ -9,6 +9,7 @@ from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
 from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedSplitPrefill
 from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
+from experiment_core_utils.models.molmoe.compiled_decode import CompiledDecode
 from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
 from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
 from experiment_core_utils.models.molmoe.cpu_kernels.products import MOST_BYTES, refuse_large
@@ -73,8 +74,9 @@ def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES)
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
         prefill, why = _cpu_prefill(decoder, most_copied_bytes)
-        reasons: dict[StageName, str] = {"prefill": why, "decode": NO_GRAPHS}
-        return Engines(prefill, StraightSplitPrefill(decoder, prefill), StraightDecode(decoder), ways, reasons)
+        decode, why_decode = _cpu_decode(decoder)
+        reasons: dict[StageName, str] = {"prefill": why, "decode": why_decode}
+        return Engines(prefill, StraightSplitPrefill(decoder, prefill), decode, ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
     decode = CapturedDecode(decoder, graphs)
@@ -123,3 +125,11 @@ def _cpu_prefill(decoder: PackedDecoder, most_copied_bytes: int) -> tuple[Straig
         return FusedPrefill(decoder), NO_GRAPHS
     except ConfigurationError as error:
         return StraightPrefill(decoder), OWN_KERNELS.format(error)
+
+
+def _cpu_decode(decoder: PackedDecoder) -> tuple[StraightDecode, str]:
+    """As `_cpu_prefill`."""
+    try:
+        return CompiledDecode(decoder), NO_GRAPHS
+    except ConfigurationError as error:
+        return StraightDecode(decoder), OWN_KERNELS.format(error)
