@@ -12,6 +12,7 @@ from experiment_core_utils.models.molmoe.cpu_kernels.decoder_block import Decode
 from experiment_core_utils.models.molmoe.cpu_kernels.products import paired_panels, panels_of, refuse_large
 from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Rooms
 from experiment_core_utils.models.molmoe.cpu_kernels.vision_block import VisionBlockKernel, tile_width
+from experiment_core_utils.models.molmoe.cpu_kernels.vision_ends import EmbeddingKernel, PoolingKernel
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -151,3 +152,63 @@ def test_what_does_not_fit_a_decoder_block_is_refused() -> None:
         kernel.project(torch.zeros(2, 35), turns, (apart, apart), 2)
     with pytest.raises(ValueError, match="3 and 1 heads of 4 are not those of the block"):
         kernel.project(torch.zeros(2, 35), turns, (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)), 3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("side", "patch", "width", "crops"), [(2, 1, 3, 1), (44, 4, 37, 2), (30, 2, 64, 3)])
+@torch.inference_mode()
+def test_patches_become_states(side: int, patch: int, width: int, crops: int) -> None:
+    """Against a convolution; 4, 121 and 225 patches, of which the last two are more than one span."""
+    torch.manual_seed(side)
+    convolution, norm = nn.Conv2d(3, width, patch, patch, bias=False), nn.LayerNorm(width)
+    nn.init.normal_(norm.weight)
+    tokens = (side // patch) ** 2 + 1
+    class_token, positions = torch.randn(width), torch.randn(tokens, width)
+    patches = panels_of(convolution.weight.flatten(1), None, tile_width())
+    kernel = EmbeddingKernel(patches, patch, class_token, positions, norm)
+    pixels = torch.randn(crops, 3, side, side)
+    of_patches = convolution(pixels).flatten(2).transpose(1, 2)
+    joined = torch.cat([class_token.expand(crops, 1, width), of_patches], dim=1)
+    torch.testing.assert_close(kernel.states(pixels), norm(joined + positions), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="square"):
+        kernel.states(pixels[:, :, :, 1:])
+    with pytest.raises(ValueError, match="are not those of this tower"):
+        kernel.states(pixels[:, :2].contiguous())
+
+
+@needs_compiler
+def test_a_window_of_like_patches_is_their_value() -> None:
+    """One cell of 2 x 2 patches, 2 wide: weights of a quarter each, values twice the features; one is all padding.
+
+    Features 1, 2 and the pad -1, -2 make the fourth 0, 0; keys are zero: 2 * 3 / 4 * (1, 2).
+    """
+    tile, zero = tile_width(), torch.zeros(2, 2)
+    key_value = panels_of(torch.cat([zero, 2 * torch.eye(2)]), None, tile)
+    kernel = PoolingKernel(torch.tensor([[-1.0, -2.0], [9.0, 9.0]]), panels_of(zero, None, tile), key_value, 1, 1, 2)
+    features, masks = torch.tensor([1.0, 2.0]).expand(1, 4, 2).contiguous(), torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+    torch.testing.assert_close(kernel.pooled(features, masks), torch.tensor([[[1.5, 3.0]]]))
+    with pytest.raises(ValueError, match=r"\[1, 4\], not \[4\]"):
+        kernel.pooled(features, masks[0])
+
+
+@needs_compiler
+@pytest.mark.parametrize(("cells", "side", "heads"), [(1, 1, 1), (5, 2, 3), (2, 3, 2)])
+def test_windows_are_pooled_by_attention(cells: int, side: int, heads: int) -> None:
+    """5 wide heads, features 11 wide, in two crops; a third of the patches is all or partly padding."""
+    torch.manual_seed(cells)
+    width, patches, tile = 5 * heads, (cells * side) ** 2, tile_width()
+    weights = [(torch.randn(width, 11), torch.randn(width)) for _ in range(3)]
+    key_value = panels_of(*(torch.cat(pair) for pair in zip(weights[1], weights[2], strict=True)), tile)
+    pads, features = torch.randn(2, 11), torch.randn(2, patches, 11)
+    masks = torch.ones(2, patches)
+    masks[:, ::3], masks[1, ::6] = 0.5, 0.0
+    kernel = PoolingKernel(pads, panels_of(*weights[0], tile), key_value, heads, cells, side)
+    found = kernel.pooled(features, masks)
+    padded = features + pads[0] * (masks == 0)[..., None] + pads[1] * ((masks > 0) & (masks < 1))[..., None]
+    grid = padded.view(2, cells, side, cells, side, 11).permute(0, 1, 3, 2, 4, 5).reshape(2, cells**2, side**2, 11)
+    query, key, value = (
+        F.linear(given, *each).unflatten(3, (heads, 5)).transpose(2, 3)
+        for given, each in zip((grid.mean(dim=2, keepdim=True), grid, grid), weights, strict=True)
+    )
+    expected = F.scaled_dot_product_attention(query, key, value).flatten(2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

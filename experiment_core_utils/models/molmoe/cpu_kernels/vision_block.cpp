@@ -2,26 +2,8 @@
 //
 // A thread takes a span of rows through all that one call does, so that what it makes stays in its second cache.
 
-#include <cmath>
-
 #include "products.h"
-
-struct Norm {
-    const float *weights, *bias;
-    float eps;
-};
-
-static void layer_norm(const float* row, const Norm& norm, float* out, int64_t width) {
-    float sum = 0.0f, square = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < width; i++) sum += row[i];
-    const float mean = sum / width;
-#pragma omp simd reduction(+ : square)
-    for (int64_t i = 0; i < width; i++) square += (row[i] - mean) * (row[i] - mean);
-    const float factor = 1.0f / std::sqrt(square / width + norm.eps);
-#pragma omp simd
-    for (int64_t i = 0; i < width; i++) out[i] = (row[i] - mean) * factor * norm.weights[i] + norm.bias[i];
-}
+#include "vision_rows.h"
 
 static float* normed_span(const float* states, const Norm& norm, int64_t count, int64_t width, Buffer& buffer) {
     float* normed = buffer.of(SPAN * width);

@@ -14,23 +14,26 @@ from experiment_core_utils.models.molmoe.cpu_kernels.products import Panels, Pro
 _PLACE, _WHOLE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
-class _NormPlace(ctypes.Structure):
+class NormPlace(ctypes.Structure):
+    """`Norm` of vision_rows.h."""
+
     _fields_ = (("weights", _PLACE), ("bias", _PLACE), ("eps", ctypes.c_float))
 
     @classmethod
-    def of(cls, norm: nn.LayerNorm) -> "_NormPlace":
+    def of(cls, norm: nn.LayerNorm) -> "NormPlace":
+        """For a call; valid as long as the norm lives."""
         return cls(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
 
 
 @cache
 def _library() -> Any:
     library: Any = built("vision_block.cpp")
-    library.vision_project.argtypes = [_PLACE, _NormPlace, ProductPlace, _PLACE, _WHOLE, _INT]
+    library.vision_project.argtypes = [_PLACE, NormPlace, ProductPlace, _PLACE, _WHOLE, _INT]
     library.vision_finish.argtypes = [
         _PLACE,
         _PLACE,
         ProductPlace,
-        _NormPlace,
+        NormPlace,
         ProductPlace,
         ProductPlace,
         _WHOLE,
@@ -71,19 +74,19 @@ class VisionBlockKernel:
 
     def project(self, states: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """States [R, C] -> out [R, 3 * C]: queries, keys and values of the normed states."""
-        _refuse_others(states, len(states), self.output.columns)
-        _refuse_others(out, len(states), self.joint.columns)
-        norm, places = _NormPlace.of(self.first_norm), (states.data_ptr(), out.data_ptr())
+        refuse_other_rows(states, len(states), self.output.columns)
+        refuse_other_rows(out, len(states), self.joint.columns)
+        norm, places = NormPlace.of(self.first_norm), (states.data_ptr(), out.data_ptr())
         _library().vision_project(places[0], norm, self.joint.place, places[1], len(states), torch.get_num_threads())
         return out
 
     def finish(self, attended: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Both residual sums, into states [R, C]: the output of attended [R, C], and the product through I."""
-        _refuse_others(attended, len(states), self.output.weights.shape[1])
-        _refuse_others(states, len(states), self.output.columns)
+        refuse_other_rows(attended, len(states), self.output.weights.shape[1])
+        refuse_other_rows(states, len(states), self.output.columns)
         places = attended.data_ptr(), states.data_ptr()
         products = self.inner.place, self.outer.place
-        norm, threads = _NormPlace.of(self.second_norm), torch.get_num_threads()
+        norm, threads = NormPlace.of(self.second_norm), torch.get_num_threads()
         _library().vision_finish(*places, self.output.place, norm, *products, len(states), threads)
         return states
 
@@ -105,6 +108,7 @@ def vision_block_kernel(layer: Any, qkv: torch.Tensor, qkv_bias: torch.Tensor) -
     )
 
 
-def _refuse_others(rows: torch.Tensor, count: int, width: int) -> None:
-    if rows.dtype != torch.float32 or not rows.is_contiguous() or rows.shape != (count, width):
-        raise ValueError(f"the kernels of blocks take contiguous float32 [{count}, {width}], not {list(rows.shape)}")
+def refuse_other_rows(rows: torch.Tensor, *size: int) -> None:
+    """Raises ValueError for what the kernels would read wrongly."""
+    if rows.dtype != torch.float32 or not rows.is_contiguous() or rows.shape != size:
+        raise ValueError(f"the kernels of blocks take contiguous float32 {list(size)}, not {list(rows.shape)}")
