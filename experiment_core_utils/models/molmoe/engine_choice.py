@@ -74,9 +74,9 @@ def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES)
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
         prefill, why = _cpu_prefill(decoder, most_copied_bytes)
-        decode, why_decode = _cpu_decode(decoder)
-        reasons: dict[StageName, str] = {"prefill": why, "decode": why_decode}
-        return Engines(prefill, StraightSplitPrefill(decoder, prefill), decode, ways, reasons)
+        steps, why_steps = _cpu_decode(decoder)
+        reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
+        return Engines(prefill, StraightSplitPrefill(decoder, prefill), steps, ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
     decode = CapturedDecode(decoder, graphs)

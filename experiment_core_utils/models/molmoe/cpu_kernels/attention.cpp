@@ -62,18 +62,18 @@ static void score(const float* queries, const float* keys, int64_t seen, int64_t
 // Rows of scores become powers of two over their maximum, zeros behind what each has seen; factors: one over their sums.
 // Lanes are joined for all rows at once: one row's chain of dependent steps would take as long as its exponentials.
 static void soften(float* scores, int64_t padded, const int64_t* seen, float* factors) {
-    float most[LANES][ROWS], sums[LANES][ROWS], maxima[ROWS], totals[ROWS] = {};
+    float most[ROWS][LANES], sums[ROWS][LANES], maxima[ROWS], totals[ROWS] = {};
     for (int row = 0; row < ROWS; row++) {
         float* own = scores + row * padded;
         const int64_t end = (seen[row] + LANES - 1) / LANES * LANES;
         for (int64_t token = seen[row]; token < end; token++) own[token] = -INFINITY;
         Lanes found = all(-INFINITY);
         for (int64_t token = 0; token < end; token += LANES) found = larger(found, lanes(own + token));
-        for (int lane = 0; lane < LANES; lane++) most[lane][row] = found[lane];
+        lanes(most[row]) = found;
         maxima[row] = -INFINITY;
     }
     for (int lane = 0; lane < LANES; lane++)
-        for (int row = 0; row < ROWS; row++) maxima[row] = most[lane][row] > maxima[row] ? most[lane][row] : maxima[row];
+        for (int row = 0; row < ROWS; row++) maxima[row] = most[row][lane] > maxima[row] ? most[row][lane] : maxima[row];
     for (int row = 0; row < ROWS; row++) {
         float* own = scores + row * padded;
         const int64_t end = (seen[row] + LANES - 1) / LANES * LANES;
@@ -84,11 +84,11 @@ static void soften(float* scores, int64_t padded, const int64_t* seen, float* fa
             lanes(own + token) = weight;
             sum += weight;
         }
-        for (int lane = 0; lane < LANES; lane++) sums[lane][row] = sum[lane];
+        lanes(sums[row]) = sum;
         for (int64_t token = seen[row]; token < end; token++) own[token] = 0.0f;
     }
     for (int lane = 0; lane < LANES; lane++)
-        for (int row = 0; row < ROWS; row++) totals[row] += sums[lane][row];
+        for (int row = 0; row < ROWS; row++) totals[row] += sums[row][lane];
     for (int row = 0; row < ROWS; row++) factors[row] = 1.0f / totals[row];
 }
 
@@ -143,6 +143,7 @@ extern "C" void attend(const float* queries, const float* keys, const float* val
     {
         static thread_local Space space;
         space.fit(padded);
+        float *const asked = space.queries, *const scores = space.scores;
         int64_t packed = -1;
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < items; item++) {
@@ -159,20 +160,20 @@ extern "C" void attend(const float* queries, const float* keys, const float* val
             for (int64_t at = first; at < last; at += ROWS) {
                 const int rows = last - at < ROWS ? (int)(last - at) : ROWS;
                 const int64_t seen = causal ? at + rows : tokens;
-                std::memset(space.queries, 0, 4 * ROWS * HEAD);
+                std::memset(asked, 0, 4 * ROWS * HEAD);
                 for (int row = 0; row < rows; row++)
                     for (int d = 0; d < HEAD; d++)
-                        space.queries[row * HEAD + d] = own[(at + row) * query.token + d] * scale;
-                score(space.queries, space.keys, seen, padded, space.scores);
+                        asked[row * HEAD + d] = own[(at + row) * query.token + d] * scale;
+                score(asked, space.keys, seen, padded, scores);
                 float factors[ROWS];
                 int64_t own_seen[ROWS];
                 for (int row = 0; row < ROWS; row++) own_seen[row] = causal && row < rows ? at + row + 1 : seen;
-                soften(space.scores, padded, own_seen, factors);
+                soften(scores, padded, own_seen, factors);
                 // Those of the block that a row does not see; its last vector is zero there already.
                 for (int row = 0; row < ROWS; row++)
                     for (int64_t token = own_seen[row]; token < seen; token++)
-                        space.scores[row * padded + token] = 0.0f;
-                mix(space.scores, padded, space.values, seen, factors, to + at * mixed.token, mixed.token, rows);
+                        scores[row * padded + token] = 0.0f;
+                mix(scores, padded, space.values, seen, factors, to + at * mixed.token, mixed.token, rows);
             }
         }
     }

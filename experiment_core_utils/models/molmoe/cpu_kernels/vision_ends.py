@@ -1,4 +1,4 @@
-"""In: crops or patch features in float32 on the CPU; out: a tower's first states, or pooled windows, by compiled calls."""
+"""In: crops or patch features in float32 on the CPU; out: a tower's first states, or pooled windows, compiled."""
 
 import ctypes
 from dataclasses import dataclass
