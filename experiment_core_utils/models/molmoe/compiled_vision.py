@@ -29,8 +29,7 @@ class CompiledVision(StraightVision):
         self._memory = Rooms()
 
     def _patch_states(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        tower = self._tower
-        states = tower.pre_layernorm(tower.embeddings(pixel_values))
+        tower, states = self._tower, self._embedded(pixel_values)
         crops, tokens, width = states.shape
         features = self._memory.room("features", crops, tokens - 1, width * len(tower.feature_blocks))
         for index, block in enumerate(self._blocks):
@@ -41,6 +40,11 @@ class CompiledVision(StraightVision):
         for crop in padding_crops(pixel_values):
             features[crop] = 0
         return features
+
+    def _embedded(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """[K, 3, S, S] -> states [K, T, C] in front of the blocks, which they may overwrite."""
+        embedded: torch.Tensor = self._tower.pre_layernorm(self._tower.embeddings(pixel_values))
+        return embedded
 
     def _advance(self, block: PackedVisionBlock, states: torch.Tensor) -> None:
         """[K, T, C] through a block, where they lie."""

@@ -9,9 +9,13 @@ from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
 from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedSplitPrefill
 from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
+from experiment_core_utils.models.molmoe.compiled_decode import CompiledDecode
 from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
 from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
+from experiment_core_utils.models.molmoe.cpu_kernels.products import MOST_BYTES, refuse_large
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
+from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
+from experiment_core_utils.models.molmoe.fused_vision import FusedVision
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
@@ -26,6 +30,7 @@ from experiment_core_utils.primitives.records import StageName
 # controller that may choose everything; one takes about half a megabyte.
 MOST_GRAPHS = 4096
 OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
+OWN_PRODUCTS = NO_GRAPHS + ", and products are torch's own: {}"
 
 
 @dataclass(frozen=True)
@@ -47,25 +52,31 @@ class Engines:
     vision: VisionEngine | None = field(default=None)
 
 
-def choose_engines(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> Engines:
+def choose_engines(
+    model: MolmoeForConditionalGeneration, decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES
+) -> Engines:
     """The fastest engine of each stage that takes this model where it is.
+
+    Args:
+        most_copied_bytes: of a tower's or a decoder's weights that a CPU's kernels may hold a second time.
 
     Raises:
         ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.
     """
-    chosen = decoder_engines(decoder)
-    vision, way, reason = _vision_engine(model)
+    chosen = decoder_engines(decoder, most_copied_bytes)
+    vision, way, reason = _vision_engine(model, most_copied_bytes)
     reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
     return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons)
 
 
-def decoder_engines(decoder: PackedDecoder) -> Engines:
+def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES) -> Engines:
     """Without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
         ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
-        prefill, why = _cpu_prefill(decoder)
-        reasons: dict[StageName, str] = {"prefill": why, "decode": NO_GRAPHS}
-        return Engines(prefill, StraightSplitPrefill(decoder, prefill), StraightDecode(decoder), ways, reasons)
+        prefill, why = _cpu_prefill(decoder, most_copied_bytes)
+        steps, why_steps = _cpu_decode(decoder)
+        reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
+        return Engines(prefill, StraightSplitPrefill(decoder, prefill), steps, ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CapturedGraphs(MOST_GRAPHS)
     decode = CapturedDecode(decoder, graphs)
@@ -78,12 +89,15 @@ def decoder_engines(decoder: PackedDecoder) -> Engines:
         return Engines(straight, StraightSplitPrefill(decoder, straight), decode, ways, {"prefill": str(error)})
 
 
-def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine | None, str, str | None]:
+def _vision_engine(
+    model: MolmoeForConditionalGeneration, most_copied_bytes: int
+) -> tuple[VisionEngine | None, str, str | None]:
     """The engine, its way, and why it is not captured."""
     try:
         if model.device.type == "cuda":
             return CapturedVision(pack_vision(model)), "captured", None
-        return CompiledVision(model), "straight", NO_GRAPHS
+        vision, why = _cpu_vision(model, most_copied_bytes)
+        return vision, "straight", why
     except ConfigurationError as error:
         reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
     try:
@@ -92,9 +106,30 @@ def _vision_engine(model: MolmoeForConditionalGeneration) -> tuple[VisionEngine 
         return None, "eager", str(error)
 
 
-def _cpu_prefill(decoder: PackedDecoder) -> tuple[StraightPrefill, str]:
-    """The engine, and why it is not captured; with it why its kernels are torch's own, where they are."""
+def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -> tuple[CompiledVision, str]:
+    """As `_cpu_prefill`; raises ConfigurationError where kernels are torch's own."""
     try:
-        return CompiledPrefill(decoder), NO_GRAPHS
+        refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
+    except ConfigurationError as error:
+        return CompiledVision(model), OWN_PRODUCTS.format(error)
+    return FusedVision(model), NO_GRAPHS
+
+
+def _cpu_prefill(decoder: PackedDecoder, most_copied_bytes: int) -> tuple[StraightPrefill, str]:
+    """The engine, and why it is not captured; with it why its kernels or products are torch's own, where they are."""
+    try:
+        try:
+            refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
+        except ConfigurationError as error:
+            return CompiledPrefill(decoder), OWN_PRODUCTS.format(error)
+        return FusedPrefill(decoder), NO_GRAPHS
     except ConfigurationError as error:
         return StraightPrefill(decoder), OWN_KERNELS.format(error)
+
+
+def _cpu_decode(decoder: PackedDecoder) -> tuple[StraightDecode, str]:
+    """As `_cpu_prefill`."""
+    try:
+        return CompiledDecode(decoder), NO_GRAPHS
+    except ConfigurationError as error:
+        return StraightDecode(decoder), OWN_KERNELS.format(error)

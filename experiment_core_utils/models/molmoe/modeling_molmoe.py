@@ -117,8 +117,12 @@ class MolmoeConnector(nn.Module):
     def project(self, features: torch.Tensor) -> torch.Tensor:
         """[N, P, D * L], padding dealt with -> [N, F, H]."""
         windows = self._windows(features)
-        pooled = self._attend(windows.mean(dim=-2, keepdim=True), windows)
-        pooled = pooled.view(features.shape[0], -1, pooled.shape[-1])
+        attended = self._attend(windows.mean(dim=-2, keepdim=True), windows)
+        return self.project_attended(attended.view(features.shape[0], -1, attended.shape[-1]))
+
+    def project_attended(self, attended: torch.Tensor) -> torch.Tensor:
+        """[N, F, D] behind the attention of each window -> [N, F, H]."""
+        pooled = self.out_proj(attended)
         return self.down_proj(nn.functional.silu(self.gate_proj(pooled)) * self.up_proj(pooled))
 
     def _windows(self, features: torch.Tensor) -> torch.Tensor:
@@ -137,7 +141,7 @@ class MolmoeConnector(nn.Module):
         attended = nn.functional.scaled_dot_product_attention(
             heads(self.q_proj(query)), heads(self.k_proj(windows)), heads(self.v_proj(windows))
         )
-        return self.out_proj(attended.transpose(1, 2).flatten(2))
+        return attended.transpose(1, 2).flatten(2)
 
 
 class MolmoePreTrainedModel(PreTrainedModel):

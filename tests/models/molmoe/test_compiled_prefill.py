@@ -10,6 +10,7 @@ from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
 from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.models.molmoe.engine_choice import decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
@@ -18,6 +19,9 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+
+
+both = pytest.mark.parametrize("kind", [CompiledPrefill, FusedPrefill])
 
 
 def decoder_of(kv_heads: int = 2, normalised: bool = False, heads: int = 2) -> PackedDecoder:
@@ -34,7 +38,7 @@ def run(
 ) -> tuple[torch.Tensor, KeyValueStore]:
     """Row 1 of a store of two requests, with more slots than tokens; what is not written stays not-a-number."""
     torch.manual_seed(tokens)
-    store = KeyValueStore.allocate(decoder, slots=64, batch=2)
+    store = KeyValueStore.allocate(decoder, slots=256, batch=2)
     store.keys.fill_(torch.nan)
     store.values.fill_(torch.nan)
     engine.make_ready(knobs, store, tokens)
@@ -42,13 +46,16 @@ def run(
 
 
 @needs_compiler
+@both
 @pytest.mark.parametrize(("kv_heads", "normalised"), [(2, False), (1, True)])
 @pytest.mark.parametrize("knobs", [DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2, 3)), DecoderKnobs(2, (0,))])
-def test_it_does_what_the_straight_one_does(kv_heads: int, normalised: bool, knobs: DecoderKnobs) -> None:
-    """Prompts of several lengths in the same memory, the longest neither first nor last."""
+def test_it_does_what_the_straight_one_does(
+    kind: type[StraightPrefill], kv_heads: int, normalised: bool, knobs: DecoderKnobs
+) -> None:
+    """Prompts of several lengths in the same memory, the longest neither first nor last, and more than one span."""
     decoder = decoder_of(kv_heads, normalised)
-    compiled, straight = CompiledPrefill(decoder), StraightPrefill(decoder)
-    for tokens in (13, 50, 1, 7):
+    compiled, straight = kind(decoder), StraightPrefill(decoder)
+    for tokens in (13, 250, 1, 7):
         found, expected = run(compiled, decoder, tokens, knobs), run(straight, decoder, tokens, knobs)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
         for mine, theirs in ((found[1].keys, expected[1].keys), (found[1].values, expected[1].values)):
@@ -59,9 +66,10 @@ def test_it_does_what_the_straight_one_does(kv_heads: int, normalised: bool, kno
 
 
 @needs_compiler
-def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing() -> None:
+@both
+def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing(kind: type[StraightPrefill]) -> None:
     decoder, knobs = decoder_of(), DecoderKnobs(4, (0, 1))
-    split, store = StraightSplitPrefill(decoder, CompiledPrefill(decoder)), KeyValueStore.allocate(decoder, 64)
+    split, store = StraightSplitPrefill(decoder, kind(decoder)), KeyValueStore.allocate(decoder, 64)
     said = "64 tokens and a row behind it have no room in a key-value store of 64 slots"
     with pytest.raises(ConfigurationError, match=said):
         split.make_ready(1, knobs, store, 64)
@@ -73,19 +81,52 @@ def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing() -> None:
 
 
 @needs_compiler
-def test_a_prompt_longer_than_the_store_writes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (CompiledPrefill, r"cosines of 65 tokens have to be \[65, 1, 32\], not \[64, 1, 32\]"),
+        (FusedPrefill, r"states have to be contiguous float32 \[64, 64\], not torch.float32 \[65, 64\]"),
+    ],
+)
+def test_a_prompt_longer_than_the_store_writes_nothing(kind: type[StraightPrefill], said: str) -> None:
     decoder = decoder_of()
     store = KeyValueStore.allocate(decoder, 64)
-    with pytest.raises(ValueError, match=r"cosines of 65 tokens have to be \[65, 1, 32\], not \[64, 1, 32\]"):
-        CompiledPrefill(decoder).prefill(torch.randn(65, 64), DecoderKnobs(4, (0, 1)), store)
+    with pytest.raises(ValueError, match=said):
+        kind(decoder).prefill(torch.randn(65, 64), DecoderKnobs(4, (0, 1)), store)
     assert not store.keys.any() and not store.values.any()
 
 
 @needs_compiler
 def test_it_runs_on_the_cpu_where_it_can() -> None:
     engines = decoder_engines(decoder_of())
-    assert isinstance(engines.prefill, CompiledPrefill)
+    assert isinstance(engines.prefill, FusedPrefill)
     assert engines.reasons["prefill"] == "there are no CUDA graphs on the CPU"
+
+
+@needs_compiler
+def test_products_are_torchs_where_copies_of_the_weights_would_be_large() -> None:
+    decoder = decoder_of()
+    wanted = sum(4 * weight.numel() for block in decoder.blocks for weight in vars(block).values())
+    assert isinstance(decoder_engines(decoder, wanted).prefill, FusedPrefill)
+    engines = decoder_engines(decoder, wanted - 1)
+    assert isinstance(engines.prefill, CompiledPrefill)
+    assert engines.reasons["prefill"] == (
+        "there are no CUDA graphs on the CPU, and products are torch's own: "
+        f"a second copy of the weights would take {wanted} bytes, of {wanted - 1} allowed"
+    )
+
+
+@needs_compiler
+@both
+def test_a_state_at_a_pause_is_gone_on_from_twice(kind: type[StraightPrefill]) -> None:
+    """The blocks behind the pause leave the states in front of them as they were."""
+    decoder = decoder_of()
+    store, knobs = KeyValueStore.allocate(decoder, 64), DecoderKnobs(2, (0, 1, 2))
+    split = StraightSplitPrefill(decoder, kind(decoder))
+    split.make_ready(2, knobs, store, 20)
+    torch.manual_seed(0)
+    split.begin(torch.randn(20, 64), None, 2, store)
+    assert torch.equal(split.finish(knobs, store), split.finish(knobs, store))
 
 
 def test_the_straight_one_runs_where_it_cannot() -> None:
@@ -95,7 +136,7 @@ def test_the_straight_one_runs_where_it_cannot() -> None:
         "there are no CUDA graphs on the CPU, and kernels are torch's own: "
         "the attention kernel takes heads in multiples of 32, not 16"
     )
-    with pytest.raises(ConfigurationError, match="float32 on the CPU"):
-        CompiledPrefill(
-            pack_decoder(MolmoeForConditionalGeneration(tiny_config()).eval().to(torch.bfloat16)),
-        )
+    low = pack_decoder(MolmoeForConditionalGeneration(tiny_config()).eval().to(torch.bfloat16))
+    for kind in (CompiledPrefill, FusedPrefill):
+        with pytest.raises(ConfigurationError, match="float32 on the CPU"):
+            kind(low)

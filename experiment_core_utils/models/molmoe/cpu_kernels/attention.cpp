@@ -6,55 +6,36 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
+#include "lanes.h"
+
 #ifdef __AVX512F__
-constexpr int LANES = 16, ROWS = 12;
+constexpr int ROWS = 12;
 #else
-constexpr int LANES = 8, ROWS = 6;
+constexpr int ROWS = 6;
 #endif
 // The width of a tile of keys, and the queries of a work item: a multiple of ROWS.
 constexpr int TILE = 2 * LANES, SPAN = 192;
 static_assert(HEAD % TILE == 0 && SPAN % ROWS == 0, "see above");
-
-typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
 
 // Elements from one batch entry, head or token to the next; the elements of a head are neighbours.
 struct Strides {
     int64_t batch, head, token;
 };
 
-static inline Lanes all(float value) { return Lanes{} + value; }
-static inline Lanes& lanes(float* at) { return *(Lanes*)at; }
-static inline const Lanes& lanes(const float* at) { return *(const Lanes*)at; }
-
-// e^x for x <= 0, to about one unit in the last place; 0 below -87. x = n ln 2 + r, e^r by a polynomial (Cephes).
-static inline Lanes exponential(Lanes x) {
-    // Adding it leaves the nearest whole number in the low bits.
-    const Lanes rounder = all(12582912.0f);
-    const Bits tiny = x < all(-87.0f);
-    const Lanes shifted = x * 1.44269504f + rounder, n = shifted - rounder;
-    const Lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Lanes p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return (Lanes)(((Bits)p + ((Bits)shifted << 23)) & ~tiny);
-}
-
 // Keys tile by tile with the tokens of a tile side by side, zeros behind the last; values token by token.
 static void pack(const float* keys, int64_t key_step, const float* values, int64_t value_step, int64_t tokens,
                  int64_t padded, float* packed_keys, float* packed_values) {
-    for (int64_t token = 0; token < padded; token++)
-        for (int d = 0; d < HEAD; d++)
-            packed_keys[(token / TILE * HEAD + d) * TILE + token % TILE] =
-                token < tokens ? keys[token * key_step + d] : 0.0f;
+    for (int64_t first = 0; first < padded; first += TILE, packed_keys += TILE * HEAD) {
+        const int64_t there = tokens - first < TILE ? tokens - first : TILE;
+        if (there < TILE) std::memset(packed_keys, 0, 4 * TILE * HEAD);
+        for (int64_t token = 0; token < there; token++)
+            for (int d = 0; d < HEAD; d++) packed_keys[d * TILE + token] = keys[(first + token) * key_step + d];
+    }
     for (int64_t token = 0; token < tokens; token++)
-        for (int d = 0; d < HEAD; d++) packed_values[token * HEAD + d] = values[token * value_step + d];
+        std::memcpy(packed_values + token * HEAD, values + token * value_step, 4 * HEAD);
 }
 
 // ROWS queries [ROWS, HEAD] against the first `seen` keys -> scores [ROWS, padded].
@@ -78,21 +59,37 @@ static void score(const float* queries, const float* keys, int64_t seen, int64_t
     }
 }
 
-// A row of scores becomes exponentials over the row's maximum, zeros behind `seen`; returns one over their sum.
-static float soften(float* row, int64_t seen) {
-    const int64_t end = (seen + LANES - 1) / LANES * LANES;
-    for (int64_t token = seen; token < end; token++) row[token] = -INFINITY;
-    Lanes most = all(-INFINITY), sum = {};
-    for (int64_t token = 0; token < end; token += LANES) most = lanes(row + token) > most ? lanes(row + token) : most;
-    float maximum = most[0], total = 0.0f;
-    for (int lane = 1; lane < LANES; lane++) maximum = most[lane] > maximum ? most[lane] : maximum;
-    for (int64_t token = 0; token < end; token += LANES) {
-        const Lanes weight = exponential(lanes(row + token) - maximum);
-        lanes(row + token) = weight;
-        sum += weight;
+// Rows of scores become powers of two over their maximum, zeros behind what each has seen; factors: one over their sums.
+// Lanes are joined for all rows at once: one row's chain of dependent steps would take as long as its exponentials.
+static void soften(float* scores, int64_t padded, const int64_t* seen, float* factors) {
+    float most[ROWS][LANES], sums[ROWS][LANES], maxima[ROWS], totals[ROWS] = {};
+    for (int row = 0; row < ROWS; row++) {
+        float* own = scores + row * padded;
+        const int64_t end = (seen[row] + LANES - 1) / LANES * LANES;
+        for (int64_t token = seen[row]; token < end; token++) own[token] = -INFINITY;
+        Lanes found = all(-INFINITY);
+        for (int64_t token = 0; token < end; token += LANES) found = larger(found, lanes(own + token));
+        lanes(most[row]) = found;
+        maxima[row] = -INFINITY;
     }
-    for (int lane = 0; lane < LANES; lane++) total += sum[lane];
-    return 1.0f / total;
+    for (int lane = 0; lane < LANES; lane++)
+        for (int row = 0; row < ROWS; row++) maxima[row] = most[row][lane] > maxima[row] ? most[row][lane] : maxima[row];
+    for (int row = 0; row < ROWS; row++) {
+        float* own = scores + row * padded;
+        const int64_t end = (seen[row] + LANES - 1) / LANES * LANES;
+        Lanes sum = {};
+#pragma GCC unroll 2
+        for (int64_t token = 0; token < end; token += LANES) {
+            const Lanes weight = power_of_two(lanes(own + token) - maxima[row]);
+            lanes(own + token) = weight;
+            sum += weight;
+        }
+        lanes(sums[row]) = sum;
+        for (int64_t token = seen[row]; token < end; token++) own[token] = 0.0f;
+    }
+    for (int lane = 0; lane < LANES; lane++)
+        for (int row = 0; row < ROWS; row++) totals[row] += sums[row][lane];
+    for (int row = 0; row < ROWS; row++) factors[row] = 1.0f / totals[row];
 }
 
 // Weights [ROWS, padded] times the first `seen` values, each row times its factor -> the first `rows` of out.
@@ -140,13 +137,15 @@ extern "C" void attend(const float* queries, const float* keys, const float* val
                        Strides mixed, int causal, int threads) {
     const int64_t spans = (tokens + SPAN - 1) / SPAN, items = batch * heads * spans;
     const int64_t padded = (tokens + TILE - 1) / TILE * TILE;
-    const float scale = 1.0f / std::sqrt((float)HEAD);
+    // Exponentials are taken as powers of two.
+    const float scale = 1.44269504f / std::sqrt((float)HEAD);
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Space space;
         space.fit(padded);
+        float *const asked = space.queries, *const scores = space.scores;
         int64_t packed = -1;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < items; item++) {
             const int64_t entry = item / spans / heads, head = item / spans % heads, shared = head / sharing;
             if (packed != item / spans) {
@@ -161,19 +160,20 @@ extern "C" void attend(const float* queries, const float* keys, const float* val
             for (int64_t at = first; at < last; at += ROWS) {
                 const int rows = last - at < ROWS ? (int)(last - at) : ROWS;
                 const int64_t seen = causal ? at + rows : tokens;
-                for (int row = 0; row < ROWS; row++)
+                std::memset(asked, 0, 4 * ROWS * HEAD);
+                for (int row = 0; row < rows; row++)
                     for (int d = 0; d < HEAD; d++)
-                        space.queries[row * HEAD + d] = row < rows ? own[(at + row) * query.token + d] * scale : 0.0f;
-                score(space.queries, space.keys, seen, padded, space.scores);
+                        asked[row * HEAD + d] = own[(at + row) * query.token + d] * scale;
+                score(asked, space.keys, seen, padded, scores);
                 float factors[ROWS];
-                for (int row = 0; row < ROWS; row++) {
-                    float* scores = space.scores + row * padded;
-                    factors[row] = soften(scores, causal && row < rows ? at + row + 1 : seen);
-                    // Those of the block that a row does not see; its last vector is zero there already.
-                    for (int64_t token = causal && row < rows ? at + row + 1 : seen; token < seen; token++)
-                        scores[token] = 0.0f;
-                }
-                mix(space.scores, padded, space.values, seen, factors, to + at * mixed.token, mixed.token, rows);
+                int64_t own_seen[ROWS];
+                for (int row = 0; row < ROWS; row++) own_seen[row] = causal && row < rows ? at + row + 1 : seen;
+                soften(scores, padded, own_seen, factors);
+                // Those of the block that a row does not see; its last vector is zero there already.
+                for (int row = 0; row < ROWS; row++)
+                    for (int64_t token = own_seen[row]; token < seen; token++)
+                        scores[row * padded + token] = 0.0f;
+                mix(scores, padded, space.values, seen, factors, to + at * mixed.token, mixed.token, rows);
             }
         }
     }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "rows.h"
+
 // e^x, to about one unit in the last place, x taken into [-87, 87]. x = n ln 2 + r, e^r by a polynomial (Cephes).
 static inline float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
@@ -26,37 +28,12 @@ static inline float exponential(float x) {
     return p;
 }
 
-static inline float inverse_root(const float* row, int64_t width, float eps) {
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < width; i++) sum += row[i] * row[i];
-    return 1.0f / std::sqrt(sum / width + eps);
-}
-
 // [T, W] -> [T, W], each row over its root mean square, times the weights [W].
 extern "C" void normalise(const float* rows, const float* weights, float* out, int64_t tokens, int64_t width, float eps,
                           int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t token = 0; token < tokens; token++) {
-        const float *row = rows + token * width, factor = inverse_root(row, width, eps);
-        float* to = out + token * width;
-#pragma omp simd
-        for (int64_t i = 0; i < width; i++) to[i] = row[i] * factor * weights[i];
-    }
-}
-
-// Heads of one row [N * D], normed over the whole row and turned, to `out` [N, ., D], `step` elements from head to head.
-static void turn(const float* row, const float* weights, const float* cosine, const float* sine, float* out,
-                 int64_t step, int64_t heads, int64_t width, float eps) {
-    const float factor = inverse_root(row, heads * width, eps);
-    const int64_t half = width / 2;
-    for (int64_t head = 0; head < heads; head++, row += width, weights += width, out += step) {
-#pragma omp simd
-        for (int64_t i = 0; i < half; i++) {
-            const float low = row[i] * factor * weights[i], high = row[half + i] * factor * weights[half + i];
-            out[i] = low * cosine[i] + high * sine[i];
-            out[half + i] = high * cosine[half + i] + low * sine[half + i];
-        }
+        normed_row(rows + token * width, weights, out + token * width, width, eps);
     }
 }
 

@@ -1,0 +1,42 @@
+// Vectors of float32 as wide as the processor's, by the vector types of GCC and clang, and what is done with one.
+
+#pragma once
+
+#include <cstdint>
+
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
+
+static inline Lanes all(float value) { return Lanes{} + value; }
+static inline Lanes& lanes(float* at) { return *(Lanes*)at; }
+static inline const Lanes& lanes(const float* at) { return *(const Lanes*)at; }
+static inline Lanes larger(Lanes left, Lanes right) { return left > right ? left : right; }
+
+// 2^x for x <= 127, to about one unit in the last place; 0 below -126.
+// x = n + r with n whole, 2^r by a polynomial (Cephes).
+static inline Lanes power_of_two(Lanes x) {
+    // Adding it leaves the nearest whole number in the low bits.
+    const Lanes rounder = all(12582912.0f);
+    const Bits tiny = x < all(-126.0f);
+    const Lanes shifted = x + rounder, r = x - (shifted - rounder);
+    Lanes p = all(1.535336188319500e-4f);
+    p = p * r + 1.339887440266574e-3f;
+    p = p * r + 9.618437357674640e-3f;
+    p = p * r + 5.550332471162809e-2f;
+    p = p * r + 2.402264791363012e-1f;
+    p = p * r + 6.931472028550421e-1f;
+    p = p * r + 1.0f;
+    return (Lanes)(((Bits)p + ((Bits)shifted << 23)) & ~tiny);
+}
+
+// x / (1 + e^(-slope x))
+static inline Lanes gated(Lanes x, float slope) {
+    const Lanes power = x * (-1.44269504f * slope);
+    return x / (power_of_two(power < all(126.0f) ? power : all(126.0f)) + 1.0f);
+}
