@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.nn.functional import layer_norm
 
 from experiments.controller.environment import Asks, RollOut, drawn
 from experiments.controller.rewards import RewardRecipe, rewards
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
-Teacher = Literal["per_sample", "per_budget"]
+Teacher = Literal["per_sample", "per_budget", "per_neighbours"]
+# Samples whose mean reward tells what is best for a prompt like theirs.
+NEIGHBOURS = 48
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,39 @@ class TabledEnvironment:
         budgets = asks.budgets_s[:, None, None, None]
         return rewards(recipe, self.tables.accuracy[asks.samples], self.tables.latency_s[asks.samples], budgets)
 
-    def best_choices(self, asks: Asks, recipe: RewardRecipe, teacher: Teacher) -> torch.Tensor:
-        """Places of tier, top-k and blocks of the choice with the highest reward, [B, 3].
+    def taught_choices(self, recipe: RewardRecipe, teacher: Teacher) -> torch.Tensor:
+        """Places of tier, top-k and blocks that a teacher has for each sample at each budget, [S, L, 3].
 
-        `per_sample` takes each sample's own best one, `per_budget` the one with the highest mean reward over all
-        samples at the budget, as a lookup table would.
+        `per_sample`: the sample's own best choice, by reward. `per_budget`: the one with the highest mean reward over
+        all samples, as a lookup table would have it. `per_neighbours`: see `best_for_prompts`.
         """
-        if teacher == "per_sample":
-            table = self.reward_table(asks, recipe)
-        else:
-            every = self.reward_table(self.every_ask(), recipe)
-            table = every.unflatten(0, (-1, len(self.tables.budgets_s))).mean(dim=0)[asks.levels]
-        best = table.flatten(1).argmax(dim=1)
-        return torch.stack(torch.unravel_index(best, table.shape[1:]), dim=1)
+        samples, levels = len(self.tables.prompts), len(self.tables.budgets_s)
+        if teacher == "per_neighbours":
+            return self.best_for_prompts(self.tables.prompts, recipe)
+        every = self._rewards_at_budgets(recipe)
+        if teacher == "per_budget":
+            every = every.mean(dim=0, keepdim=True)
+        return _places(every).expand(samples, levels, -1)
+
+    def best_for_prompts(
+        self, prompts: torch.Tensor, recipe: RewardRecipe, neighbours: int = NEIGHBOURS
+    ) -> torch.Tensor:
+        """Prompts [N, H] -> the choice with the highest mean reward over the samples with the nearest ones, [N, L, 3].
+
+        Nearest by Euclidean distance of the normalised prompts, all samples where there are no more than `neighbours`.
+        One sample's score is mostly luck; samples that ask for the same kind of thing share what they need.
+        """
+        own, asked = (layer_norm(each.float(), each.shape[-1:]) for each in (self.tables.prompts, prompts))
+        nearest = torch.cdist(asked, own).topk(min(neighbours, len(own)), largest=False).indices
+        every = self._rewards_at_budgets(recipe)
+        return torch.cat([_places(every[places].mean(dim=0, keepdim=True)) for places in nearest])
+
+    def _rewards_at_budgets(self, recipe: RewardRecipe) -> torch.Tensor:
+        """[S, L, T, K, C]."""
+        return self.reward_table(self.every_ask(), recipe).unflatten(0, (-1, len(self.tables.budgets_s)))
+
+
+def _places(rewards_of_choices: torch.Tensor) -> torch.Tensor:
+    """[..., T, K, C] -> places of the highest, [..., 3]."""
+    best = rewards_of_choices.flatten(-3).argmax(dim=-1)
+    return torch.stack(torch.unravel_index(best, rewards_of_choices.shape[-3:]), dim=-1)

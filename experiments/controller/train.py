@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
@@ -18,6 +19,7 @@ from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.learning_curves import TensorboardCurves, summary_writer, write_curves
 from experiments.controller.rewards import RewardRecipe
+from experiments.controller.tabled_environment import Teacher
 from experiments.controller.training_jobs import TrainingJob, open_job
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.training_summary import summary_of
@@ -55,9 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max_grad_norm", type=float, default=grpo.max_grad_norm, help="(%(default)s)")
     add("--latency_weight", type=float, default=reward.latency_weight, help="of latency / budget (%(default)s)")
     add("--over_budget_penalty", type=float, default=reward.over_budget_penalty, help="(%(default)s)")
-    add("--warm_start", choices=("none", "per_sample", "per_budget"),
-        help="teach first what is best in the tables, for each sample or at a budget (replay without --init_from: "
-        "per_budget, else none)")  # fmt: skip
+    add("--warm_start", choices=("none", *get_args(Teacher)),
+        help="teach first what is best in the tables: for each sample, at a budget, or for similar prompts at a budget "
+        "(replay without --init_from: per_budget, else none)")  # fmt: skip
     add("--warm_start_steps", type=int, default=300, help="(%(default)s)")
     add("--init_from", type=Path, metavar="CHECKPOINT", help="start from the networks of another training")
     add("--training_seed", type=int, default=0, help="of weights, asks and draws (%(default)s)")

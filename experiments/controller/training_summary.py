@@ -39,15 +39,15 @@ def summary_of(job: TrainingJob, run: TrainingRun, spent: Mapping[str, float]) -
 def policies_on(
     tabled: TabledEnvironment, trained_on: TabledEnvironment, run: TrainingRun, recipe: RewardRecipe
 ) -> list[dict[str, Any]]:
-    """Every sample at every budget: the networks' likeliest choices, the table by budget of the samples trained on, and
-    each sample's best, which no policy can know."""
+    """Every sample at every budget: the networks' likeliest choices, the table by budget and the best for similar
+    prompts of the samples trained on, and each sample's best, which no policy can know."""
     asks = tabled.every_ask()
-    learned = tabled.roll_out(run.networks, asks, None).actions[:, [0, 2, 3]]
-    levels = torch.arange(len(trained_on.tables.budgets_s))
-    each_budget = Asks(torch.zeros_like(levels), levels, trained_on.tables.budgets_s)
-    table = trained_on.best_choices(each_budget, recipe, "per_budget")[asks.levels]
-    best = tabled.best_choices(asks, recipe, "per_sample")
-    chosen = {"two_stage": learned, "per_budget": table, "per_sample": best}
+    chosen = {
+        "two_stage": tabled.roll_out(run.networks, asks, None).actions[:, [0, 2, 3]],
+        "per_budget": trained_on.taught_choices(recipe, "per_budget")[0, asks.levels],
+        "per_neighbours": trained_on.best_for_prompts(tabled.tables.prompts, recipe)[asks.samples, asks.levels],
+        "per_sample": tabled.taught_choices(recipe, "per_sample")[asks.samples, asks.levels],
+    }
     return [{"policy": name, **_figures(tabled, asks, choices, recipe)} for name, choices in chosen.items()]
 
 

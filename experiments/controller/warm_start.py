@@ -25,10 +25,11 @@ def warm_start(
     Pauses are drawn evenly among those behind which the best number of blocks is still possible, and are not taught.
     """
     optimiser = torch.optim.Adam([each for each in networks.parameters() if each.requires_grad], lr=learning_rate)
+    taught = environment.taught_choices(recipe, teacher)
     losses = []
     for _ in range(steps):
         asks = environment.draw(BATCH, generator)
-        tiers, top_ks, blocks = environment.best_choices(asks, recipe, teacher).unbind(dim=1)
+        tiers, top_ks, blocks = taught[asks.samples, asks.levels].unbind(dim=1)
         pauses = drawn(networks.possible[:, blocks].T.float().log(), generator)
         states = environment.states(asks, tiers, pauses)
         tier_odds, _, top_k_odds, block_odds = networks.log_odds(

@@ -72,10 +72,9 @@ def test_log_probabilities_are_of_all_actions_together() -> None:
 
 def test_the_known_best_policy_is_what_the_tables_say() -> None:
     environment = synthetic_environment(num_samples=3, num_budgets=12, seed=0)
-    asks = environment.every_ask()
     found = [
         (KNOBS.tiers[tier], KNOBS.top_ks[top_k], KNOBS.block_counts[blocks])
-        for tier, top_k, blocks in environment.best_choices(asks, REWARD, "per_sample").tolist()
+        for tier, top_k, blocks in environment.taught_choices(REWARD, "per_sample").flatten(0, 1).tolist()
     ]
     # Budgets are 0.12, 0.15, … 0.45 s. The easy sample is asked at the fastest choice, 0.1 + 0.001 x 4 x 12 = 0.148 s;
     # the others at the fastest that is right where the budget allows it: to see well takes 0.3 + 0.048 = 0.348 s (from
@@ -141,14 +140,14 @@ def test_another_training_is_not_resumed(tmp_path: Path) -> None:
         TrainingRun(networks_for(environment), environment, plan(6)).resume(tmp_path / "broken.pt")
 
 
-@pytest.mark.parametrize(("teacher", "at_least"), [("per_sample", 0.97), ("per_budget", 0.9)])
+@pytest.mark.parametrize(("teacher", "at_least"), [("per_sample", 0.97), ("per_budget", 0.9), ("per_neighbours", 0.9)])
 def test_a_warm_start_chooses_as_its_teacher(teacher: str, at_least: float) -> None:
     environment = synthetic_environment(num_samples=30, num_budgets=12, seed=0)
     networks = networks_for(environment)
     generator = torch.Generator().manual_seed(0)
     losses = warm_start(networks, environment, REWARD, teacher, 300, 3e-3, generator)  # type: ignore[arg-type]
     rolled = greedy(environment, networks)
-    wanted = environment.best_choices(rolled.asks, REWARD, teacher)  # type: ignore[arg-type]
+    wanted = environment.taught_choices(REWARD, teacher).flatten(0, 1)  # type: ignore[arg-type]
     same = (rolled.actions[:, [0, 2, 3]] == wanted).all(dim=1).double().mean()
     assert losses[-1] < 0.2 * losses[0]
     assert float(same) > at_least

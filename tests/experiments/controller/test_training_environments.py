@@ -131,7 +131,7 @@ def test_a_replay_gives_what_the_grid_measured(networks: TwoStageNetworks, state
         assert rolled.latency_s[row].item() == pytest.approx(2 * score + 0.05)
     # Sample 5 within 0.4 s: seconds 0.05, 0.25, 0.45, … so the second choice is the last that fits.
     at = Asks(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.4], dtype=torch.float64))
-    assert environment.best_choices(at, RewardRecipe(0.01, 1.0), "per_sample").tolist() == [[0, 0, 1]]
+    assert environment.reward_table(at, RewardRecipe(0.01, 1.0)).flatten(1).argmax(dim=1).tolist() == [1]
 
 
 def test_a_grid_with_holes_and_other_values_are_refused(states: RecordedStates) -> None:
