@@ -1,5 +1,6 @@
 """In: tables of what every sample shows, scores and takes at every choice; out: an environment that looks it up."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +12,8 @@ from experiments.controller.rewards import RewardRecipe, rewards
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
 Teacher = Literal["per_sample", "per_budget", "per_neighbours"]
-# Samples whose mean reward tells what is best for a prompt like theirs.
-NEIGHBOURS = 48
+# Share of the samples whose mean reward tells what is best for a prompt like theirs.
+NEIGHBOURHOOD = 0.2
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,15 @@ class TabledEnvironment:
         return _places(every).expand(samples, levels, -1)
 
     def best_for_prompts(
-        self, prompts: torch.Tensor, recipe: RewardRecipe, neighbours: int = NEIGHBOURS
+        self, prompts: torch.Tensor, recipe: RewardRecipe, neighbourhood: float = NEIGHBOURHOOD
     ) -> torch.Tensor:
         """Prompts [N, H] -> the choice with the highest mean reward over the samples with the nearest ones, [N, L, 3].
 
-        Nearest by Euclidean distance of the normalised prompts, all samples where there are no more than `neighbours`.
+        Nearest by Euclidean distance of the normalised prompts; `neighbourhood` is which share of the samples, above 0.
         One sample's score is mostly luck; samples that ask for the same kind of thing share what they need.
         """
         own, asked = (layer_norm(each.float(), each.shape[-1:]) for each in (self.tables.prompts, prompts))
-        nearest = torch.cdist(asked, own).topk(min(neighbours, len(own)), largest=False).indices
+        nearest = torch.cdist(asked, own).topk(math.ceil(neighbourhood * len(own)), largest=False).indices
         every = self._rewards_at_budgets(recipe)
         return torch.cat([_places(every[places].mean(dim=0, keepdim=True)) for places in nearest])
 

@@ -51,8 +51,7 @@ def test_similar_prompts_share_what_they_need() -> None:
     first, second = [[0, 0, 0], [1, 0, 0], [1, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 0, 1]]
     # The likeness is of directions: a prompt ten times as long is the same.
     asked = torch.tensor([[40.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
-    assert made.best_for_prompts(asked, REWARD, neighbours=2).tolist() == [first, second]
-    # With all four as neighbours it is the table by budget, also where more are asked for than there are.
-    table = made.taught_choices(REWARD, "per_budget")
-    assert made.best_for_prompts(PROMPTS, REWARD, neighbours=4).equal(table)
-    assert made.taught_choices(REWARD, "per_neighbours").equal(table)
+    assert made.best_for_prompts(asked, REWARD, neighbourhood=0.5).tolist() == [first, second]
+    # With all four as neighbours it is the table by budget; a fifth of four is a sample alone.
+    assert made.best_for_prompts(PROMPTS, REWARD, neighbourhood=1.0).equal(made.taught_choices(REWARD, "per_budget"))
+    assert made.taught_choices(REWARD, "per_neighbours").equal(made.taught_choices(REWARD, "per_sample"))
