@@ -4,6 +4,8 @@ As `StraightVision`, but for the tower's blocks: attention and the quick GELU ar
 taken inside the products, and states and what lies between them stay in memory that is kept between requests.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 
 from experiment_core_utils.models.molmoe.cpu_kernels.attention import compiled_attention
@@ -13,8 +15,8 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.models.molmoe.straight_vision import PackedVisionBlock, StraightVision, padding_crops
 
 
-class CompiledVision(StraightVision):
-    """A `VisionEngine`.
+class KernelVision(StraightVision, ABC):
+    """A `VisionEngine` whose attention is a compiled kernel; what is between two attentions is for others to say.
 
     Raises:
         ConfigurationError: as of `StraightVision`; the model is not in float32 on the CPU; or the kernels cannot be
@@ -25,7 +27,6 @@ class CompiledVision(StraightVision):
         super().__init__(model)
         refuse_other_places(model.device, model.dtype)
         self._attention = compiled_attention(model.config.vision_config.hidden_size // self._heads)
-        self._kernels = row_kernels()
         self._memory = Rooms()
 
     def _patch_states(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -46,8 +47,23 @@ class CompiledVision(StraightVision):
         embedded: torch.Tensor = self._tower.pre_layernorm(self._tower.embeddings(pixel_values))
         return embedded
 
+    @abstractmethod
     def _advance(self, block: PackedVisionBlock, states: torch.Tensor) -> None:
         """[K, T, C] through a block, where they lie."""
+
+
+class CompiledVision(KernelVision):
+    """A `VisionEngine`; products and norms are torch's own.
+
+    Raises:
+        ConfigurationError: as of `KernelVision`.
+    """
+
+    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+        super().__init__(model)
+        self._kernels = row_kernels()
+
+    def _advance(self, block: PackedVisionBlock, states: torch.Tensor) -> None:
         layer, mlp, rows = block.layer, block.layer.mlp, states.flatten(0, 1)
         joint = self._memory.room("joint", len(rows), len(block.qkv))
         torch.addmm(block.qkv_bias, layer.layer_norm1(rows), block.qkv.t(), out=joint)

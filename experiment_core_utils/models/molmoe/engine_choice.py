@@ -11,7 +11,7 @@ from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedS
 from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
 from experiment_core_utils.models.molmoe.compiled_decode import CompiledDecode
 from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
-from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
+from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision, KernelVision
 from experiment_core_utils.models.molmoe.cpu_kernels.products import MOST_BYTES, refuse_large
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
 from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
@@ -106,7 +106,7 @@ def _vision_engine(
         return None, "eager", str(error)
 
 
-def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -> tuple[CompiledVision, str]:
+def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -> tuple[KernelVision, str]:
     """As `_cpu_prefill`; raises ConfigurationError where kernels are torch's own."""
     try:
         refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)

@@ -7,18 +7,18 @@ of windows. The weights are copied into panels for it.
 
 import torch
 
-from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
+from experiment_core_utils.models.molmoe.compiled_vision import KernelVision
 from experiment_core_utils.models.molmoe.cpu_kernels.vision_block import VisionBlockKernel, vision_block_kernel
 from experiment_core_utils.models.molmoe.cpu_kernels.vision_ends import embedding_kernel, pooling_kernel
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.straight_vision import PackedVisionBlock
 
 
-class FusedVision(CompiledVision):
+class FusedVision(KernelVision):
     """A `VisionEngine`.
 
     Raises:
-        ConfigurationError: as of `CompiledVision`.
+        ConfigurationError: as of `KernelVision`.
     """
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
