@@ -8,9 +8,9 @@ no token of the prompt or of the answer sees it, and the answer is that of the s
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
@@ -107,12 +107,6 @@ def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
     return torch.tensor(model.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
 
-def prompt_state(model: MolmoeStagedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Ids [T] -> what stage 1 reads of the prompt: the mean of its embeddings, [H] in float32; both on the host."""
-    rows = model.host_embeddings[ids.numpy()]
-    return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
-
-
 class AdaptiveModel:
     """MolmoE with a controller; one request at a time.
 
@@ -123,9 +117,7 @@ class AdaptiveModel:
     def __init__(self, model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice) -> None:
         self._staged = model
         self._decider = decider
-        self._blocks = blocks
-        # Copied to the host now, not inside the first request.
-        _ = model.host_embeddings
+        self._active = cache(partial(blocks.blocks, total=model.num_total_blocks))
 
     def make_ready(self, requests: Sequence[Request]) -> None:
         """All that these requests, one at least, need at whatever may be decided, so that it is not in their times.
@@ -136,7 +128,7 @@ class AdaptiveModel:
             return
         choices: dict[str, list[tuple[int, DecoderKnobs]]] = {}
         for first, second in self._decider.possible():
-            active = self._blocks.blocks(second.num_active_blocks, self._staged.num_total_blocks)
+            active = self._active(second.num_active_blocks)
             choices.setdefault(first.tier, []).append((first.pause, DecoderKnobs(second.top_k, active)))
         self._staged.make_split_ready(
             [
@@ -163,7 +155,7 @@ class AdaptiveModel:
             synchronize(device)
             before.mark()
             self._staged.split.reset()
-            first, token = self._decider.first(prompt_state(self._staged, ids), budget_s)
+            first, token = self._decider.first(ids, budget_s)
             before.mark()
             prepared = self._prepared(request, first.tier)
             started = time.perf_counter()
@@ -200,11 +192,9 @@ class AdaptiveModel:
 
         def choose(states: torch.Tensor) -> DecoderKnobs:
             marks.mark()
-            if device.type == "cuda":
-                # The first blocks are still running; elsewhere they are finished, and this would take time.
-                self._decider.rehearse()
+            self._decider.rehearse()
             second = self._decider.second(states)
-            active = self._blocks.blocks(second.num_active_blocks, self._staged.num_total_blocks)
+            active = self._active(second.num_active_blocks)
             marks.mark()
             return DecoderKnobs(second.top_k, active)
 

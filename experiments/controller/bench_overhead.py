@@ -12,8 +12,9 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ from experiment_core_utils.primitives.errors import ConfigurationError, Profiler
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun
+from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
 from experiments.controller.deciders import NetworkDecider
+from experiments.controller.device_odds import DeviceOdds
 from experiments.controller.knob_choices import published_space
-from experiments.controller.live import LiveRequest, prepare_requests
+from experiments.controller.live import prepare_requests
 from experiments.controller.live_environment import request_of
+from experiments.controller.stage_odds import HostOdds, odds_for
 from experiments.controller.training_jobs import LoadedModel, load_model
+from experiments.controller.two_stage_networks import TwoStageNetworks
 from experiments.core_exp.bench_execution import shape_config
 
 WARM_UPS = 2
@@ -77,32 +81,35 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     if not requests or given.rounds < 1:
         raise ConfigurationError(f"{given.rounds} rounds of {len(requests)} samples measure nothing; give some")
     limit = max_new_tokens_of(loaded.config, task)
-    adaptive = AdaptiveModel(loaded.model, NetworkDecider(networks), loaded.blocks)
-    asked = [(request, budget / 1000) for request in requests for budget in given.budgets_ms]
+    odds = odds_for(loaded.model, networks)
+    adaptive = AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
+    asked = [(request_of(request, limit), budget / 1000) for request in requests for budget in given.budgets_ms]
     started = time.perf_counter()
-    adaptive.make_ready([request_of(each, limit) for each in requests])
+    adaptive.make_ready([request for request, _ in asked])
     ready_s = time.perf_counter() - started
+    compared = _Compared(loaded.model, adaptive, _on_host(loaded, networks) if isinstance(odds, DeviceOdds) else None)
     for request, budget_s in asked[:WARM_UPS]:
-        _pair(loaded, adaptive, request, budget_s, limit)
-    pairs = [_pair(loaded, adaptive, *each, limit) for _ in range(given.rounds) for each in asked]
-    runs, plain_s = [run for run, _ in pairs], np.array([seconds for _, seconds in pairs])
+        compared.run(request, budget_s)
+    found = [compared.run(*each) for _ in range(given.rounds) for each in asked]
+    runs, plain_s = [each.adaptive for each in found], np.array([each.plain_s for each in found])
     total_s = np.array([run.times.total_s for run in runs])
-    columns = {
-        "first_stage_ms": np.array([run.times.first_stage_s for run in runs]),
-        "second_stage_ms": np.array([run.times.second_stage_s for run in runs]),
-        "controller_ms": np.array([run.times.controller_s for run in runs]),
-        "adaptive_total_ms": total_s,
-        "plain_total_ms": plain_s,
-        "adaptive_less_plain_ms": total_s - plain_s,
-    }
+    stages = _stages_ms(runs)
+    on_host = [each.on_host for each in found if each.on_host is not None]
     return {
         "device": str(loaded.model.device),
         **_execution(loaded.model),
+        "decided_on": "device" if isinstance(odds, DeviceOdds) else "host",
+        "decided_on_reason": odds.reason,
         "make_ready_s": ready_s,
         "num_runs": len(runs),
+        "choices": Counter(f"{run.choice.key}_pause{run.pause}" for run in runs),
         "num_parameters": sum(each.numel() for each in networks.parameters()),
-        **{name: _spread(1000 * values) for name, values in columns.items()},
-        "controller_share": float(np.median(columns["controller_ms"] / total_s)),
+        **{name: _spread(values) for name, values in stages.items()},
+        "adaptive_total_ms": _spread(1000 * total_s),
+        "plain_total_ms": _spread(1000 * plain_s),
+        "adaptive_less_plain_ms": _spread(1000 * (total_s - plain_s)),
+        "controller_share": float(np.median(stages["controller_ms"] / total_s / 1000)),
+        "on_host": {name: _spread(values) for name, values in _stages_ms(on_host).items()} if on_host else None,
     }
 
 
@@ -133,17 +140,50 @@ def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
     }
 
 
-Pair = tuple[AdaptiveRun, float]
+@dataclass(frozen=True)
+class _Found:
+    """One request.
+
+    Attributes:
+        on_host: with the networks computed on the host; None where that is how `adaptive` ran.
+        plain_s: a plain run at the setting that `adaptive` chose.
+    """
+
+    adaptive: AdaptiveRun
+    on_host: AdaptiveRun | None
+    plain_s: float
 
 
-def _pair(loaded: LoadedModel, adaptive: AdaptiveModel, request: LiveRequest, budget_s: float, limit: int) -> Pair:
-    """One adaptive run, and at once a plain one at the setting that it chose."""
-    run = adaptive.adaptive_generate(request_of(request, limit), budget_s)
-    inputs = loaded.model.to_device(request.prepared[run.choice.tier].inputs)
-    with loaded.model.kept():
-        loaded.model.apply(run.setting)
-        plain = run_staged(loaded.model, inputs, limit)
-    return run, plain.total_s
+@dataclass(frozen=True)
+class _Compared:
+    """The ways that a request runs, one right after the other."""
+
+    model: MolmoeStagedModel
+    adaptive: AdaptiveModel
+    on_host: AdaptiveModel | None
+
+    def run(self, request: Request, budget_s: float) -> _Found:
+        """In each way once."""
+        on_host = None if self.on_host is None else self.on_host.adaptive_generate(request, budget_s)
+        run = self.adaptive.adaptive_generate(request, budget_s)
+        inputs = self.model.to_device(request.prepared[run.choice.tier].inputs)
+        with self.model.kept():
+            self.model.apply(run.setting)
+            plain = run_staged(self.model, inputs, request.max_new_tokens)
+        return _Found(run, on_host, plain.total_s)
+
+
+def _on_host(loaded: LoadedModel, networks: TwoStageNetworks) -> AdaptiveModel:
+    odds = HostOdds(networks, loaded.model.host_embeddings, loaded.model.device)
+    return AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
+
+
+def _stages_ms(runs: Sequence[AdaptiveRun]) -> Mapping[str, np.ndarray]:
+    return {
+        "first_stage_ms": np.array([1000 * run.times.first_stage_s for run in runs]),
+        "second_stage_ms": np.array([1000 * run.times.second_stage_s for run in runs]),
+        "controller_ms": np.array([1000 * run.times.controller_s for run in runs]),
+    }
 
 
 def _spread(values: np.ndarray) -> Mapping[str, float]:

@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from typing import Protocol
 
 import torch
 
-from experiments.controller.host_networks import HostBudget, HostNetworks
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.two_stage_networks import TwoStageNetworks
-
-# Budgets whose token is kept on the device.
-KEPT_BUDGETS = 256
+from experiments.controller.stage_odds import StageOdds
+from experiments.controller.two_stage_networks import ActionSpace
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,11 @@ class Decider(Protocol):
         """All that the two stages may decide."""
         ...
 
-    def first(self, prompt: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
+    def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """Stage 1, and the budget token [1, 1, H] to stand behind the prompt; None for none.
 
         Args:
-            prompt: [H] float32 on the host, mean embedding of the prompt's text.
+            ids: [T] of the prompt's text, on the host.
         """
         ...
 
@@ -79,7 +75,7 @@ class FixedDecider:
         """See `Decider.possible`."""
         return [(self._first, self._second)]
 
-    def first(self, prompt: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
+    def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """See `Decider.first`."""
         return self._first, None
 
@@ -94,31 +90,25 @@ class FixedDecider:
 class NetworkDecider:
     """The networks' decisions: the likeliest, or drawn where there is a generator.
 
-    They are computed on the host, stage 2 from one copy of what the device has to tell; what depends on the budget
-    alone is kept for the last KEPT_BUDGETS of them.
-
     Args:
-        networks: as they are now; the budget token goes to their device, which is the model's.
+        odds: that the networks give.
+        space: theirs.
         generator: of the CPU; None takes the likeliest.
 
     Attributes:
         seen: prompt [H], states [2, H] and actions (tier, pause, top-k, blocks) of the last request, on the CPU.
     """
 
-    def __init__(self, networks: TwoStageNetworks, generator: torch.Generator | None = None) -> None:
-        self._networks = HostNetworks(networks)
-        self._space = networks.space
-        self._device = networks.first_out.weight.device
+    def __init__(self, odds: StageOdds, space: ActionSpace, generator: torch.Generator | None = None) -> None:
+        self._odds = odds
+        self._space = space
         self._generator = generator
-        self._prompt = torch.empty(0)
-        self._states = torch.zeros(2, networks.hidden_size)
         self._actions: list[int] = []
-        self._budget = lru_cache(KEPT_BUDGETS)(self._new_budget)
 
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """See the class."""
-        return self._prompt, self._states, tuple(self._actions)
+        return (*self._odds.seen(), tuple(self._actions))
 
     def possible(self) -> Sequence[Decisions]:
         """See `Decider.possible`."""
@@ -132,32 +122,23 @@ class NetworkDecider:
             if is_possible
         ]
 
-    @torch.inference_mode()
-    def first(self, prompt: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
+    def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
         """See `Decider.first`."""
-        self._prompt = prompt
-        budget, token = self._budget(budget_s)
-        tier, pause = self._networks.first(prompt.numpy(), budget)
-        self._actions = [self._pick(tier), self._pick(pause)]
-        return FirstDecision(self._space.knobs.tiers[self._actions[0]], self._space.pauses[self._actions[1]]), token
+        tier, pause = (self._pick(each) for each in self._odds.first(ids, budget_s))
+        self._actions = [tier, pause]
+        return FirstDecision(self._space.knobs.tiers[tier], self._space.pauses[pause]), self._odds.token()
 
     def rehearse(self) -> None:
-        """See `Decider.rehearse`; with the states of the request before."""
-        self._networks.second(self._states.numpy(), 0, 0)
+        """See `Decider.rehearse`."""
+        self._odds.rehearse()
 
-    @torch.inference_mode()
     def second(self, states: torch.Tensor) -> SecondDecision:
         """See `Decider.second`."""
-        self._states = states.to("cpu", torch.float32)
-        top_k, blocks = self._networks.second(self._states.numpy(), *self._actions[:2])
-        self._actions = [*self._actions[:2], self._pick(top_k), self._pick(blocks)]
+        tier, pause = self._actions[:2]
+        top_k, blocks = self._odds.second(states, tier, pause)
+        self._actions = [tier, pause, self._pick(top_k), self._pick(blocks)]
         knobs = self._space.knobs
         return SecondDecision(knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]])
-
-    def _new_budget(self, budget_s: float) -> tuple[HostBudget, torch.Tensor]:
-        """With its token [1, 1, H] on its way to the device."""
-        budget = self._networks.budget(budget_s)
-        return budget, torch.from_numpy(budget.token)[None, None].to(self._device, non_blocking=True)
 
     def _pick(self, odds: list[float]) -> int:
         if self._generator is None:

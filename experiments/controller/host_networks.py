@@ -16,8 +16,12 @@ from experiments.controller.budget_token import FREQUENCIES, LONGEST_PERIOD, SHO
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
 Array = np.ndarray
+# Log odds of a stage's two actions, not normalised.
+Odds = tuple[list[float], list[float]]
 # As of `layer_norm`, and of the budget token.
 NORM_EPS, RMS_EPS = 1e-5, 1e-8
+# Budgets whose part and token are kept.
+KEPT_BUDGETS = 256
 # OpenBLAS wakes its threads for a product of 9216 weights or more, which takes longer than the product.
 MOST_WEIGHTS = 8192
 
@@ -36,7 +40,11 @@ class HostBudget:
 
 
 class HostNetworks:
-    """`TwoStageNetworks` as they were when this was made, in float32; the numbers differ by rounding alone."""
+    """`TwoStageNetworks` as they were when this was made, in float32; the numbers differ by rounding alone.
+
+    Attributes:
+        chosen: [tiers, pauses, w], what stage 1's choice adds in front of stage 2's inner layer, biases in it.
+    """
 
     def __init__(self, networks: TwoStageNetworks) -> None:
         weights = {name: _frozen(tensor) for name, tensor in networks.state_dict().items()}
@@ -50,7 +58,7 @@ class HostNetworks:
         self._prompt_in = _pieces(weights["prompt_in.weight"])
         self._states_in = [_pieces(half) for half in np.split(weights["states_in.weight"], 2, axis=1)]
         tier, pause = np.split(weights["chosen_in.weight"], [self._tiers])
-        self._chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
+        self.chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
         self._biases = {name: weights[f"{name}.bias"].tolist() for name in ("first_out", "second_out")}
 
     def budget(self, budget_s: float) -> HostBudget:
@@ -62,20 +70,23 @@ class HostNetworks:
         token = raw * (weights["budget.embedding_rms"] / math.sqrt(float(raw @ raw) / len(raw) + RMS_EPS))
         return HostBudget(weights["code_in.weight"] @ code + weights["prompt_in.bias"], token.astype(np.float32))
 
-    def first(self, prompt: Array, budget: HostBudget) -> tuple[list[float], list[float]]:
-        """Stage 1: the prompt [H] and the budget -> log odds of tiers and of pauses, not normalised."""
-        odds = self._odds("first_out", budget.known + self._normed_product(self._prompt_in, prompt))
-        return odds[: self._tiers], odds[self._tiers :]
+    def first(self, prompt: Array, budget: HostBudget) -> Odds:
+        """Stage 1: the prompt [H] and the budget -> odds of tiers and of pauses."""
+        return self.split_first(self._odds("first_out", budget.known + self._normed_product(self._prompt_in, prompt)))
 
-    def second(self, states: Array, tier: int, pause: int) -> tuple[list[float], list[float]]:
-        """Stage 2: states [2, H] and the places of stage 1's choice -> log odds of top-k and of numbers of blocks.
-
-        What is no longer possible has -inf.
-        """
-        inner = self._chosen[tier, pause]
+    def second(self, states: Array, tier: int, pause: int) -> Odds:
+        """Stage 2: states [2, H] and the places of stage 1's choice -> odds of top-k and of numbers of blocks."""
+        inner = self.chosen[tier, pause]
         for pieces, state in zip(self._states_in, states, strict=True):
             inner = inner + self._normed_product(pieces, state)
-        odds = self._odds("second_out", inner)
+        return self.split_second(self._odds("second_out", inner), pause)
+
+    def split_first(self, odds: list[float]) -> Odds:
+        """Stage 1's outputs -> odds of tiers and of pauses."""
+        return odds[: self._tiers], odds[self._tiers :]
+
+    def split_second(self, odds: list[float], pause: int) -> Odds:
+        """Stage 2's outputs -> odds of top-k and of numbers of blocks; what is no longer possible has -inf."""
         possible = zip(odds[self._top_ks :], self._possible[pause], strict=True)
         return odds[: self._top_ks], [each if is_possible else -math.inf for each, is_possible in possible]
 

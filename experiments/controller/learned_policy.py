@@ -10,11 +10,13 @@ from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.adaptive_generation import AdaptiveModel
 from experiments.controller.deciders import NetworkDecider
+from experiments.controller.host_networks import HostNetworks
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.live import AdaptiveAnswer, LiveRequest
 from experiments.controller.live_environment import request_of
 from experiments.controller.policies import RequestFeatures, check_budget
 from experiments.controller.recorded_states import RecordedStates
+from experiments.controller.stage_odds import odds_for
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
 
@@ -25,7 +27,7 @@ class RecordedTwoStage:
     """
 
     def __init__(self, networks: TwoStageNetworks, states: RecordedStates, name: str = "two_stage") -> None:
-        self._decider = NetworkDecider(networks)
+        self._networks = HostNetworks(networks)
         self._space = networks.space
         self._states = states
         self._name = name
@@ -43,12 +45,14 @@ class RecordedTwoStage:
             raise ConfigurationError(
                 f"sample {request.sample_id} of {request.task} has no recorded states; record them, or evaluate live"
             )
-        first, _ = self._decider.first(self._states.prompts[place], budget_s)
-        tier, pause = self._space.knobs.tiers.index(first.tier), self._space.pauses.index(first.pause)
+        odds = self._networks.first(self._states.prompts[place].numpy(), self._networks.budget(budget_s))
+        tier, pause = (each.index(max(each)) for each in odds)
         level = int((self._states.budgets_s.log() - torch.tensor(budget_s, dtype=torch.float64).log()).abs().argmin())
-        states = [self._states.last[place, tier, pause], self._states.tokens[place, tier, pause, level]]
-        second = self._decider.second(torch.stack(states))
-        return KnobChoice(first.tier, second.top_k, second.num_active_blocks)
+        states = torch.stack([self._states.last[place, tier, pause], self._states.tokens[place, tier, pause, level]])
+        odds = self._networks.second(states.numpy(), tier, pause)
+        top_k, blocks = (each.index(max(each)) for each in odds)
+        knobs = self._space.knobs
+        return KnobChoice(knobs.tiers[tier], knobs.top_ks[top_k], knobs.block_counts[blocks])
 
     @cached_property
     def _places(self) -> Mapping[tuple[str, int], int]:
@@ -66,7 +70,8 @@ class TwoStageController:
         max_new_tokens: int,
         name: str = "two_stage",
     ) -> None:
-        self._answering = AdaptiveModel(model, NetworkDecider(networks.to(model.device)), blocks)
+        decider = NetworkDecider(odds_for(model, networks), networks.space)
+        self._answering = AdaptiveModel(model, decider, blocks)
         self._limit = max_new_tokens
         self._name = name
 

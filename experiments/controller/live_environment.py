@@ -15,6 +15,7 @@ from experiments.controller.deciders import Decider, FixedDecider, NetworkDecide
 from experiments.controller.environment import Asks, RollOut
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.live import LiveRequest
+from experiments.controller.stage_odds import odds_for
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
 
@@ -63,7 +64,7 @@ class LiveEnvironment:
 
     def roll_out(self, networks: TwoStageNetworks, asks: Asks, generator: torch.Generator | None) -> RollOut:
         """See `Environment.roll_out`; one ask after the other."""
-        decider = NetworkDecider(networks, generator)
+        decider = NetworkDecider(odds_for(self._model, networks), networks.space, generator)
         answering = AdaptiveModel(self._model, decider, self._blocks)
         answering.make_ready([request_of(each, self._limit) for each in self._requests])
         runs, seen = [], []

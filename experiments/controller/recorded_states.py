@@ -16,8 +16,9 @@ from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.tasks.interface import Sample, Task
-from experiments.controller.adaptive_generation import prompt_ids, prompt_state
+from experiments.controller.adaptive_generation import prompt_ids
 from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.stage_odds import mean_embedding
 from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
@@ -116,4 +117,4 @@ def _states(
         traced = trace_prefill(model.model, inputs["input_ids"], features, space.pauses[-1], rows)
         last.append(traced.last.float().cpu()[places])
         tokens.append(traced.appended.float().cpu()[places])
-    return prompt_state(model, prompt_ids(model, prompt)), torch.stack(last), torch.stack(tokens)
+    return mean_embedding(model.host_embeddings, prompt_ids(model, prompt)), torch.stack(last), torch.stack(tokens)

@@ -19,6 +19,7 @@ from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveTimes, Request
 from experiments.controller.deciders import Decider, FixedDecider, NetworkDecider
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.stage_odds import odds_for
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 
 # Of 4 blocks block 1 is the least important: 3 blocks are 0, 2 and 3, 2 blocks are 0 and 3.
@@ -87,7 +88,7 @@ def test_the_budget_changes_the_choice_but_not_the_answer_of_a_choice(
     # Odds far from even, so that the draw of untrained networks is their own.
     for head in (networks.first_out, networks.second_out):
         head.weight.data.mul_(50)
-    decider = NetworkDecider(networks)
+    decider = NetworkDecider(odds_for(model, networks), networks.space)
     found = AdaptiveModel(model, decider, SCORES).adaptive_generate(request, budget_s)
     assert found.token_ids == plain_tokens(model, request, found.setting)
     prompt, states, actions = decider.seen
@@ -98,7 +99,7 @@ def test_the_budget_changes_the_choice_but_not_the_answer_of_a_choice(
 
 def test_stage_2_sees_the_budget_and_not_only_the_prompt(model: MolmoeStagedModel) -> None:
     networks = TwoStageNetworks(action_space(KNOBS, SCORES, pauses=(1,)), 32, embedding_rms=0.2, seed=1)
-    decider = NetworkDecider(networks)
+    decider = NetworkDecider(odds_for(model, networks), networks.space)
     seen = []
     for budget_s in (0.1, 0.2):
         AdaptiveModel(model, decider, SCORES).adaptive_generate(asked(), budget_s)

@@ -19,10 +19,11 @@ from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.adaptive_generation import AdaptiveModel, Request, prompt_state
+from experiments.controller.adaptive_generation import AdaptiveModel, Request
 from experiments.controller.deciders import FixedDecider, NetworkDecider
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.paused_stages import AheadPausedStages, PausedStages
+from experiments.controller.stage_odds import odds_for
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from tests.models.molmoe.executions import eager_and_graph
 
@@ -75,7 +76,7 @@ def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], 
             head.weight.data.mul_(50)
         runs, seen = [], []
         for model in models.values():
-            decider = NetworkDecider(networks)
+            decider = NetworkDecider(odds_for(model, networks), space)
             runs.append(AdaptiveModel(model, decider, BlockChoice()).adaptive_generate(request_, budget_s))
             seen.append(decider.seen)
         torch.testing.assert_close(seen[1][0], seen[0][0], rtol=0, atol=0)
@@ -83,15 +84,6 @@ def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], 
         assert seen[1][2] == seen[0][2] and runs[1].token_ids == runs[0].token_ids
         chosen.add((runs[0].choice, runs[0].pause))
     assert len(chosen) > 1
-
-
-def test_the_prompt_state_is_the_mean_of_the_embeddings(models: dict[str, MolmoeStagedModel]) -> None:
-    model = models["eager"]
-    with torch.no_grad():
-        expected = model.model.get_input_embeddings()(torch.tensor([7, 9, 9, 30])).mean(dim=0)
-    torch.testing.assert_close(prompt_state(model, torch.tensor([7, 9, 9, 30])), expected, rtol=1e-6, atol=1e-7)
-    # A prompt without a text says nothing.
-    assert not prompt_state(model, torch.tensor([], dtype=torch.long)).any()
 
 
 def test_an_answer_without_a_picture(models: dict[str, MolmoeStagedModel]) -> None:
@@ -139,7 +131,10 @@ def test_captured_answers_are_those_of_the_modules(tiny_checkpoint: Path, reques
         config = parse_config([*flags, "--execution", execution])
         model = load_staged_model(config, find_model(str(tiny_checkpoint)), torch.device("cuda"))
         assert isinstance(model, MolmoeStagedModel)
-        deciders = [NetworkDecider(networks, torch.Generator().manual_seed(seed)) for seed in range(4)]
+        # The device's odds, so that they are seen to be those of the modules' own embeddings too.
+        odds = odds_for(model, networks)
+        assert odds.reason is None
+        deciders = [NetworkDecider(odds, space, torch.Generator().manual_seed(seed)) for seed in range(4)]
         for adaptive in (AdaptiveModel(model, decider, BlockChoice()) for decider in deciders):
             adaptive.make_ready([request_])
             run = adaptive.adaptive_generate(request_, 0.5)

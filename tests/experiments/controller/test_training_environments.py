@@ -27,6 +27,7 @@ from experiments.controller.policies import RequestFeatures
 from experiments.controller.recorded_states import RecordedStates, load_states, record_states
 from experiments.controller.replay_environment import grid_space, replay_environment
 from experiments.controller.rewards import RewardRecipe
+from experiments.controller.stage_odds import odds_for
 from experiments.controller.training_run import TrainingPlan, TrainingRun, load_networks
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 
@@ -84,7 +85,7 @@ def test_recorded_states_are_what_a_running_request_shows(
 ) -> None:
     assert states.prompts.shape == (3, WIDTH) and states.last.shape == (3, 2, 2, WIDTH)
     assert states.tokens.shape == (3, 2, 2, 2, WIDTH)
-    decider = NetworkDecider(networks)
+    decider = NetworkDecider(odds_for(model, networks), networks.space)
     for place, request in enumerate(requests):
         for level, budget_s in enumerate(BUDGETS_S):
             AdaptiveModel(model, decider, BLOCKS).adaptive_generate(request_of(request, LIMIT), budget_s)
