@@ -24,8 +24,8 @@ MOST_EXPERTS, MOST_WIDTH = 128, 4096
 # Graphs kept; one holds its list of launches and next to no memory of its own.
 MOST_GRAPHS = 512
 # From so many requests on a step that reads weights once for all of them was the faster one on an H200, at MolmoE-1B's
-# widths and top-k 8; with 4 it was not.
-FEWEST_TOGETHER = 8
+# widths and top-k 8 as well as 1; with 4 it was not.
+FEWEST_TOGETHER = 6
 # Its products take columns in steps of this at least.
 COLUMNS_AT_ONCE = 16
 # Launch with overlap (programmatic dependent launch) came with compute capability 9.
