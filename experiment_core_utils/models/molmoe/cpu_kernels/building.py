@@ -1,6 +1,6 @@
 """In: a C++ source of this folder and its constants; out: its functions, compiled here.
 
-The compiler is run once a process for each of them, for about a second.
+The compiler runs for about a second for each of them; what it made is kept for later processes.
 """
 
 import ctypes
@@ -9,8 +9,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from experiment_core_utils.models.molmoe.cpu_kernels.kept_libraries import keep, kept_file
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 FOLDER = Path(__file__).parent
@@ -21,20 +24,40 @@ MOST_S = 60.0  # that a run of the compiler may take
 
 
 def built(source: str, **constants: int) -> ctypes.CDLL:
-    """The library of a source, its constants defined.
+    """The library of a source, its constants defined; as it was compiled before, where it was.
 
     Raises:
         ConfigurationError: there is no compiler or no temporary folder, the compiler refuses or takes too long, or what
             it made cannot be loaded.
     """
-    compiler = _compiler()
-    defined = [f"-D{name}={value}" for name, value in constants.items()]
+    compiler, options = _compiler(), [*FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
+    try:
+        kept = kept_file([*compiler, *options, source], [*sorted(FOLDER.glob("*.cpp")), *sorted(FOLDER.glob("*.h"))])
+    except ConfigurationError:
+        # A user without a folder of his own.
+        return _compiled(compiler, options, source, None)
+    if kept.is_file():
+        try:
+            return _loaded(kept, source)
+        except ConfigurationError:
+            # Damaged, or of a system that is no longer this one: it is made again.
+            pass
+    return _compiled(compiler, options, source, kept)
+
+
+def _compiled(compiler: Sequence[str], options: Sequence[str], source: str, kept: Path | None) -> ctypes.CDLL:
+    """A new library, and a copy of it at `kept` where that can be."""
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             code, library = Path(folder, "code.o"), Path(folder, "library.so")
-            _run([*compiler, *FLAGS, *defined, "-c", str(FOLDER / source), "-o", str(code)], source)
+            _run([*compiler, *options, "-c", str(FOLDER / source), "-o", str(code)], source)
             _run([*compiler, "-shared", str(code), "-o", str(library)], source)
-            return _loaded(library, source)
+            loaded = _loaded(library, source)
+            if kept is not None:
+                with suppress(ConfigurationError):
+                    # Then the next process compiles it, too.
+                    keep(library, kept)
+            return loaded
     except OSError as error:
         raise ConfigurationError(f"{source} has no temporary folder to be compiled in: {first_line(error)}") from None
 
