@@ -75,42 +75,34 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     """
     loaded = load_model(rest) if given.shape is None else shaped_model(given.shape, rest)
     networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
-    task = open_task(loaded.config)
-    ids = draw_samples(task, loaded.config).sample_ids
-    requests, _ = prepare_requests(loaded.model, task, ids, networks.space.knobs.tiers)
-    if not requests or given.rounds < 1:
-        raise ConfigurationError(f"{given.rounds} rounds of {len(requests)} samples measure nothing; give some")
-    limit = max_new_tokens_of(loaded.config, task)
+    asked = _asked(loaded, networks.space.knobs.tiers, given.budgets_ms)
+    if not asked or given.rounds < 1:
+        raise ConfigurationError(f"{given.rounds} rounds of {len(asked)} requests measure nothing; give some")
     odds = odds_for(loaded.model, networks)
     adaptive = AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
-    asked = [(request_of(request, limit), budget / 1000) for request in requests for budget in given.budgets_ms]
     started = time.perf_counter()
     adaptive.make_ready([request for request, _ in asked])
     ready_s = time.perf_counter() - started
     compared = _Compared(loaded.model, adaptive, _on_host(loaded, networks) if isinstance(odds, DeviceOdds) else None)
     for request, budget_s in asked[:WARM_UPS]:
         compared.run(request, budget_s)
-    found = [compared.run(*each) for _ in range(given.rounds) for each in asked]
-    runs, plain_s = [each.adaptive for each in found], np.array([each.plain_s for each in found])
-    total_s = np.array([run.times.total_s for run in runs])
-    stages = _stages_ms(runs)
-    on_host = [each.on_host for each in found if each.on_host is not None]
     return {
         "device": str(loaded.model.device),
         **_execution(loaded.model),
         "decided_on": "device" if isinstance(odds, DeviceOdds) else "host",
         "decided_on_reason": odds.reason,
         "make_ready_s": ready_s,
-        "num_runs": len(runs),
-        "choices": Counter(f"{run.choice.key}_pause{run.pause}" for run in runs),
         "num_parameters": sum(each.numel() for each in networks.parameters()),
-        **{name: _spread(values) for name, values in stages.items()},
-        "adaptive_total_ms": _spread(1000 * total_s),
-        "plain_total_ms": _spread(1000 * plain_s),
-        "adaptive_less_plain_ms": _spread(1000 * (total_s - plain_s)),
-        "controller_share": float(np.median(stages["controller_ms"] / total_s / 1000)),
-        "on_host": {name: _spread(values) for name, values in _stages_ms(on_host).items()} if on_host else None,
+        **_summary([compared.run(*each) for _ in range(given.rounds) for each in asked]),
     }
+
+
+def _asked(loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]) -> list[tuple[Request, float]]:
+    """Each sample that can be used, prepared at all tiers, with each budget in seconds."""
+    task = open_task(loaded.config)
+    requests, _ = prepare_requests(loaded.model, task, draw_samples(task, loaded.config).sample_ids, tiers)
+    limit = max_new_tokens_of(loaded.config, task)
+    return [(request_of(request, limit), budget / 1000) for request in requests for budget in budgets_ms]
 
 
 def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
@@ -178,11 +170,29 @@ def _on_host(loaded: LoadedModel, networks: TwoStageNetworks) -> AdaptiveModel:
     return AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
 
 
-def _stages_ms(runs: Sequence[AdaptiveRun]) -> Mapping[str, np.ndarray]:
+def _summary(found: Sequence[_Found]) -> dict[str, Any]:
+    """Of one request at least."""
+    runs, on_host = [each.adaptive for each in found], [each.on_host for each in found if each.on_host is not None]
+    total_s, plain_s = np.array([run.times.total_s for run in runs]), np.array([each.plain_s for each in found])
+    controller_s = np.array([run.times.controller_s for run in runs])
     return {
-        "first_stage_ms": np.array([1000 * run.times.first_stage_s for run in runs]),
-        "second_stage_ms": np.array([1000 * run.times.second_stage_s for run in runs]),
-        "controller_ms": np.array([1000 * run.times.controller_s for run in runs]),
+        "num_runs": len(runs),
+        "choices": Counter(f"{run.choice.key}_pause{run.pause}" for run in runs),
+        **_stages_ms(runs),
+        "adaptive_total_ms": _spread(1000 * total_s),
+        "plain_total_ms": _spread(1000 * plain_s),
+        "adaptive_less_plain_ms": _spread(1000 * (total_s - plain_s)),
+        "controller_share": float(np.median(controller_s / total_s)),
+        "on_host": _stages_ms(on_host) if on_host else None,
+    }
+
+
+def _stages_ms(runs: Sequence[AdaptiveRun]) -> Mapping[str, Mapping[str, float]]:
+    times = [run.times for run in runs]
+    return {
+        "first_stage_ms": _spread(np.array([1000 * each.first_stage_s for each in times])),
+        "second_stage_ms": _spread(np.array([1000 * each.second_stage_s for each in times])),
+        "controller_ms": _spread(np.array([1000 * each.controller_s for each in times])),
     }
 
 

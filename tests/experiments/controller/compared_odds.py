@@ -36,7 +36,7 @@ def compared(device: torch.device, dtype: torch.dtype, recorder: Recorder | None
         ids = torch.randint(VOCABULARY, (length,), generator=generator)
         budget_s = 10.0 ** (2 * place - 3)
         tier, pause = place, 2 * place
-        states = 10 ** place * torch.randn(2, WIDTH, generator=generator) - 0.5
+        states = 10**place * torch.randn(2, WIDTH, generator=generator) - 0.5
         found = [ours.first(ids, budget_s), ours.second(states.to(device), tier, pause)]
         expected = [host.first(ids, budget_s), host.second(states, tier, pause)]
         for one, other in zip(found, expected, strict=True):

@@ -26,6 +26,10 @@ def test_one_request(tmp_path: Path, capsys: pytest.CaptureFixture[str], executi
     found = json.loads(capsys.readouterr().out)
     assert (found["device"], found["execution"], found["split_reason"]) == ("cpu", runs_as, None)
     assert found["num_runs"] == 1 and found["make_ready_s"] > 0
+    # On the CPU nothing else is there to decide, and nothing to compare with.
+    assert (found["decided_on"], found["decided_on_reason"], found["on_host"]) == ("host", None, None)
+    ((choice, number),) = found["choices"].items()
+    assert choice.startswith("tier-") and "_pause" in choice and number == 1
     # Of one run the median is the run.
     at = {name: found[name]["p50"] for name in TIMES}
     assert at["controller_ms"] == pytest.approx(at["first_stage_ms"] + at["second_stage_ms"])
@@ -37,4 +41,4 @@ def test_one_request(tmp_path: Path, capsys: pytest.CaptureFixture[str], executi
 def test_no_rounds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_config(num_hidden_layers=5).save_pretrained(tmp_path)
     assert main(["--shape", str(tmp_path), "--rounds", "0", "--num_samples", "1", "--device", "cpu"]) == 2
-    assert "0 rounds of 1 samples measure nothing" in capsys.readouterr().err
+    assert "0 rounds of 1 requests measure nothing" in capsys.readouterr().err
