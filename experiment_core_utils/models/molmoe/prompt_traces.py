@@ -1,7 +1,7 @@
 """In: prompts that begin alike, with a picture or without, and rows; out: what stands behind each of the first blocks.
 
-By engines what the prompts share runs once, and of the last of these blocks its keys and values alone; by modules every
-prompt runs as a whole (`trace_prefill`).
+By engines or by modules, what the prompts share runs once; by engines of the last of these blocks its keys and values
+alone.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from experiment_core_utils.models.graph_capture import refused_without_memory
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.split_prefill import TracedPrefill, trace_prefill
+from experiment_core_utils.models.molmoe.shared_prefill import trace_prompts
+from experiment_core_utils.models.molmoe.split_prefill import TracedPrefill
 from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
 from experiment_core_utils.models.molmoe.straight_tail import StraightTail
 from experiment_core_utils.primitives.device import release_cached_memory
@@ -47,11 +48,7 @@ class PromptTraces:
 
         Where engines cannot be made ready, modules run from then on.
 
-        Args:
-            shared: [1, T], their first tokens, at least one; the features' places are among them.
-            texts: [S] of each, the tokens behind them; S may be 0.
-            blocks: P, from the first on.
-            rows: embeddings [R, H].
+        The arguments are those of `trace_prompts`.
         """
         stages, tail = self._stages, self._tail
         if stages is not None and tail is not None and self.reason is None:
@@ -65,8 +62,7 @@ class PromptTraces:
             # Not in the handler: until its end the error holds what was half made.
             stages.drop_unready()
             release_cached_memory(shared.device)
-        prompts = (torch.cat([shared, text[None]], dim=1) for text in texts)
-        return [trace_prefill(self._model, prompt, features, blocks, rows) for prompt in prompts]
+        return trace_prompts(self._model, shared, features, texts, blocks, rows)
 
 
 def _tail_of(stages: LaunchFreeStages) -> StraightTail:

@@ -8,6 +8,7 @@ import torch
 
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.prompt_tail import tail_mask, tail_positions
 from experiment_core_utils.models.molmoe.straight_decoder import RotaryTable, StraightPrefill
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -48,20 +49,11 @@ class StraightTail:
             )
         if len(self._rotary.cosine) <= last:
             self._rotary = RotaryTable.of(self._decoder, store.slots)
-        device = store.keys.device
-        rotary = self._rotary.rows(torch.arange(shared, end, device=device).clamp_(max=last))
-        seen = tail_mask(shared, len(text), len(rows)).to(device)
+        sizes, device = (shared, len(text), len(rows)), store.keys.device
+        rotary, seen = self._rotary.rows(tail_positions(*sizes).to(device)), tail_mask(*sizes).to(device)
         states, behind = torch.cat([text, rows.to(text.dtype)]), []
         for index in range(blocks):
             kept = store.keys[index, 0, :, :end], store.values[index, 0, :, :end]
             states = self._blocks.tail_block(index, states, kept, rotary, seen)
             behind.append(states)
         return torch.stack(behind)
-
-
-def tail_mask(shared: int, tokens: int, rows: int) -> torch.Tensor:
-    """[S + R, shared + S + R] on the host: what each of S tokens and R rows behind `shared` tokens sees."""
-    seen = torch.ones(tokens + rows, shared + tokens + rows, dtype=torch.bool)
-    seen[:, shared:].tril_()
-    seen[tokens:, shared + tokens :] = torch.eye(rows, dtype=torch.bool)
-    return seen

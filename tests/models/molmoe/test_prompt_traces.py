@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
@@ -13,10 +16,11 @@ from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
+from experiment_core_utils.models.molmoe.prompt_tail import tail_mask, tail_positions
 from experiment_core_utils.models.molmoe.prompt_traces import PromptTraces
 from experiment_core_utils.models.molmoe.split_prefill import begin_prefill
 from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
-from experiment_core_utils.models.molmoe.straight_tail import StraightTail, tail_mask
+from experiment_core_utils.models.molmoe.straight_tail import StraightTail
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -92,6 +96,36 @@ def test_every_prompt_is_what_it_is_alone_at_every_pause_with_every_row(
     assert traces.reason is None
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_modules_run_what_is_shared_once(attention: str) -> None:
+    """39 tokens; then the last shared one with each text of 2 and 6 tokens and the 5 rows."""
+    model, asked = model_of(32, 2), Asked(32, (2, 6))
+    model.set_attn_implementation(attention)
+    lengths = lengths_through(model)
+    PromptTraces(model, None).trace(asked.shared, asked.features, asked.texts, 1, asked.rows)
+    assert lengths == [39, 1 + 2 + 5, 1 + 6 + 5]
+    asked.refuse_others(model, PromptTraces(model, None), 1e-5)
+
+
+def test_attention_that_may_take_no_mask_gets_whole_prompts() -> None:
+    """Of 42 and 46 tokens; the rows are a batch of one token each."""
+    AttentionInterface.register("another", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    AttentionMaskInterface.register("another", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    model, asked = model_of(32, 2), Asked(32, (2, 6))
+    model.set_attn_implementation("another")
+    lengths = lengths_through(model)
+    PromptTraces(model, None).trace(asked.shared, asked.features, asked.texts, 1, asked.rows)
+    assert lengths == [42, 1, 46, 1]
+    asked.refuse_others(model, PromptTraces(model, None), 1e-5)
+
+
+def lengths_through(model: MolmoeForConditionalGeneration) -> list[int]:
+    """Grows by the number of tokens of each call of block 0."""
+    lengths: list[int] = []
+    model.all_blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    return lengths
+
+
 @needs_compiler
 def test_compiled_blocks_run_where_there_are_some() -> None:
     assert isinstance(LaunchFreeStages(model_of(64, 1)).engines.prefill, FusedPrefill)
@@ -133,6 +167,7 @@ def test_a_row_sees_the_prompt_and_itself_alone() -> None:
         [1, 1, 1, 1, 1, 0],
         [1, 1, 1, 1, 0, 1],
     ]
+    assert tail_positions(2, 2, 2).tolist() == [2, 3, 4, 4]
 
 
 def test_a_store_without_room_is_refused() -> None:
