@@ -18,7 +18,7 @@ from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.progress_bar import SampleLines
-from experiment_core_utils.tasks.interface import Task
+from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.adaptive_generation import prompt_state
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.picture_questions import PictureQuestion, SampleKey, asked_by_picture
@@ -144,7 +144,8 @@ class _Recorder:
 
     def _of_picture(self, questions: Sequence[PictureQuestion]) -> list[_States]:
         """Raises SampleError where one of them cannot be used."""
-        traced = [self._traced(tier, questions) for tier in self._space.knobs.tiers]
+        sample = questions[0].read()
+        traced = [self._traced(sample, tier, questions) for tier in self._space.knobs.tiers]
         return [
             (
                 prompt_state(self._model, question.text),
@@ -154,8 +155,9 @@ class _Recorder:
             for place, question in enumerate(questions)
         ]
 
-    def _traced(self, tier: str, questions: Sequence[PictureQuestion]) -> list[TracedPrefill]:
-        model, sample = self._model, questions[0].read()
+    def _traced(self, sample: Sample, tier: str, questions: Sequence[PictureQuestion]) -> list[TracedPrefill]:
+        """The sample's picture without its text, and each text behind it."""
+        model = self._model
         prepared = model.prepare(sample, "", tier_target(tier).crops)
         for question in questions:
             model.refuse_longer_prompt(question.key[1], prepared.shape.prompt_tokens + len(question.text))
