@@ -1,4 +1,7 @@
-"""In: settings and samples as they are done; out: nested bars where a person watches, else a line a minute."""
+"""In: settings and samples as they are done; out: nested bars where a person watches, else a line a minute.
+
+Work on samples that has no settings writes a line each half minute, whoever watches.
+"""
 
 import sys
 import time
@@ -11,6 +14,7 @@ from tqdm import tqdm
 from experiment_core_utils.primitives.units import span
 
 UNWATCHED_INTERVAL_S = 60.0
+SAMPLES_INTERVAL_S = 30.0
 
 
 class Progress(Protocol):
@@ -143,6 +147,41 @@ class ProgressLines:
         print(
             f"setting {self._started}/{self._num_settings} {self._key}: "
             f"{self._in_setting}/{self._per_setting} samples; {span(gone)} gone{left}",
+            file=self._stream,
+            flush=True,
+        )
+
+
+class SampleLines:
+    """A line when the work begins and when it is done, and between them at most one each half minute.
+
+    Args:
+        work: what is done to the samples, to begin the line with.
+    """
+
+    def __init__(
+        self, work: str, samples: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._work = work
+        self._samples = samples
+        self._stream = stream if stream is not None else sys.stderr
+        self._clock = clock
+        self._begun = clock()
+        self._done = 0
+        self._write()
+
+    def advance(self, samples: int = 1) -> None:
+        """So many more are done."""
+        self._done += samples
+        if samples and (self._done == self._samples or self._clock() - self._written >= SAMPLES_INTERVAL_S):
+            self._write()
+
+    def _write(self) -> None:
+        self._written = self._clock()
+        gone, owed = self._written - self._begun, self._samples - self._done
+        left = f", about {span(gone / self._done * owed)} left" if self._done and owed else ""
+        print(
+            f"{self._work}: {self._done}/{self._samples} samples; {span(gone)} gone{left}",
             file=self._stream,
             flush=True,
         )

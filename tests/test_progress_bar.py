@@ -2,7 +2,7 @@
 
 import io
 
-from experiment_core_utils.progress_bar import ProgressBars, ProgressLines, progress_of
+from experiment_core_utils.progress_bar import ProgressBars, ProgressLines, SampleLines, progress_of
 
 
 class Terminal(io.StringIO):
@@ -55,3 +55,20 @@ def test_other_processes_say_nothing() -> None:
             progress.start("first", already_done=0)
             progress.advance()
         assert stream.getvalue() == ""
+
+
+def test_work_on_samples_gets_a_line_each_half_minute() -> None:
+    now = [0.0]
+    log = io.StringIO()
+    lines = SampleLines("recording states", 8, log, clock=lambda: now[0])
+    for samples in (1, 1, 1, 3, 2):
+        now[0] += 20.0
+        lines.advance(samples)
+    assert log.getvalue().splitlines() == [
+        "recording states: 0/8 samples; 0 s gone",
+        # 2 done in 40 s; 6 owed
+        "recording states: 2/8 samples; 40 s gone, about 2 min left",
+        # 6 done in 80 s; 2 owed
+        "recording states: 6/8 samples; 1 min gone, about 27 s left",
+        "recording states: 8/8 samples; 2 min gone",
+    ]

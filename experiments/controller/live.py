@@ -226,6 +226,6 @@ def requests_of(requests: Sequence[LiveRequest], metric: Metric) -> Requests:
     """As the arithmetic of outcomes takes them."""
     return Requests(
         tasks=tuple(request.task_name for request in requests),
-        pictures=tuple(f"{request.task_name} {request.sample.image_id}" for request in requests),
+        pictures=tuple(request.sample.image_id for request in requests),
         best=np.full(len(requests), metric.best),
     )

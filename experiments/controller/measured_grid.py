@@ -119,7 +119,7 @@ def _grid_of(study: Study, sweep: Sweep | None) -> MeasuredGrid:
         choices=choices,
         tasks=tuple(task for task, _ in keys),
         sample_ids=tuple(sample_id for _, sample_id in keys),
-        pictures=tuple(f"{grid.task} {picture}" for grid in grids for picture in grid.pictures),
+        pictures=tuple(picture for grid in grids for picture in grid.pictures),
         scores=_side_by_side(grids, choices, lambda grid: grid.scores),
         best=np.array([grid.best for grid in grids for _ in grid.sample_ids]),
         total_s=_side_by_side(grids, choices, lambda grid: grid.total_ms) / 1000,
@@ -189,16 +189,22 @@ def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
 
 
 def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[MeasuredGrid, MeasuredGrid]:
-    """Two parts without a picture in common: about `share` of the pictures of each task, and the rest.
+    """Two parts without a picture in common, whatever tasks ask about it: about `share` of each task's pictures, and
+    the rest.
 
     Raises:
         ResultsError: one of them would be empty.
     """
     generator = np.random.default_rng(seed)
     first: set[str] = set()
+    rest: set[str] = set()
     for task in dict.fromkeys(grid.tasks):
-        own = sorted({picture for picture, of in zip(grid.pictures, grid.tasks, strict=True) if of == task})
-        first |= {own[place] for place in generator.permutation(len(own))[: round(share * len(own))]}
+        own = {picture for picture, of in zip(grid.pictures, grid.tasks, strict=True) if of == task}
+        free = sorted(own - first - rest)
+        wanted = max(round(share * len(own)) - len(own & first), 0)
+        drawn = {free[place] for place in generator.permutation(len(free))[:wanted]}
+        first |= drawn
+        rest |= set(free) - drawn
     mask = np.array([picture in first for picture in grid.pictures])
     if mask.all() or not mask.any():
         raise ResultsError(

@@ -1,5 +1,7 @@
 """In: a frozen model, samples, budgets; out: what both stages would see of each sample, as a file.
 
+What samples of one picture have in common runs once for all of them, tier by tier.
+
 The states behind the pauses hold for the budget token that they were recorded with, so that token is in the file, and a
 training on them leaves it as it is.
 """
@@ -11,18 +13,22 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.split_prefill import trace_prefill
+from experiment_core_utils.models.molmoe.split_prefill import TracedPrefill
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import tier_target
+from experiment_core_utils.progress_bar import SampleLines
 from experiment_core_utils.tasks.interface import Sample, Task
-from experiments.controller.adaptive_generation import prompt_ids
 from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.picture_questions import PictureQuestion, SampleKey, asked_by_picture
 from experiments.controller.stage_odds import mean_embedding
 from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
 STATES = FileKind("controller_states", 1, "states.pt")
+
+# Of one sample: prompt [H], last [T, P, H] and tokens [T, P, L, H].
+_States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,44 +83,85 @@ def record_states(
     networks: TwoStageNetworks,
     budgets_s: Sequence[float],
     source: Mapping[str, str],
+    progress: SampleLines | None = None,
 ) -> RecordedStates:
-    """Run vision and the first blocks of every sample at every tier once.
+    """Run vision and the first blocks at every tier: once for each picture, and behind it each sample's text.
 
     Args:
-        asked: task and sample id.
+        asked: task and sample id; those that come back are in this order.
         networks: their budget token is recorded; on the model's device.
+        progress: is told of each sample that is done, failed ones among them.
 
     Raises:
         ResultsError: no sample could be used.
     """
     budgets = torch.tensor(budgets_s, dtype=torch.float64)
-    rows = networks.budget_token(budgets)
-    found, failed = {}, {}
+    recorder = _Recorder(model, networks.space, networks.budget_token(budgets))
+    pictures, failed = asked_by_picture(model, asked)
+    found: dict[SampleKey, _States] = {}
+    if progress is not None:
+        progress.advance(len(failed))
     with model.kept():
-        for task, sample_id in asked:
-            try:
-                sample = task[sample_id]
-                found[task.name, sample_id] = _states(model, task, sample, networks.space, rows)
-            except SampleError as error:
-                failed[f"{task.name} {sample_id}"] = str(error)
+        for questions in pictures:
+            seen, refused = recorder.states(questions)
+            found.update(seen)
+            failed.update(refused)
+            if progress is not None:
+                progress.advance(len(questions))
     if not found:
         raise ResultsError(f"none of {len(asked)} samples could be used: {next(iter(failed.values()), 'none given')}")
-    prompts, last, tokens = (torch.stack(column) for column in zip(*found.values(), strict=True))
+    keys = tuple(key for key in dict.fromkeys((task.name, sample_id) for task, sample_id in asked) if key in found)
+    prompts, last, tokens = (torch.stack(column) for column in zip(*(found[key] for key in keys), strict=True))
     weights = {name: tensor.cpu() for name, tensor in networks.budget.state_dict().items()}
-    return RecordedStates(tuple(found), prompts, last, tokens, budgets, networks.space, weights, failed, dict(source))
+    reasons = {f"{task} {sample_id}": reason for (task, sample_id), reason in failed.items()}
+    return RecordedStates(keys, prompts, last, tokens, budgets, networks.space, weights, reasons, dict(source))
 
 
-def _states(
-    model: MolmoeStagedModel, task: Task, sample: Sample, space: ActionSpace, rows: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Prompt [H], last [T, P, H] and tokens [T, P, L, H] of one sample."""
-    prompt = task.prompt(sample)
-    last, tokens = [], []
-    places = torch.tensor(space.pauses) - 1
-    for tier in space.knobs.tiers:
-        inputs = model.to_device(model.prepare(sample, prompt, tier_target(tier).crops).inputs)
+class _Recorder:
+    """What both stages would see of the samples of one picture."""
+
+    def __init__(self, model: MolmoeStagedModel, space: ActionSpace, rows: torch.Tensor) -> None:
+        self._model = model
+        self._space = space
+        self._rows = rows
+        self._places = torch.tensor(space.pauses) - 1
+
+    def states(self, questions: Sequence[PictureQuestion]) -> tuple[dict[SampleKey, _States], dict[SampleKey, str]]:
+        """Of each sample its states, or why there are none."""
+        try:
+            return dict(zip((each.key for each in questions), self._of_picture(questions), strict=True)), {}
+        except SampleError as error:
+            if len(questions) == 1:
+                return {}, {questions[0].key: str(error)}
+        # One by one: each has its own reason, and a text that is too long is none for the others.
+        found: dict[SampleKey, _States] = {}
+        failed: dict[SampleKey, str] = {}
+        for question in questions:
+            alone, refused = self.states([question])
+            found.update(alone)
+            failed.update(refused)
+        return found, failed
+
+    def _of_picture(self, questions: Sequence[PictureQuestion]) -> list[_States]:
+        """Raises SampleError where one of them cannot be used."""
+        sample = questions[0].read()
+        traced = [self._traced(sample, tier, questions) for tier in self._space.knobs.tiers]
+        return [
+            (
+                mean_embedding(self._model.host_embeddings, question.text),
+                torch.stack([tier[place].last.float().cpu()[self._places] for tier in traced]),
+                torch.stack([tier[place].appended.float().cpu()[self._places] for tier in traced]),
+            )
+            for place, question in enumerate(questions)
+        ]
+
+    def _traced(self, sample: Sample, tier: str, questions: Sequence[PictureQuestion]) -> list[TracedPrefill]:
+        """The sample's picture without its text, and each text behind it."""
+        model = self._model
+        prepared = model.prepare(sample, "", tier_target(tier).crops)
+        for question in questions:
+            model.refuse_longer_prompt(question.key[1], prepared.shape.prompt_tokens + len(question.text))
+        inputs = model.to_device(prepared.inputs)
+        texts = [question.text.to(model.device) for question in questions]
         features = model.encode_image(inputs)
-        traced = trace_prefill(model.model, inputs["input_ids"], features, space.pauses[-1], rows)
-        last.append(traced.last.float().cpu()[places])
-        tokens.append(traced.appended.float().cpu()[places])
-    return mean_embedding(model.host_embeddings, prompt_ids(model, prompt)), torch.stack(last), torch.stack(tokens)
+        return model.prompt_traces.trace(inputs["input_ids"], features, texts, self._space.pauses[-1], self._rows)

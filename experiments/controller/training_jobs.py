@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.progress_bar import SampleLines
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.environment import Environment
@@ -208,7 +209,8 @@ def _record(
     total, own = loaded.model.num_total_blocks, loaded.model.default_top_k
     networks = loaded.networks(grid_space(train_part, total, own), plan.seed, given.init_from)
     budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
-    return record_states(loaded.model, asked, networks, budgets_s, loaded.described), networks
+    progress = SampleLines("recording states", len(asked))
+    return record_states(loaded.model, asked, networks, budgets_s, loaded.described, progress), networks
 
 
 def _networks_of(states: RecordedStates, seed: int, init_from: Path | None) -> TwoStageNetworks:

@@ -46,3 +46,13 @@ class FusedPrefill(StraightPrefill):
         own_top_k = top_k if index else self._decoder.default_top_k
         states, self._chosen[index] = kernel.finish(given, attended, own_top_k)
         return states
+
+    def tail_block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """See `StraightPrefill.tail_block`."""
+        kernel, given, decoder = self._kernels[index], states.contiguous(), self._decoder
+        own = kept[0][:, -len(states) :], kept[1][:, -len(states) :]
+        queries = kernel.project(given, (rotary.cosine, rotary.sine), own, decoder.num_heads)
+        states, self._chosen[index] = kernel.finish(given, self._looked_at(queries, kept, seen), decoder.default_top_k)
+        return states

@@ -7,6 +7,7 @@ those of a plain prefill, whatever the rows are.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -81,7 +82,7 @@ def begin_prefill(
     if appended is not None:
         embedded = torch.cat([embedded, appended.to(embedded.dtype)], dim=1)
     cache = DynamicCache(config=model.config.text_config)
-    states = _run(model, range(blocks_run), embedded, cache)
+    states = run_blocks(model, range(blocks_run), embedded, cache)
     for layer in cache.layers[:blocks_run]:
         assert layer.keys is not None and layer.values is not None
         layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
@@ -104,7 +105,7 @@ def finish_prefill(
     model.set_knobs(top_k, blocks)
     # One layer for each block that runs, as in a plain prefill.
     del paused.cache.layers[len(blocks) :]
-    states = _run(model, blocks[ran:], paused.states, paused.cache)
+    states = run_blocks(model, blocks[ran:], paused.states, paused.cache)
     normed = model.model.language_model.norm(states[:, -1])
     return model.lm_head(normed), DecodeState(paused.cache, *model.active_setting)
 
@@ -141,15 +142,19 @@ def trace_prefill(
     cache = DynamicCache(config=model.config.text_config)
     last, behind = [], []
     for block in range(blocks):
-        states = _run(model, [block], states, cache)
-        appended = _run(model, [block], appended, _BehindPrompt(cache, len(rows)), start=states.shape[1])
+        states = run_blocks(model, [block], states, cache)
+        appended = run_blocks(model, [block], appended, BehindPrompt(cache, len(rows)), start=states.shape[1])
         last.append(states[0, -1])
         behind.append(appended[:, 0])
     return TracedPrefill(torch.stack(last), torch.stack(behind))
 
 
-class _BehindPrompt:
-    """A cache for single rows: each sees the prompt and itself, and is not kept."""
+class BehindPrompt:
+    """A cache for what stands behind a prompt and is not kept.
+
+    Args:
+        rows: so many stand there, each alone; they are a batch.
+    """
 
     def __init__(self, prompt: Cache, rows: int) -> None:
         self._prompt = prompt
@@ -167,21 +172,33 @@ class _BehindPrompt:
         )
 
 
-def _run(
+def run_blocks(
     model: MolmoeForConditionalGeneration,
     blocks: Sequence[int],
     states: torch.Tensor,
-    cache: "Cache | _BehindPrompt",
+    cache: Cache | BehindPrompt,
     start: int = 0,
 ) -> torch.Tensor:
     """[B, T, H] through these blocks as one prompt from position `start`; of T = 1 all of the cache is seen."""
-    decoder = model.model.language_model
     positions = torch.arange(start, start + states.shape[1], device=states.device)[None]
+    config = model.model.language_model.config
     # Without the cache and positions: it is as long as the prompt already, and positions are searched for packed ones.
     mask = create_causal_mask(
-        config=decoder.config, inputs_embeds=states, attention_mask=None, past_key_values=None, position_ids=None
+        config=config, inputs_embeds=states, attention_mask=None, past_key_values=None, position_ids=None
     )
-    rotations = decoder.rotary_emb(states, positions)
+    return run_placed(model, blocks, states, cache, positions, mask)
+
+
+def run_placed(
+    model: MolmoeForConditionalGeneration,
+    blocks: Sequence[int],
+    states: torch.Tensor,
+    cache: Cache | BehindPrompt,
+    positions: torch.Tensor,
+    mask: Any,
+) -> torch.Tensor:
+    """[B, T, H] at positions [1, T] through these blocks, with whatever mask the attention takes."""
+    rotations = model.model.language_model.rotary_emb(states, positions)
     for block in blocks:
         states = model.all_blocks[block](
             states,

@@ -29,6 +29,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.models.molmoe.prompt_traces import PromptTraces
 from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
@@ -101,12 +102,7 @@ class MolmoeStagedModel:
             raise SampleError(f"sample {sample.sample_id}: its picture cannot be used ({first_line(error)})") from error
         preprocess_s = time.perf_counter() - started
         tokens = inputs["input_ids"].shape[1]
-        context = self.model.config.text_config.max_position_embeddings
-        if tokens > context:
-            raise SampleError(
-                f"sample {sample.sample_id}: its prompt of {tokens} tokens is longer than the model's context of "
-                f"{context}"
-            )
+        self.refuse_longer_prompt(sample.sample_id, tokens)
         if sample.image is None:
             return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
         images = self.processor.image_processor
@@ -120,6 +116,14 @@ class MolmoeStagedModel:
         text_tokens = tokens - vision_tokens - markers
         shape = RequestShape(theoretical, actual, vision_tokens, markers, text_tokens, preprocess_s)
         return PreparedRequest(inputs, shape)
+
+    def refuse_longer_prompt(self, sample_id: int, tokens: int) -> None:
+        """Raises SampleError for a prompt that is longer than the model's context."""
+        context = self.model.config.text_config.max_position_embeddings
+        if tokens > context:
+            raise SampleError(
+                f"sample {sample_id}: its prompt of {tokens} tokens is longer than the model's context of {context}"
+            )
 
     def _geometry(self, tiling: tuple[int, int]) -> VisionGeometry:
         crops = tiling[0] * tiling[1]
@@ -234,6 +238,11 @@ class MolmoeStagedModel:
             self._split = EagerSplit(self.model, self._eager, refusal)
             stages.drop_unready()
             release_cached_memory(self.device)
+
+    @cached_property
+    def prompt_traces(self) -> PromptTraces:
+        """Traces of the first blocks, by what runs the whole requests."""
+        return PromptTraces(self.model, self._launch_free)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""

@@ -186,6 +186,25 @@ class StraightPrefill(_Straight):
         """[T, H] -> [T, H]; the block's keys and values go into `kept`, both [KV, T, D]."""
         return self._passed(index, states, kept, rotary, top_k, len(states))
 
+    def tail_block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H] behind a block with the model's own experts; keys and values go into the last T slots.
+
+        Args:
+            kept: both [KV, E, D], filled before those.
+            seen: [T, E], which slots each row looks at.
+        """
+        block, top_k = self._decoder.blocks[index], self._decoder.default_top_k
+        queries, keys, values = self._projected(block, states, rotary, len(states))
+        for slots, new in zip(kept, (keys, values), strict=True):
+            _written(slots[:, -len(states) :], new.transpose(0, 1))
+        return self._finished(index, states, self._looked_at(queries.transpose(0, 1), kept, seen), top_k)
+
+    def _looked_at(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
+        """[Q, T, D] -> [T, Q * D]."""
+        return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
+
     def _last_block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
     ) -> torch.Tensor:
