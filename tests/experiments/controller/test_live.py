@@ -120,5 +120,5 @@ def test_warm_up_runs_each_tiling_once(model, requests):
 def test_requests_know_task_picture_and_best_score(requests):
     found = requests_of(requests, METRIC)
     assert found.tasks == ("reference_vqa",) * 3
-    assert found.pictures[0] == f"reference_vqa {requests[0].sample.image_id}"
+    assert found.pictures[0] == requests[0].sample.image_id
     assert np.array_equal(found.best, np.ones(3))

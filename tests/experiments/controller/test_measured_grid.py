@@ -31,7 +31,7 @@ def test_results_become_a_grid_in_order_of_the_knobs(tmp_path: Path):
     assert made.choices == (KnobChoice("low", 2, 3), KnobChoice("low", 2, 4), KnobChoice("high", 2, 3))
     assert made.tasks == ("signs", "signs")
     assert made.sample_ids == (0, 1)
-    assert made.pictures == ("signs picture-0", "signs picture-1")
+    assert made.pictures == ("picture-0", "picture-1")
     assert made.total_s.tolist() == [[1.0, 0.5], [1.0, 1.0], [1.0, 1.0]]
     assert made.scores.tolist() == [[1.0, 0.5], [1.0, 1.0], [1.0, 1.0]]
     assert made.metrics == {"signs": "read_off"}
@@ -98,6 +98,20 @@ def test_parts_have_no_picture_in_common():
         assert len(calibration) + len(rest) == 4
     with pytest.raises(ResultsError, match="3 pictures cannot be parted at 0.1"):
         split_by_picture(made, 0.1, 0)
+
+
+def test_tasks_that_ask_about_the_same_pictures_are_parted_together() -> None:
+    """Two tasks; b is a picture of both."""
+    made = replace(
+        grid(),
+        tasks=("signs", "signs", "words", "words"),
+        pictures=("a", "b", "b", "c"),
+    )
+    for seed in range(5):
+        calibration, rest = split_by_picture(made, 0.5, seed)
+        assert not set(calibration.pictures) & set(rest.pictures)
+        # One of the two of each task: of the second task's, b where the first task has it, or else c.
+        assert sorted(calibration.tasks) == sorted(rest.tasks) == ["signs", "words"]
 
 
 def test_a_lookup_is_built_from_a_folder_by_command(tmp_path: Path, capsys):
