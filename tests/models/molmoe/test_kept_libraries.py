@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS, FOLDER, built
-from experiment_core_utils.models.molmoe.cpu_kernels.kept_libraries import keep, kept_file
+from experiment_core_utils.models.molmoe.cpu_kernels.kept_libraries import is_whole, keep, kept_file
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 SOURCES = [FOLDER / "rows.cpp"]
@@ -55,12 +55,29 @@ def test_other_constants_and_another_compiler_are_another_library(
     assert runs(noted) == 6 and len(list(cache.iterdir())) == 3
 
 
-def test_a_damaged_file_is_made_again(cache: Path, noted: Path) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.75, 0.99])
+def test_a_file_that_was_cut_off_is_made_again(cache: Path, noted: Path, share: float) -> None:
+    """Loaded as it is, such a file ends the process by a bus error."""
     built("rows.cpp")
     (kept,) = cache.iterdir()
-    kept.write_bytes(b"no library")
+    # A new file: the old one is in use here.
+    content = kept.read_bytes()
+    kept.unlink()
+    kept.write_bytes(content[: int(share * len(content))])
     assert callable(built("rows.cpp").normalise)
-    assert runs(noted) == 4 and kept.stat().st_size > 1000
+    assert runs(noted) == 4 and kept.read_bytes() == content
+
+
+def test_a_file_that_is_no_library_is_made_again(cache: Path, noted: Path) -> None:
+    built("rows.cpp")
+    (kept,) = cache.iterdir()
+    kept.unlink()
+    no_library = cache.parent / "no_library"
+    no_library.write_bytes(b"no library")
+    keep(no_library, kept)
+    assert is_whole(kept)
+    assert callable(built("rows.cpp").normalise)
+    assert runs(noted) == 4 and len(list(cache.iterdir())) == 1
 
 
 def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, cache: Path, noted: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from experiment_core_utils.models.molmoe.cpu_kernels.kept_libraries import keep, kept_file
+from experiment_core_utils.models.molmoe.cpu_kernels.kept_libraries import is_whole, keep, kept_file
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 FOLDER = Path(__file__).parent
@@ -36,12 +36,10 @@ def built(source: str, **constants: int) -> ctypes.CDLL:
     except ConfigurationError:
         # A user without a folder of his own.
         return _compiled(compiler, options, source, None)
-    if kept.is_file():
-        try:
+    if is_whole(kept):
+        # Of a system that is no longer this one it may not load; then it is made again.
+        with suppress(ConfigurationError):
             return _loaded(kept, source)
-        except ConfigurationError:
-            # Damaged, or of a system that is no longer this one: it is made again.
-            pass
     return _compiled(compiler, options, source, kept)
 
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, first_li
 CPU_FACTS = Path("/proc/cpuinfo")
 # What `-march=native` looks at, by the names of x86 and of Arm.
 FACTS = ("model name", "flags", "CPU part", "Features")
+SEAL_BYTES = hashlib.sha256().digest_size
 
 
 def kept_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
@@ -29,18 +31,41 @@ def kept_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
 
 
 def keep(library: Path, kept: Path) -> None:
-    """Put the library there whole, whoever else does the same at that time.
+    """Put the library there whole, whoever else does the same at that time; see `is_whole`.
 
     Raises:
         ConfigurationError: the folder cannot be written to.
     """
-    own = kept.with_name(f"{kept.name}.{os.getpid()}")
+    content = library.read_bytes()
     try:
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        shutil.copyfile(library, own)
-        own.replace(kept)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
+            own = Path(file.name)
+            try:
+                file.write(content + _seal(content))
+                file.close()
+                own.replace(kept)
+            except OSError:
+                own.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise ConfigurationError(f"{kept.parent} does not keep compiled kernels: {first_line(error)}") from None
+
+
+def is_whole(kept: Path) -> bool:
+    """Whether the file is there as `keep` left it: to load a library that was cut off ends the process.
+
+    Its last bytes are a digest of all before them, which the system's loader does not look at.
+    """
+    try:
+        content = kept.read_bytes()
+    except OSError:
+        return False
+    return content[-SEAL_BYTES:] == _seal(content[:-SEAL_BYTES])
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _cache_folder() -> Path:
