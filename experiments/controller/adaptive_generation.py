@@ -122,8 +122,9 @@ class AdaptiveModel:
     def make_ready(self, requests: Sequence[Request]) -> None:
         """All that these requests, one at least, need at whatever may be decided, so that it is not in their times.
 
-        Where modules run there is nothing to do.
+        Where modules run only the decider has something to do.
         """
+        self._decider.make_ready(max(len(prompt_ids(self._staged, request.prompt)) for request in requests))
         if isinstance(self._staged.split, EagerSplit):
             return
         choices: dict[str, list[tuple[int, DecoderKnobs]]] = {}

@@ -10,6 +10,7 @@ counted. With `--shape` weights are random and answers are as long as they may b
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections import Counter
@@ -137,32 +138,47 @@ class _Found:
     """One request.
 
     Attributes:
+        new_budget: at a budget that was never asked for, next to the one that was.
         on_host: with the networks computed on the host; None where that is how `adaptive` ran.
         plain_s: a plain run at the setting that `adaptive` chose.
     """
 
     adaptive: AdaptiveRun
+    new_budget: AdaptiveRun
     on_host: AdaptiveRun | None
     plain_s: float
 
 
-@dataclass(frozen=True)
 class _Compared:
-    """The ways that a request runs, one right after the other."""
+    """The ways that a request runs, one right after the other, in an order that is drawn anew each time."""
 
-    model: MolmoeStagedModel
-    adaptive: AdaptiveModel
-    on_host: AdaptiveModel | None
+    def __init__(self, model: MolmoeStagedModel, adaptive: AdaptiveModel, on_host: AdaptiveModel | None) -> None:
+        self._model = model
+        self._adaptive = adaptive
+        self._on_host = on_host
+        self._order = random.Random(0)
+        self._runs = 0
 
     def run(self, request: Request, budget_s: float) -> _Found:
-        """In each way once."""
-        on_host = None if self.on_host is None else self.on_host.adaptive_generate(request, budget_s)
-        run = self.adaptive.adaptive_generate(request, budget_s)
-        inputs = self.model.to_device(request.prepared[run.choice.tier].inputs)
-        with self.model.kept():
-            self.model.apply(run.setting)
-            plain = run_staged(self.model, inputs, request.max_new_tokens)
-        return _Found(run, on_host, plain.total_s)
+        """In each way once; the plain one last, since it needs a choice."""
+        self._runs += 1
+        ways: dict[str, tuple[AdaptiveModel, float]] = {
+            "adaptive": (self._adaptive, budget_s),
+            "new_budget": (self._adaptive, budget_s * (1 + 1e-6 * self._runs)),
+        }
+        if self._on_host is not None:
+            ways["on_host"] = self._on_host, budget_s
+        order = list(ways)
+        self._order.shuffle(order)
+        runs = {name: ways[name][0].adaptive_generate(request, ways[name][1]) for name in order}
+        plain_s = self._plain_s(request, runs["adaptive"])
+        return _Found(runs["adaptive"], runs["new_budget"], runs.get("on_host"), plain_s)
+
+    def _plain_s(self, request: Request, run: AdaptiveRun) -> float:
+        inputs = self._model.to_device(request.prepared[run.choice.tier].inputs)
+        with self._model.kept():
+            self._model.apply(run.setting)
+            return run_staged(self._model, inputs, request.max_new_tokens).total_s
 
 
 def _on_host(loaded: LoadedModel, networks: TwoStageNetworks) -> AdaptiveModel:
@@ -179,6 +195,7 @@ def _summary(found: Sequence[_Found]) -> dict[str, Any]:
         "num_runs": len(runs),
         "choices": Counter(f"{run.choice.key}_pause{run.pause}" for run in runs),
         **_stages_ms(runs),
+        "new_budget_first_stage_ms": _spread(np.array([1000 * each.new_budget.times.first_stage_s for each in found])),
         "adaptive_total_ms": _spread(1000 * total_s),
         "plain_total_ms": _spread(1000 * plain_s),
         "adaptive_less_plain_ms": _spread(1000 * (total_s - plain_s)),

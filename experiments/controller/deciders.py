@@ -42,6 +42,10 @@ class Decider(Protocol):
         """All that the two stages may decide."""
         ...
 
+    def make_ready(self, most_ids: int) -> None:
+        """Whatever prompts of so many ids need beforehand."""
+        ...
+
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """Stage 1, and the budget token [1, 1, H] to stand behind the prompt; None for none.
 
@@ -74,6 +78,9 @@ class FixedDecider:
     def possible(self) -> Sequence[Decisions]:
         """See `Decider.possible`."""
         return [(self._first, self._second)]
+
+    def make_ready(self, most_ids: int) -> None:
+        """See `Decider.make_ready`; nothing."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """See `Decider.first`."""
@@ -121,6 +128,10 @@ class NetworkDecider:
             for count, is_possible in zip(knobs.block_counts, left, strict=True)
             if is_possible
         ]
+
+    def make_ready(self, most_ids: int) -> None:
+        """See `Decider.make_ready`."""
+        self._odds.make_ready(most_ids)
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
         """See `Decider.first`."""

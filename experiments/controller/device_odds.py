@@ -72,10 +72,14 @@ class DeviceOdds:
             chosen = torch.from_numpy(self._host.chosen).flatten(0, 1).to(self._device)
             self._second = self._stage_of_states(self._layers(networks.states_in, chosen, networks.second_out))
 
+    def make_ready(self, most_ids: int) -> None:
+        """See `StageOdds.make_ready`; a longer prompt is captured when it comes."""
+        if most_ids > len(self._first.asked) - BEFORE_IDS:
+            self._first = self._stage_of_prompt(2 * most_ids)
+
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """See `StageOdds.first`."""
-        if len(ids) > len(self._first.asked) - BEFORE_IDS:
-            self._first = self._stage_of_prompt(2 * len(ids))
+        self.make_ready(len(ids))
         asked, self._budget = self._first.asked, self._budgets.get(budget_s) or self._new_budget(budget_s)
         asked[0], asked[1] = len(ids), self._budget.place
         asked[BEFORE_IDS : BEFORE_IDS + len(ids)] = ids.numpy()

@@ -21,6 +21,10 @@ class StageOdds(Protocol):
         """Why the host computes them and not the GPU that the model is on; None where it does, and on a CPU."""
         ...
 
+    def make_ready(self, most_ids: int) -> None:
+        """Whatever prompts of so many ids need beforehand."""
+        ...
+
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """Stage 1: of tiers and of pauses. Ids [T] of the prompt's text, on the host."""
         ...
@@ -61,6 +65,9 @@ class HostOdds:
         self._prompt, self._token = torch.empty(0), torch.empty(0)
         self._states = torch.zeros(2, networks.hidden_size)
         self._budget = lru_cache(KEPT_BUDGETS)(self._new_budget)
+
+    def make_ready(self, most_ids: int) -> None:
+        """See `StageOdds.make_ready`; nothing."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """See `StageOdds.first`."""

@@ -34,6 +34,7 @@ def test_one_request(tmp_path: Path, capsys: pytest.CaptureFixture[str], executi
     at = {name: found[name]["p50"] for name in TIMES}
     assert at["controller_ms"] == pytest.approx(at["first_stage_ms"] + at["second_stage_ms"])
     assert at["adaptive_less_plain_ms"] == pytest.approx(at["adaptive_total_ms"] - at["plain_total_ms"])
+    assert 0 < found["new_budget_first_stage_ms"]["p50"] < at["adaptive_total_ms"]
     assert found["controller_share"] == pytest.approx(at["controller_ms"] / at["adaptive_total_ms"])
     assert 0 < at["controller_ms"] < at["adaptive_total_ms"]
 
