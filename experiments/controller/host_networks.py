@@ -20,8 +20,6 @@ Array = np.ndarray
 Odds = tuple[list[float], list[float]]
 # As of `layer_norm`, and of the budget token.
 NORM_EPS, RMS_EPS = 1e-5, 1e-8
-# Budgets whose part and token are kept.
-KEPT_BUDGETS = 256
 # OpenBLAS wakes its threads for a product of 9216 weights or more, which takes longer than the product.
 MOST_WEIGHTS = 8192
 
@@ -61,11 +59,15 @@ class HostNetworks:
         self.chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
         self._biases = {name: weights[f"{name}.bias"].tolist() for name in ("first_out", "second_out")}
 
+    def features(self, budget_s: float) -> Array:
+        """What the budget's networks read of a budget in seconds; see `sinusoidal_features`."""
+        angles = math.log(budget_s * 1e3) * self._turns
+        return np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
+
     def budget(self, budget_s: float) -> HostBudget:
         """What both stages need of a budget in seconds."""
-        weights, angles = self._weights, math.log(budget_s * 1e3) * self._turns
-        features = np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
-        code = _gelu(weights["budget.encode.weight"] @ features + weights["budget.encode.bias"])
+        weights = self._weights
+        code = _gelu(weights["budget.encode.weight"] @ self.features(budget_s) + weights["budget.encode.bias"])
         raw = weights["budget.embed.weight"] @ code + weights["budget.embed.bias"]
         token = raw * (weights["budget.embedding_rms"] / math.sqrt(float(raw @ raw) / len(raw) + RMS_EPS))
         return HostBudget(weights["code_in.weight"] @ code + weights["prompt_in.bias"], token.astype(np.float32))

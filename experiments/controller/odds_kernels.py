@@ -1,4 +1,4 @@
-"""In: what a stage sees and its weights, on a GPU; out: its odds, by two or three kernels on the current stream.
+"""In: what a stage sees and its weights, on a GPU; out: its odds, by a few kernels on the current stream.
 
 All sums are in float32. Importing this module needs Triton.
 """
@@ -14,6 +14,8 @@ import triton.language as tl
 COLUMNS, ROWS = 128, 16
 # As of `layer_norm`.
 NORM_EPS = tl.constexpr(1e-5)
+# As of the budget token.
+RMS_EPS = tl.constexpr(1e-8)
 
 
 @triton.jit
@@ -35,6 +37,64 @@ def mean_row_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def gelu(values):  # type: ignore[no-untyped-def]
+    return 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+
+
+@triton.jit
+def rows_times(weight, row, rows, vector, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The given rows of weight [rows, WIDTH] times the vector [PADDED], zeros beyond either."""
+    column = tl.arange(0, PADDED)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    weights = tl.load(weight + row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
+    return tl.sum(weights * vector[None, :], axis=1)
+
+
+@triton.jit
+def budget_kernel(  # type: ignore[no-untyped-def]
+    features,
+    encode,
+    encode_bias,
+    code_in,
+    known_bias,
+    known,
+    embed,
+    embed_bias,
+    squares,
+    token,
+    width,
+    embedding_rms,
+    NEURONS: tl.constexpr,
+    CODE: tl.constexpr,
+    PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+):
+    """A budget's features [CODE] -> its part of stage 1, known [width], and its token [HIDDEN].
+
+    `squares` [CODE + 1, CODE + 1] has the products of the columns of [embed, embed_bias]: by it the token's length is
+    known before the token. Programs: blocks of the token's columns.
+    """
+    place = tl.arange(0, PADDED)
+    given = tl.load(features + place, mask=place < CODE, other=0.0)
+    code = rows_times(encode, place, CODE, given, CODE, PADDED)
+    code = gelu(code + tl.load(encode_bias + place, mask=place < CODE, other=0.0))
+    neuron = tl.arange(0, NEURONS)
+    inner = rows_times(code_in, neuron, width, code, CODE, PADDED)
+    inner += tl.load(known_bias + neuron, mask=neuron < width, other=0.0)
+    if tl.program_id(0) == 0:
+        tl.store(known + neuron, inner, mask=neuron < width)
+    # With a one behind the code the bias is one of the columns.
+    longer = tl.where(place == CODE, 1.0, code)
+    length = tl.sum(longer * rows_times(squares, place, CODE + 1, longer, CODE + 1, PADDED), axis=0)
+    scale = embedding_rms * tl.rsqrt(length / HIDDEN + RMS_EPS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    raw = rows_times(embed, column, HIDDEN, code, CODE, PADDED)
+    raw += tl.load(embed_bias + column, mask=column < HIDDEN, other=0.0)
+    tl.store(token + column, raw * scale, mask=column < HIDDEN)
+
+
+@triton.jit
 def inner_kernel(  # type: ignore[no-untyped-def]
     states, weight, known, known_row, inner, WIDTH: tl.constexpr, PADDED: tl.constexpr, STATES: tl.constexpr
 ):
@@ -49,7 +109,7 @@ def inner_kernel(  # type: ignore[no-untyped-def]
         centred = tl.where(inside, values - tl.sum(values, axis=0) / WIDTH, 0.0)
         scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + NORM_EPS)
         total += tl.sum(weights * centred, axis=0) * scale
-    tl.store(inner + neuron, 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476)))
+    tl.store(inner + neuron, gelu(total))
 
 
 @triton.jit
@@ -86,6 +146,52 @@ class OddsLayers:
     known: torch.Tensor
     out_weight: torch.Tensor
     out_bias: torch.Tensor
+
+
+@dataclass(frozen=True)
+class BudgetLayers:
+    """The budget token's two layers and its part of stage 1, in float32 on the device.
+
+    Attributes:
+        encode, encode_bias: features [C] -> code [C], before its gelu.
+        code_in, known_bias: code -> known [w].
+        embed, embed_bias: code -> token [H], before it is scaled.
+        squares: [C + 1, C + 1], products of the columns of embed and of its bias behind them.
+        embedding_rms: that the token has.
+    """
+
+    encode: torch.Tensor
+    encode_bias: torch.Tensor
+    code_in: torch.Tensor
+    known_bias: torch.Tensor
+    embed: torch.Tensor
+    embed_bias: torch.Tensor
+    squares: torch.Tensor
+    embedding_rms: float
+
+
+def launch_budget(layers: BudgetLayers, features: torch.Tensor, known: torch.Tensor, token: torch.Tensor) -> None:
+    """A budget's features [C] -> `known` [w] and `token` [H]."""
+    code, neurons, hidden = len(features), len(layers.known_bias), len(layers.embed_bias)
+    budget_kernel[(triton.cdiv(hidden, COLUMNS),)](
+        features,
+        layers.encode,
+        layers.encode_bias,
+        layers.code_in,
+        layers.known_bias,
+        known,
+        layers.embed,
+        layers.embed_bias,
+        layers.squares,
+        token,
+        neurons,
+        layers.embedding_rms,
+        NEURONS=triton.next_power_of_2(neurons),
+        CODE=code,
+        PADDED=triton.next_power_of_2(code + 1),
+        COLUMNS=COLUMNS,
+        HIDDEN=hidden,
+    )
 
 
 def launch_mean_row(ids: torch.Tensor, count: torch.Tensor, table: torch.Tensor, mean: torch.Tensor) -> None:

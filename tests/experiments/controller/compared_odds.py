@@ -19,7 +19,7 @@ WIDTH, VOCABULARY = 200, 30
 
 @torch.inference_mode()
 def compared(device: torch.device, dtype: torch.dtype, recorder: Recorder | None) -> dict[str, float | bool]:
-    """Prompts of no ids to more than there is room for at first, and more budgets than are kept.
+    """Prompts of no ids to more than there is room for at first.
 
     Returns:
         worst: largest difference of odds, of prompts and of tokens, relative to 1.
@@ -29,7 +29,7 @@ def compared(device: torch.device, dtype: torch.dtype, recorder: Recorder | None
     networks = trained_looking(TwoStageNetworks(action_space(SPACE, SCORES), WIDTH, embedding_rms=0.03, seed=4))
     generator = torch.Generator().manual_seed(2)
     table = (torch.randn(VOCABULARY, WIDTH, generator=generator) + 0.2).to(dtype)
-    ours = DeviceOdds(networks.to(device), table.to(device), recorder, kept_budgets=2)
+    ours = DeviceOdds(networks.to(device), table.to(device), recorder)
     host = HostOdds(networks, table.float().numpy(), torch.device("cpu"))
     worst, same, chosen = 0.0, True, set()
     for place, length in enumerate((0, 5, USUAL_IDS + 1)):
@@ -44,9 +44,6 @@ def compared(device: torch.device, dtype: torch.dtype, recorder: Recorder | None
         pairs = [*zip(ours.seen(), host.seen(), strict=True), (ours.token().cpu(), host.token())]
         worst = max(worst, *(float((one - other).abs().max() / other.abs().max().clamp(min=1)) for one, other in pairs))
         chosen.add(tuple(each.index(max(each)) for odds in found for each in odds))
-    # The first budget has lost its place to the third, and comes back.
-    ids = torch.tensor([3, 1])
-    worst = max(worst, _furthest(ours.first(ids, 0.001), host.first(ids, 0.001)))
     return {"worst": worst, "same_impossible": same, "several": len(chosen) > 1}
 
 
