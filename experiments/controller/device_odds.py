@@ -5,6 +5,7 @@ the host waits once. Importing this module does not need Triton, making the odds
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from experiments.controller.device_question import DeviceQuestion
 from experiments.controller.host_networks import HostNetworks, Odds
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
+# Budgets whose features are kept.
+KEPT_BUDGETS = 256
 # A question's number of ids and the features of its budget stand before the ids.
 BEFORE_IDS = 1 + 2 * FREQUENCIES
 # Ids of a prompt's text for which there is room at first.
@@ -44,6 +47,7 @@ class DeviceOdds:
     def __init__(self, networks: TwoStageNetworks, embeddings: torch.Tensor, recorder: Recorder | None = None) -> None:
         self._kernels = _kernels()
         self._host = HostNetworks(networks)
+        self._features = lru_cache(KEPT_BUDGETS)(lambda budget_s: self._host.features(budget_s).view(np.int32))
         self._pauses = len(networks.space.pauses)
         self._embeddings = embeddings
         self._device = embeddings.device
@@ -69,7 +73,7 @@ class DeviceOdds:
         self.make_ready(len(ids))
         asked = self._first.asked
         asked[0] = len(ids)
-        asked[1:BEFORE_IDS] = self._host.features(budget_s).view(np.int32)
+        asked[1:BEFORE_IDS] = self._features(budget_s)
         asked[BEFORE_IDS : BEFORE_IDS + len(ids)] = ids.numpy()
         return self._host.split_first(self._first.answer())
 
