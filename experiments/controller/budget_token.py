@@ -27,6 +27,8 @@ class BudgetToken(nn.Module):
         embedding_rms: root mean square of the model's token embeddings; the budget's has the same.
     """
 
+    embedding_rms: torch.Tensor
+
     def __init__(self, hidden_size: int, embedding_rms: float) -> None:
         super().__init__()
         self.encode = nn.Linear(2 * FREQUENCIES, CODE_WIDTH)

@@ -119,7 +119,7 @@ def _grid_of(study: Study, sweep: Sweep | None) -> MeasuredGrid:
         choices=choices,
         tasks=tuple(task for task, _ in keys),
         sample_ids=tuple(sample_id for _, sample_id in keys),
-        pictures=tuple(picture for grid in grids for picture in grid.pictures),
+        pictures=tuple(str(picture) for grid in grids for picture in grid.pictures),
         scores=_side_by_side(grids, choices, lambda grid: grid.scores),
         best=np.array([grid.best for grid in grids for _ in grid.sample_ids]),
         total_s=_side_by_side(grids, choices, lambda grid: grid.total_ms) / 1000,
