@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.primitives.bounds import check_share
 from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
@@ -29,7 +30,14 @@ from experiments.controller.evaluation_figures import draw_evaluation
 from experiments.controller.lookup import Lookup, load
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.policies import Policy, check_budget
-from experiments.controller.policy_set import add_policy_flags, check_policy_flags, lookup_of, num_seen, policies_of
+from experiments.controller.policy_set import (
+    add_policy_flags,
+    check_policy_flags,
+    lookup_of,
+    margin_of,
+    num_seen,
+    policies_of,
+)
 from experiments.controller.replay import (
     PerSampleOracle,
     best_static,
@@ -96,8 +104,7 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _check_share(given: argparse.Namespace) -> None:
     asked = f"--calibration_share {given.calibration_share:g}"
-    if not 0.0 < given.calibration_share < 1.0:
-        raise ConfigurationError(f"{asked}: give a share between 0 and 1")
+    check_share("--calibration_share", given.calibration_share)
     for flag, has in (("--mode live", given.mode == "live"), ("--calibration", given.calibration is not None),
                       ("--lookup", given.lookup is not None)):  # fmt: skip
         if has:
@@ -197,7 +204,11 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
         live_outcomes,
         open_live,
     )
+    from experiments.controller.training_run import load_networks
 
+    if given.learned is not None:
+        # Read for use behind the model's warm-up; a file that is no checkpoint is refused before anything slow.
+        load_networks(given.learned)
     calibration = load_grid(given.calibration if given.calibration is not None else given.results)
     lookup, grid, seed = lookup_of(given, calibration), load_grid(given.results), given.evaluation_seed
     seconds = budgets_of(given, calibration)
@@ -231,7 +242,7 @@ def shared_content(
         "settings_left_out": list(grid.left_out),
         "num_calibration_requests": len(calibration),
         "lookup": {"aggregation_method": lookup.aggregation_method, "tolerance": lookup.tolerance},
-        "margin": given.margin if given.estimator is not None else None,
+        "margin": margin_of(given),
         "evaluation_seed": given.evaluation_seed,
     }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from experiment_core_utils.primitives.bounds import check_above, check_at_least
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.environment import RollOut, log_probabilities
 from experiments.controller.two_stage_networks import TwoStageNetworks
@@ -46,10 +47,10 @@ class GrpoRecipe:
             raise ConfigurationError(f"a group of {self.group_size} has nothing to compare; give at least 2")
         if min(self.asks_per_update, self.epochs) < 1:
             raise ConfigurationError("asks per update and epochs must be at least 1")
-        if min(self.clip, self.learning_rate, self.max_grad_norm, self.spread_floor) <= 0.0:
-            raise ConfigurationError("clip, learning rate, largest gradient norm and spread floor must be above 0")
-        if min(self.entropy_weight, self.kl_weight) < 0.0:
-            raise ConfigurationError("the weights of entropy and divergence must be 0 or more")
+        for name in ("clip", "learning_rate", "max_grad_norm", "spread_floor"):
+            check_above(name, getattr(self, name), 0.0)
+        for name in ("entropy_weight", "kl_weight"):
+            check_at_least(name, getattr(self, name), 0.0)
 
 
 def advantages(rewards: torch.Tensor, group_size: int, spread_floor: float) -> torch.Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiment_core_utils.primitives.bounds import check_above
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobChoice, request_setting
 from experiments.controller.lookup import Lookup
@@ -27,13 +28,19 @@ class GuardedLookup:
     The answer's length is that of the request where it is known, else what the estimator expects of the task.
 
     Attributes:
-        margin: share of the prediction that is kept free.
+        margin: share of the prediction that is kept free; a negative one lets predictions over the budget pass.
+
+    Raises:
+        ConfigurationError: a margin of -1 or less, or one that is not finite.
     """
 
     lookup: Lookup
     estimator: LatencyEstimator
     margin: float = 0.0
     name: str = "lookup_guardrail"
+
+    def __post_init__(self) -> None:
+        check_above("--margin", self.margin, -1.0)
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """See `Policy.choose`.

@@ -9,7 +9,8 @@ import torch
 from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
-from experiment_core_utils.tasks.interface import Metric
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.interface import Answer, Metric
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
 from experiments.controller.deciders import Decider, FixedDecider, NetworkDecider
 from experiments.controller.environment import Asks, RollOut
@@ -25,8 +26,13 @@ class LiveEnvironment:
     The gradient of the budget token does not go through the model: its first layer learns by stage 1, its second one
     stays as it began.
 
+    An answer's score does not depend on what else is asked in the same update: see `shares_among`.
+
     Args:
         budgets_s: lowest and highest budget; asks are drawn evenly between.
+
+    Raises:
+        ConfigurationError: the metric has no scores for answers to these requests.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class LiveEnvironment:
         budgets_s: tuple[float, float],
         described: dict[str, Any],
     ) -> None:
+        check_scored(metric, requests)
         self.space = space
         self.hidden_size = int(model.model.config.text_config.hidden_size)
         self.budget_token_is_fixed = False
@@ -82,10 +89,35 @@ class LiveEnvironment:
         )
 
     def _accuracy(self, places: Sequence[int], runs: Sequence[AdaptiveRun]) -> torch.Tensor:
-        """Shares of the best score; an answer without a score counts as 0."""
         answers = [answer_to(self._requests[at].sample, run.text) for at, run in zip(places, runs, strict=True)]
-        values = [score.value or 0.0 for score in self._metric.score(answers).scores]
-        return torch.tensor(values, dtype=torch.float64) / self._metric.best
+        return torch.tensor(shares_among(self._metric, self._requests, answers), dtype=torch.float64)
+
+
+def shares_among(metric: Metric, requests: Sequence[LiveRequest], answers: Sequence[Answer]) -> list[float]:
+    """Each answer's score as a share of the metric's best, as it is among answers to all of the requests.
+
+    A metric that judges answers together, `cider_score`, takes its document frequencies from the references of all
+    pictures that it is given. Empty answers to all requests stand beside the answers, so that these are always the
+    references of the same pictures, whichever of them were asked.
+
+    Raises:
+        ConfigurationError: the metric has no score for them (CIDEr of fewer than two pictures).
+    """
+    beside = [] if metric.judges_alone else [answer_to(each.sample, "") for each in requests]
+    values = [score.value for score in metric.score([*answers, *beside]).scores[: len(answers)]]
+    known = [value / metric.best for value in values if value is not None]
+    if len(known) < len(values):
+        pictures = len({each.sample.image_id for each in requests})
+        raise ConfigurationError(
+            f"{metric.name} has no scores for {len(requests)} samples of {pictures} picture{'s' * (pictures != 1)}; "
+            "give samples of more pictures (--num_samples)"
+        )
+    return known
+
+
+def check_scored(metric: Metric, requests: Sequence[LiveRequest]) -> None:
+    """Raises ConfigurationError where answers to these requests have no scores, before any of them is run."""
+    shares_among(metric, requests, [answer_to(each.sample, "") for each in requests])
 
 
 def request_of(request: LiveRequest, max_new_tokens: int) -> Request:

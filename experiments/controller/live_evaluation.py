@@ -154,7 +154,11 @@ def live_outcomes(
 
 
 def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any] | None:
-    """Accuracy on all requests, answered in batches of the same choice; None where all were measured anyway."""
+    """Accuracy on all requests, answered in batches of the same choice; None where all were measured anyway.
+
+    The mean of score / best score over the `num_scored` requests that have a score, for each policy of the job at each
+    budget. A two-stage controller is none of these: it chooses inside a run of one request.
+    """
     if len(job.requests) == len(job.measured):
         return None
     content: dict[str, Any] = {"num_requests": len(job.requests), "policies": {}}
@@ -166,7 +170,7 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
                 job.model, job.metric, job.requests, choices, job.space, job.blocks, job.max_new_tokens,
                 job.config.accuracy_batch_size,
             )  # fmt: skip
-            known = scores[np.isfinite(scores)]
+            known = scores[np.isfinite(scores)] / job.metric.best
             values.append(
                 {"budget_ms": 1000 * budget_s, "accuracy": float(known.mean()) if len(known) else None,
                  "num_scored": len(known)}

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from experiment_core_utils.primitives.bounds import check_at_least
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
@@ -98,7 +99,7 @@ def build(grid: MeasuredGrid, aggregation_method: Aggregation = "mean", toleranc
     """A table of every choice of the grid that has a score and a time; each sample counts the same, whatever its task.
 
     Raises:
-        ConfigurationError: a tolerance below 0, or an unknown method.
+        ConfigurationError: a tolerance below 0 or not finite, or an unknown method.
         ResultsError: no choice has both a score and a time.
     """
     _check(aggregation_method, tolerance)
@@ -189,8 +190,7 @@ def _check(aggregation_method: str, tolerance: float) -> None:
         raise ConfigurationError(
             f"--aggregation_method {aggregation_method!r} is unknown; choose among {', '.join(AGGREGATIONS)}"
         )
-    if not tolerance >= 0.0:
-        raise ConfigurationError(f"--tolerance {tolerance:g} is not possible; give a share of the budget from 0")
+    check_at_least("--tolerance", tolerance, 0.0)
 
 
 def build_parser() -> argparse.ArgumentParser:

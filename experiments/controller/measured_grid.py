@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.primitives.bounds import check_share
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiments.controller.knob_choices import KnobChoice
@@ -193,8 +194,10 @@ def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[Measu
     the rest.
 
     Raises:
+        ConfigurationError: the share does not lie between 0 and 1.
         ResultsError: one of them would be empty.
     """
+    check_share("--calibration_share", share)
     generator = np.random.default_rng(seed)
     first: set[str] = set()
     rest: set[str] = set()

@@ -14,6 +14,7 @@ from experiments.core_exp.latency_estimator import LatencyEstimator
 
 DEFAULT_AGGREGATION: Aggregation = "mean"
 DEFAULT_TOLERANCE = 0.0
+DEFAULT_MARGIN = 0.0
 
 
 def add_policy_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +30,8 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
                         help=f"of a lookup that is built here ({DEFAULT_TOLERANCE})")  # fmt: skip
     parser.add_argument("--estimator", type=Path, metavar="FILE",
                         help="e3_latency_estimator.json, for lookup_guardrail (default: without it)")  # fmt: skip
-    parser.add_argument("--margin", type=float, default=0.0, metavar="SHARE",
-                        help="of a predicted time, that the guardrail keeps free (%(default)s)")  # fmt: skip
+    parser.add_argument("--margin", type=float, metavar="SHARE",
+                        help=f"of a predicted time, that the guardrail keeps free ({DEFAULT_MARGIN})")  # fmt: skip
     parser.add_argument("--learned", type=Path, metavar="CHECKPOINT",
                         help="of experiments.controller.train, for two_stage (default: without it)")  # fmt: skip
     parser.add_argument("--states", type=Path, metavar="FILE",
@@ -42,6 +43,10 @@ def check_policy_flags(given: argparse.Namespace) -> None:
     for name in ("aggregation_method", "tolerance"):
         if given.lookup is not None and getattr(given, name) is not None:
             raise ConfigurationError(f"--{name} is of a lookup that is built here; drop it, or --lookup {given.lookup}")
+    if given.margin is not None and given.estimator is None:
+        raise ConfigurationError(
+            f"--margin {given.margin:g} is of the guardrail, which needs --estimator FILE; give one, or drop it"
+        )
     if given.states is not None and given.learned is None:
         raise ConfigurationError(f"--states {given.states} is for --learned CHECKPOINT; give one, or drop it")
 
@@ -60,6 +65,13 @@ def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lo
     return build(calibration, given.aggregation_method or DEFAULT_AGGREGATION, tolerance)
 
 
+def margin_of(given: argparse.Namespace) -> float | None:
+    """The guardrail's; None without an estimator, which leaves it out."""
+    if given.estimator is None:
+        return None
+    return DEFAULT_MARGIN if given.margin is None else float(given.margin)
+
+
 def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup: Lookup, seed: int) -> list[Policy]:
     """Static settings, random, lookup, and the lookup with a guardrail where there is an estimator.
 
@@ -76,8 +88,9 @@ def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup
         raise ConfigurationError(f"--static {foreign[0]} is not measured; choose among {', '.join(by_key)}")
     policies: list[Policy] = [StaticPolicy(by_key[key]) for key in dict.fromkeys(keys)]
     policies += [RandomPolicy(tuple(choices), seed), lookup]
-    if given.estimator is not None:
-        policies.append(GuardedLookup(lookup, LatencyEstimator.load(given.estimator), given.margin))
+    margin = margin_of(given)
+    if margin is not None:
+        policies.append(GuardedLookup(lookup, LatencyEstimator.load(given.estimator), margin))
     return policies
 
 

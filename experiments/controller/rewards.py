@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.bounds import check_at_least
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,8 @@ class RewardRecipe:
     over_budget_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.latency_weight < 0.0 or self.over_budget_penalty < 0.0:
-            raise ConfigurationError(
-                f"a latency weight of {self.latency_weight:g} with a penalty of {self.over_budget_penalty:g} rewards "
-                "what should be avoided; give numbers of 0 or more"
-            )
+        check_at_least("latency_weight", self.latency_weight, 0.0)
+        check_at_least("over_budget_penalty", self.over_budget_penalty, 0.0)
 
 
 def rewards(

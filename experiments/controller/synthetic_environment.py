@@ -21,10 +21,14 @@ EASY, SEE, THINK = range(3)
 NOISE = 0.3
 
 
-def synthetic_environment(num_samples: int, num_budgets: int, seed: int) -> TabledEnvironment:
+def synthetic_environment(num_samples: int, num_budgets: int, seed: int, fresh: int | None = None) -> TabledEnvironment:
     """A third of the samples of each kind; budgets evenly from 0.12 s, which no choice meets, to 0.45 s.
 
     The kind shows in what both stages see, the budget in the budget token's state; both with noise.
+
+    Args:
+        seed: of how kinds and budgets show, and of the noise of these samples.
+        fresh: seed of the noise of other samples, whose kinds and budgets show as they do by `seed` alone.
     """
     generator = torch.Generator().manual_seed(seed)
     space = action_space(KNOBS, BlockChoice())
@@ -33,9 +37,10 @@ def synthetic_environment(num_samples: int, num_budgets: int, seed: int) -> Tabl
     directions = torch.randn(3, HIDDEN_SIZE, generator=generator)
     budget_direction = torch.randn(HIDDEN_SIZE, generator=generator)
     budgets_s = torch.linspace(0.12, 0.45, num_budgets, dtype=torch.float64)
+    noise = generator if fresh is None else torch.Generator().manual_seed(fresh)
 
     def noisy(values: torch.Tensor) -> torch.Tensor:
-        return values + NOISE * torch.randn(values.shape, generator=generator)
+        return values + NOISE * torch.randn(values.shape, generator=noise)
 
     shown = directions[kinds]
     heights = torch.linspace(-2.0, 2.0, num_budgets)[:, None] * budget_direction
@@ -54,4 +59,6 @@ def synthetic_environment(num_samples: int, num_budgets: int, seed: int) -> Tabl
         latency_s=latency_s.expand(num_samples, -1, -1, -1),
     )
     described = {"kind": "synthetic", "num_samples": num_samples, "num_budgets": num_budgets, "seed": seed}
+    if fresh is not None:
+        described["fresh"] = fresh
     return TabledEnvironment(space, tables, described, budget_token_is_fixed=False)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from experiment_core_utils.primitives.bounds import check_share
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
@@ -26,6 +27,7 @@ from experiments.controller.training_summary import summary_of
 
 ENVIRONMENTS = ("synthetic", "replay", "live")
 SUMMARY = "training.json"
+OF_A_REPLAY = ("states", "calibration_share", "split_seed", "num_budgets")
 # For networks that were taught before, by a warm start or another training: not far away from that, because a grid has
 # too few samples to tell luck from what requests show.
 CAREFUL = GrpoRecipe(entropy_weight=0.02, kl_weight=0.1, learning_rate=1e-3)
@@ -77,11 +79,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
     try:
         given, rest = build_parser().parse_known_args(argv)
+        check_flags(argv)
         train(given, rest)
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def check_flags(argv: Sequence[str] | None) -> None:
+    """Raises ConfigurationError for a flag of replays beside an environment that it says nothing to."""
+    # A name that stands in the namespace gets no default: what is not None was given, be it the default itself.
+    given = build_parser().parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OF_A_REPLAY)))[0]
+    unwanted = [f"--{name}" for name in OF_A_REPLAY if getattr(given, name) is not None]
+    if given.environment != "replay" and unwanted:
+        raise ConfigurationError(
+            f"--environment {given.environment} takes no states and no split of a grid; drop {', '.join(unwanted)}"
+        )
 
 
 def plan_of(given: argparse.Namespace) -> TrainingPlan:
@@ -90,6 +104,7 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
         raise ConfigurationError("--checkpoint_every and --warm_start_steps must be at least 1")
     if given.split_seed < 0:
         raise ConfigurationError(f"--split_seed is {given.split_seed}; give 0 or more")
+    check_share("--calibration_share", given.calibration_share)
     teacher = given.warm_start
     if teacher is None:
         teacher = "per_budget" if given.environment == "replay" and given.init_from is None else "none"
@@ -135,6 +150,9 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def run_updates(run: TrainingRun, every: int, folder: Path, caption: str, curves: TensorboardCurves | None) -> None:
     """All that are left, with a checkpoint and the curves after each `every` of them and at the end."""
+    if run.is_finished:
+        # It may have been stopped between its last checkpoint and the curves.
+        write_curves(run.rows, folder, caption)
     while not run.is_finished:
         row = run.step()
         if curves is not None:

@@ -23,7 +23,7 @@ from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.environment import Environment
 from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.live import prepare_requests
-from experiments.controller.live_environment import LiveEnvironment, measured_range
+from experiments.controller.live_environment import LiveEnvironment, check_scored, measured_range
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.recorded_states import STATES, RecordedStates, load_states, record_states
 from experiments.controller.replay import spread_budgets
@@ -234,6 +234,9 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
     requests, failed = prepare_requests(model, task, draw_samples(task, config).sample_ids, space.knobs.tiers)
     if not requests:
         raise ConfigurationError(f"none of {len(failed)} samples can be used; give others")
+    metric = get_metric(task.metric)
+    # Before the budgets are measured.
+    check_scored(metric, requests)
     limit = max_new_tokens_of(config, task)
     # A training that goes on is asked at the budgets that it began with.
     went = stored_environment(given.controller_dir / CHECKPOINT) if given.resume else None
@@ -253,9 +256,7 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
         "budgets_ms": [low_ms, high_ms],
     }
     range_s = low_ms / 1000, high_ms / 1000
-    environment = LiveEnvironment(
-        model, get_metric(task.metric), requests, space, loaded.blocks, limit, range_s, described
-    )
+    environment = LiveEnvironment(model, metric, requests, space, loaded.blocks, limit, range_s, described)
     return TrainingJob(
         networks, environment, None, f"live: {loaded.source.name}, {task.name}, trained on {len(requests)} samples"
     )

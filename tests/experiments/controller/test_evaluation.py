@@ -150,7 +150,12 @@ def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path
         (["--lookup", "some.json", "--tolerance", "0"], 2, "drop it, or --lookup some.json"),
         (["--lookup", "some.json", "--aggregation_method", "mean"], 2, "drop it, or --lookup some.json"),
         (["--states", "states.pt"], 2, "--states states.pt is for --learned CHECKPOINT"),
+        (["--margin", "0.1"], 2, "--margin 0.1 is of the guardrail, which needs --estimator FILE"),
+        (["--margin", "0"], 2, "which needs --estimator FILE; give one, or drop it"),
+        (["--tolerance", "inf"], 2, "--tolerance inf is not possible; give a finite number of at least 0"),
+        (["--calibration_share", "nan"], 2, "--calibration_share nan is not possible; give a share between 0 and 1"),
         (["--lookup", "nowhere.json"], 1, "nowhere.json cannot be read"),
+        (["--mode", "live", "--learned", "nowhere.pt", "--model_path", "no_model"], 1, "nowhere.pt"),
         (
             ["--mode", "live", "--learned", "a.pt", "--states", "b.pt"],
             2,

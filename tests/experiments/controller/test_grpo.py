@@ -85,6 +85,19 @@ def test_the_known_best_policy_is_what_the_tables_say() -> None:
     assert found[24:] == [fastest] * 4 + [("low", 8, 16)] * 8
 
 
+def test_fresh_samples_are_of_the_same_kinds_and_shown_by_other_noise() -> None:
+    trained, fresh, other = (
+        synthetic_environment(num_samples=600, num_budgets=2, seed=seed, fresh=fresh).tables
+        for seed, fresh in ((0, None), (0, 1), (1, None))
+    )
+    assert torch.equal(trained.accuracy, fresh.accuracy) and torch.equal(trained.budgets_s, fresh.budgets_s)
+    # Of each kind's 200 samples the mean has noise of 0.3 / sqrt(200) = 0.02; between seeds directions are 1 apart.
+    means = [tables.prompts.view(200, 3, -1).mean(dim=0) for tables in (trained, fresh, other)]
+    assert (means[0] - means[1]).abs().max() < 0.15
+    assert (means[0] - means[2]).abs().mean() > 0.5
+    assert (trained.prompts - fresh.prompts).std().item() == pytest.approx(0.3 * math.sqrt(2), rel=0.05)
+
+
 def test_grpo_finds_the_best_policy() -> None:
     environment = synthetic_environment(num_samples=30, num_budgets=12, seed=0)
     asks = environment.every_ask()
@@ -98,9 +111,13 @@ def test_grpo_finds_the_best_policy() -> None:
         run.step()
     after = mean_reward(environment, greedy(environment, run.networks))
     assert before < lookup < best
+    # The same tables, shown by other draws of the noise.
+    fresh = synthetic_environment(num_samples=300, num_budgets=12, seed=0, fresh=1)
+    on_others = mean_reward(fresh, greedy(fresh, run.networks))
     # What is best for each sample, which no table by budget is: at least nine tenths of the way from this to that.
     assert best - lookup == pytest.approx(0.093, abs=0.002)
     assert (after - lookup) / (best - lookup) > 0.9
+    assert (on_others - lookup) / (best - lookup) > 0.9
 
 
 def test_a_training_that_was_stopped_goes_on_bit_by_bit(tmp_path: Path) -> None:
@@ -159,3 +176,13 @@ def test_impossible_recipes_are_refused() -> None:
             GrpoRecipe(**changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError):
         RewardRecipe(latency_weight=-0.1)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_refused_by_name(number: float) -> None:
+    for name in ("clip", "learning_rate", "max_grad_norm", "spread_floor", "entropy_weight", "kl_weight"):
+        with pytest.raises(ConfigurationError, match=f"^{name} {number:g} is not possible; give a finite number"):
+            GrpoRecipe(**{name: number})  # type: ignore[arg-type]
+    for name in ("latency_weight", "over_budget_penalty"):
+        with pytest.raises(ConfigurationError, match=f"^{name} {number:g} is not possible; give a finite number"):
+            RewardRecipe(**{name: number})

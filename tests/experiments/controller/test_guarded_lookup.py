@@ -60,6 +60,17 @@ def test_the_margin_is_kept_free():
     assert policy(0.1).choose(request(output_tokens=11), 1.12 * MIDDLE_MS / 1000) == MIDDLE
 
 
+def test_a_margin_below_0_lets_predictions_over_the_budget_pass():
+    # 0.98 of the middle one's time is enough where 0.95 of the prediction has to fit.
+    assert policy(-0.05).choose(request(output_tokens=11), 0.98 * MIDDLE_MS / 1000) == MIDDLE
+
+
+@pytest.mark.parametrize("margin", [-1.0, -2.0, float("nan"), float("inf")])
+def test_a_margin_that_admits_everything_or_nothing_is_refused(margin):
+    with pytest.raises(ConfigurationError, match=f"--margin {margin:g} is not possible; give a finite number above -1"):
+        policy(margin)
+
+
 def test_a_longer_answer_leaves_less_for_the_knobs():
     # Fifty more steps of 6.2 ms.
     assert policy().choose(request(output_tokens=11), 1.02 * MIDDLE_MS / 1000) == MIDDLE

@@ -10,7 +10,9 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.live import prepare_requests
@@ -18,10 +20,12 @@ from experiments.controller.live_environment import LiveEnvironment
 from experiments.controller.live_evaluation import (
     LiveJob,
     controllers_of,
+    grouped_accuracy,
     live_caveats,
     refusal_caveats,
     training_caveats,
 )
+from experiments.controller.policies import StaticPolicy
 from experiments.controller.rewards import RewardRecipe
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
@@ -118,6 +122,19 @@ def test_settings_of_the_same_reason_share_a_line():
         f"top-k 4 with 3 blocks {said}: no kernel",
         f"3 blocks {said}: x",
     ]
+
+
+def test_accuracy_of_answers_in_groups_is_a_share_of_the_best(tiny_checkpoint: Path):
+    """Every answer is worth 2 of 8; one of two requests is measured."""
+    job = opened(tiny_checkpoint)
+    policy = StaticPolicy(KnobChoice("low", 2, 3))
+    worth = AnswerMetric("worth", lambda answer: Score(2.0), best=8.0)
+    some = replace(job, policies=(policy,), metric=worth, measured=job.measured[:1])
+    assert grouped_accuracy(some, [0.5]) == {
+        "num_requests": 2,
+        "policies": {policy.name: [{"budget_ms": 500.0, "accuracy": 0.25, "num_scored": 2}]},
+    }
+    assert grouped_accuracy(replace(some, measured=some.requests), [0.5]) is None
 
 
 def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):

@@ -126,8 +126,11 @@ def test_another_file_is_refused(tmp_path: Path, change):
 def test_wrong_values_are_refused():
     with pytest.raises(ConfigurationError, match="--aggregation_method 'mode'"):
         build(grid(), "mode")
-    with pytest.raises(ConfigurationError, match="--tolerance -0.1"):
-        build(grid(), "mean", -0.1)
+    for tolerance in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(
+            ConfigurationError, match=f"--tolerance {tolerance:g} is not possible; give a finite number"
+        ):
+            build(grid(), "mean", tolerance)
 
 
 def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):

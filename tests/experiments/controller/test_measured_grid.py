@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import main as lookup_command
@@ -98,6 +98,13 @@ def test_parts_have_no_picture_in_common():
         assert len(calibration) + len(rest) == 4
     with pytest.raises(ResultsError, match="3 pictures cannot be parted at 0.1"):
         split_by_picture(made, 0.1, 0)
+
+
+@pytest.mark.parametrize("share", [-0.5, 0.0, 1.0, float("nan"), float("inf")])
+def test_a_share_that_is_none_is_refused(share: float):
+    """A negative one would cut the drawn pictures from behind."""
+    with pytest.raises(ConfigurationError, match=f"--calibration_share {share:g} is not possible; give a share betw"):
+        split_by_picture(grid(), share, 0)
 
 
 def test_tasks_that_ask_about_the_same_pictures_are_parted_together() -> None:

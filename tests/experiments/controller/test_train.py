@@ -72,6 +72,18 @@ def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
     assert "another plan (seed)" in capsys.readouterr().err
 
 
+def test_curves_that_a_finished_training_lacks_are_written_when_it_goes_on(tmp_path: Path) -> None:
+    """As after a stop between the last checkpoint and the curves."""
+    flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "2"]
+    assert main(flags) == 0
+    before = (tmp_path / "learning_curves.csv").read_bytes()
+    for path in tmp_path.glob("learning_curves.*"):
+        path.unlink()
+    assert main([*flags, "--resume"]) == 0
+    assert (tmp_path / "learning_curves.csv").read_bytes() == before
+    assert {path.suffix for path in tmp_path.glob("learning_curves.*")} == {".csv", ".png", ".svg"}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -84,6 +96,25 @@ def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
         (["--environment", "synthetic", "--updates", "0"], "0 updates train nothing"),
         (["--environment", "synthetic", "--checkpoint_every", "0"], "must be at least 1"),
         (["--environment", "elsewhere"], "invalid choice"),
+        (["--environment", "synthetic", "--learning_rate", "nan"], "learning_rate nan is not possible; give a finite"),
+        (["--environment", "synthetic", "--over_budget_penalty", "inf"], "over_budget_penalty inf is not possible"),
+        (["--environment", "replay", "--grid", "x", "--calibration_share", "-0.5"], "share -0.5 is not possible; give"),
+        (["--environment", "replay", "--grid", "x", "--calibration_share", "nan"], "give a share between 0 and 1"),
+        (
+            ["--environment", "synthetic", "--states", "x"],
+            "synthetic takes no states and no split of a grid; drop --st",
+        ),
+        # Also where what is given is the default.
+        (
+            ["--environment", "synthetic", "--num_budgets", "16", "--split_seed", "0"],
+            "drop --split_seed, --num_budgets",
+        ),
+        (
+            ["--environment", "live", "--calibration_share", "0.5"],
+            "live takes no states and no split of a grid; drop --c",
+        ),
+        (["--environment", "live", "--split_seed", "3"], "split of a grid; drop --split_seed"),
+        (["--environment", "live", "--num_budgets", "4"], "split of a grid; drop --num_budgets"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(

@@ -1,5 +1,6 @@
 """Recorded states against a running model, a replay against its grid by hand, live roll-outs, learned policies."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
+from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.controller.adaptive_generation import AdaptiveModel
 from experiments.controller.deciders import NetworkDecider
@@ -21,7 +23,7 @@ from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.learned_policy import RecordedTwoStage, TwoStageController
 from experiments.controller.live import LiveRequest, prepare_requests
-from experiments.controller.live_environment import LiveEnvironment, measured_range, request_of
+from experiments.controller.live_environment import LiveEnvironment, measured_range, request_of, shares_among
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies import RequestFeatures
 from experiments.controller.recorded_states import RecordedStates, load_states, record_states
@@ -182,6 +184,59 @@ def test_live_roll_outs_are_adaptive_runs_and_train(
     run = TrainingRun(trained, environment, TrainingPlan(recipe, RewardRecipe(), updates=1, seed=0))
     assert run.step()["latency_ms"] > 0
     assert not torch.equal(trained.budget.encode.weight, before)
+
+
+def captioned(picture: str, reference: str) -> LiveRequest:
+    """As much of a request as a score needs."""
+    sample = Sample(0, picture, "What is there?", (reference,), None, "caption")
+    return LiveRequest("captions", sample, "", {}, RequestFeatures("captions", 0, 10, {}, None))
+
+
+def test_a_caption_is_worth_the_same_whatever_else_is_asked() -> None:
+    """CIDEr-D of "one two five six" against "one two three four", one bigram of each three the same.
+
+    Of three pictures "one", "two" and "one two" are in two, all else in one: their weights are ln 1.5 and ln 3. The
+    cosines are ln²1.5 / (ln²1.5 + ln²3) = 0.11989 of single tokens and ln²1.5 / (ln²1.5 + 2 ln²3) = 0.06377 of pairs;
+    no longer n-gram is in both. A quarter of their sum is the share of the best.
+    """
+    requests = [
+        captioned("a", "one two three four"),
+        captioned("b", "one two five six"),
+        captioned("c", "seven eight nine ten"),
+    ]
+    metric = get_metric("cider_score")
+    of_a, of_b = (
+        Answer("one two five six", each.sample.answers, image_id=each.sample.image_id) for each in requests[:2]
+    )
+    expected = (0.11989 + 0.06377) / 4
+    assert shares_among(metric, requests, [of_a]) == pytest.approx([expected], abs=1e-5)
+    assert shares_among(metric, requests, [of_a, of_b, of_a]) == pytest.approx([expected, 1.0, expected], abs=1e-5)
+
+
+class CountsPictures:
+    """What an answer is worth is how many pictures are scored together."""
+
+    name = "pictures"
+    best = 2.0
+    judges_alone = False
+
+    def score(self, answers: Sequence[Answer]) -> Scoring:
+        worth = float(len({answer.image_id for answer in answers}))
+        return Scoring(tuple(Score(worth) for _ in answers), worth)
+
+
+def test_live_roll_outs_of_one_picture_are_scored_among_all(
+    model: MolmoeStagedModel, requests: list[LiveRequest], networks: TwoStageNetworks
+) -> None:
+    environment = LiveEnvironment(model, CountsPictures(), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {})
+    asks = Asks(torch.tensor([1, 1]), torch.tensor([0, 0]), torch.tensor([0.2, 0.2], dtype=torch.float64))
+    assert environment.roll_out(networks, asks, torch.Generator().manual_seed(0)).accuracy.tolist() == [1.0, 1.0]
+
+
+def test_requests_that_have_no_score_are_refused_before_they_are_run(model: MolmoeStagedModel) -> None:
+    requests = [captioned("a", "one two three four"), captioned("a", "five six seven eight")]
+    with pytest.raises(ConfigurationError, match="cider_score has no scores for 2 samples of 1 picture; give samples"):
+        LiveEnvironment(model, get_metric("cider_score"), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {})
 
 
 def test_the_measured_range_is_that_of_the_lowest_and_the_highest_knobs(
