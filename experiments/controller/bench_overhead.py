@@ -39,8 +39,8 @@ from experiments.controller.device_odds import DeviceOdds
 from experiments.controller.knob_choices import published_space
 from experiments.controller.live import prepare_requests
 from experiments.controller.live_environment import request_of
+from experiments.controller.loaded_molmoe import LoadedModel, load_model
 from experiments.controller.stage_odds import HostOdds, odds_for
-from experiments.controller.training_jobs import LoadedModel, load_model
 from experiments.controller.two_stage_networks import TwoStageNetworks
 from experiments.core_exp.bench_execution import shape_config
 
@@ -74,7 +74,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: flags, model or task do not allow it.
     """
-    loaded = load_model(rest) if given.shape is None else shaped_model(given.shape, rest)
+    loaded = load_model(rest, given.checkpoint) if given.shape is None else shaped_model(given.shape, rest)
     networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
     asked = _asked(loaded, networks.space.knobs.tiers, given.budgets_ms)
     if not asked or given.rounds < 1:

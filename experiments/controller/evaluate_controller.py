@@ -166,6 +166,7 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     calibration, asked = parts_of(given)
     grid, seed = asked.complete(), given.evaluation_seed
     learned: list[Policy] = []
+    num_without_states = 0
     notes = ["overhead is that of choosing, on this machine; it is in no latency"]
     if given.learned is not None:
         # torch takes seconds to import; the other policies do not need it.
@@ -173,6 +174,7 @@ def replayed(given: argparse.Namespace) -> Evaluation:
 
         found = learned_replay(given.learned, given.states, calibration, grid)
         grid, learned, notes = found.grid, [found.policy], [*notes, *found.caveats]
+        num_without_states = found.num_without_states
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
     policies: list[Policy] = [*policies_of(given, grid.choices, lookup, seed), *learned, PerSampleOracle(grid)]
@@ -185,7 +187,8 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     for line in _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)):
         print(f"caveat: {line}")
     write(given, evaluation, grid, grid.caption, {
-        **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid), "caveats": caveats,
+        **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid),
+        "num_without_states": num_without_states, "caveats": caveats,
     })  # fmt: skip
     return evaluation
 
@@ -204,6 +207,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
         live_outcomes,
         open_live,
     )
+    from experiments.controller.origins import task_caveats
     from experiments.controller.training_run import load_networks
 
     if given.learned is not None:
@@ -213,8 +217,9 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     lookup, grid, seed = lookup_of(given, calibration), load_grid(given.results), given.evaluation_seed
     seconds = budgets_of(given, calibration)
     policies = policies_of(given, grid.choices, lookup, seed)
-    job = open_live(flags, policies)
-    outcomes = live_outcomes(job, controllers_of(job, given.learned), seconds, seed)
+    job = open_live(flags, policies, grid, given.learned)
+    controllers = controllers_of(job, given.learned)
+    outcomes = live_outcomes(job, controllers, seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,))
@@ -227,7 +232,10 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
         "metrics": {job.task.name: job.metric.name},
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
-        "caveats": [*_few(len(ids)), *_seen(seen, len(ids)), *live_caveats(job, given.learned)],
+        "caveats": [
+            *_few(len(ids)), *_seen(seen, len(ids)), *task_caveats(grid, job.task.name, job.task.split),
+            *live_caveats(job, given.learned, controllers),
+        ],
     })  # fmt: skip
     return evaluation
 

@@ -16,8 +16,8 @@ from experiments.controller.live import AdaptiveAnswer, LiveRequest
 from experiments.controller.live_environment import request_of
 from experiments.controller.policies import RequestFeatures, check_budget
 from experiments.controller.recorded_states import RecordedStates
-from experiments.controller.stage_odds import odds_for
-from experiments.controller.two_stage_networks import TwoStageNetworks
+from experiments.controller.stage_odds import StageOdds
+from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
 
 class RecordedTwoStage:
@@ -60,17 +60,23 @@ class RecordedTwoStage:
 
 
 class TwoStageController:
-    """The two stages inside the running model; a `Controller`. Their time is within the latency."""
+    """The two stages inside the running model; a `Controller`. Their time is within the latency.
+
+    Attributes:
+        host_reason: see `StageOdds.reason`.
+    """
 
     def __init__(
         self,
-        networks: TwoStageNetworks,
+        odds: StageOdds,
+        space: ActionSpace,
         model: MolmoeStagedModel,
         blocks: BlockChoice,
         max_new_tokens: int,
         name: str = "two_stage",
     ) -> None:
-        decider = NetworkDecider(odds_for(model, networks), networks.space)
+        self.host_reason = odds.reason
+        decider = NetworkDecider(odds, space)
         self._answering = AdaptiveModel(model, decider, blocks)
         self._limit = max_new_tokens
         self._name = name

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.controller.learned_policy import RecordedTwoStage
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.recorded_states import STATES, RecordedStates, load_states
-from experiments.controller.tensor_file import read_tensor_file
-from experiments.controller.training_run import TRAINING, load_networks
+from experiments.controller.origins import refuse_other_source, refuse_other_weights, split_caveats
+from experiments.controller.recorded_states import STATES, RecordedStates, lacking_lines, load_states, without_states
+from experiments.controller.seen_samples import replay_leaks
+from experiments.controller.training_run import load_networks
+from experiments.controller.two_stage_networks import TwoStageNetworks
 
 NOT_IN_A_REPLAY = (
     "two_stage: the time of its networks is in no latency, and its first blocks are taken to have run at the top-k "
@@ -25,11 +26,13 @@ class LearnedReplay:
 
     Attributes:
         grid: without the requests that have no states.
+        num_without_states: how many those are.
     """
 
     policy: RecordedTwoStage
     grid: MeasuredGrid
     caveats: tuple[str, ...]
+    num_without_states: int
 
 
 def learned_replay(
@@ -41,40 +44,45 @@ def learned_replay(
         states_file: None for `states.pt` beside the checkpoint.
 
     Raises:
+        ConfigurationError: checkpoint or states are of another model than the grid, or the states of another split.
         ResultsError: a file is no such file, the states are of other networks, or the grid has none of their samples.
     """
     networks = load_networks(checkpoint)
-    states = load_states(states_file or checkpoint.with_name(STATES.usual_name))
+    path = states_file or checkpoint.with_name(STATES.usual_name)
+    states = load_states(path)
+    refuse_other_source(grid, states.splits or {}, states.model["name"], path)
+    refuse_other_weights(checkpoint, path, states.model)
+    _refuse_other_networks(checkpoint, networks, states)
+    known = with_states(grid, states)
+    lacking = without_states(states, grid.tasks, grid.sample_ids)
+    usable = calibration.take(calibration.is_complete & has_states(calibration, states))
+    caveats = [
+        NOT_IN_A_REPLAY,
+        *[f"{line}; no policy is judged on them" for line in lacking_lines(lacking, len(grid))],
+        *split_caveats(grid, states.splits),
+        *replay_leaks(checkpoint, usable, known),
+    ]
+    return LearnedReplay(RecordedTwoStage(networks, states), known, tuple(caveats), len(lacking))
+
+
+def _refuse_other_networks(checkpoint: Path, networks: TwoStageNetworks, states: RecordedStates) -> None:
     own = networks.budget.state_dict()
     if networks.space != states.space or any(not own[name].cpu().equal(states.budget[name]) for name in own):
         raise ResultsError(
             f"the states were recorded with another budget token or other knobs than {checkpoint} has; give the "
             "states.pt of its training"
         )
-    known = with_states(grid, states)
-    trained_on = read_tensor_file(checkpoint, TRAINING)["environment"].get("samples")
-    caveats = [NOT_IN_A_REPLAY]
-    if trained_on != fingerprints(with_states(calibration.complete(), states)):
-        caveats.append(
-            "two_stage was trained on other samples than the calibration ones, and may have seen those that it is "
-            "judged on"
-        )
-    return LearnedReplay(RecordedTwoStage(networks, states), known, tuple(caveats))
 
 
 def with_states(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
     """The requests of the grid that have states; raises ResultsError where there are none."""
-    recorded = set(states.keys)
-    has = np.array([key in recorded for key in zip(grid.tasks, grid.sample_ids, strict=True)])
+    has = has_states(grid, states)
     if not has.any():
         raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
     return grid.take(has)
 
 
-def fingerprints(grid: MeasuredGrid) -> dict[str, str]:
-    """Task -> digest of its samples, as a training notes it."""
-    pairs = list(zip(grid.tasks, grid.sample_ids, strict=True))
-    return {
-        task: fingerprint_of_ids([sample_id for name, sample_id in pairs if name == task])
-        for task in sorted(set(grid.tasks))
-    }
+def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:
+    """[N], which requests of the grid have states."""
+    recorded = set(states.keys)
+    return np.array([key in recorded for key in zip(grid.tasks, grid.sample_ids, strict=True)], dtype=bool)

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.block_choice import block_choice_of
-from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, open_task
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.host_facts import command_line, package_version
@@ -33,9 +33,13 @@ from experiments.controller.live import (
     scores_of_choices,
     warm_up,
 )
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.origins import refuse_other_controller, refuse_other_model
 from experiments.controller.outcomes import Outcomes, Requests
 from experiments.controller.policies import Policy
-from experiments.controller.training_run import load_networks, stored_environment
+from experiments.controller.seen_samples import live_leaks
+from experiments.controller.stage_odds import odds_for
+from experiments.controller.training_run import load_networks
 from experiments.core_exp.figures import joined_caption, tasks_named
 
 
@@ -84,14 +88,27 @@ class LiveJob:
         )
 
 
-def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
+def open_live(
+    flags: Sequence[str], policies: Sequence[Policy], grid: MeasuredGrid, learned: Path | None = None
+) -> LiveJob:
     """Parse, load, prepare every sample at every tier, warm up.
 
+    Args:
+        grid: that stands behind the policies.
+        learned: the checkpoint of a two-stage controller that is to run, too.
+
     Raises:
-        ConfigurationError: flags, task or model do not allow it, or no sample can be used.
+        ConfigurationError: flags, task or model do not allow it, no sample can be used, or grid or checkpoint are of
+            another model.
+        ResultsError: the file is no checkpoint.
     """
     config = parse_config(flags)
     source = find_model(config.model_path, config.hf_cache_dir)
+    refuse_other_model(grid, source.name, "the answers are", "give the grid's as --model_path, or a grid of this one")
+    if learned is not None:
+        if source.foreign is not None:
+            raise ConfigurationError(f"--learned pauses inside MolmoE, and {source.name} is no MolmoE; drop it")
+        refuse_other_controller(learned, config, source)
     space = published_space(source.limits)
     task = open_task(config)
     drawn = draw_samples(task, config)
@@ -124,8 +141,10 @@ def open_live(flags: Sequence[str], policies: Sequence[Policy]) -> LiveJob:
 def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
     """The job's policies as what answers a request, and the two-stage controller of a checkpoint, made ready.
 
+    Args:
+        learned: as `open_live` had it, which refuses one that does not fit the model.
+
     Raises:
-        ConfigurationError: there is one, and the model is not the kind that it pauses in, or not as wide.
         ResultsError: the file is no checkpoint.
     """
     controllers: list[Controller] = [
@@ -134,14 +153,9 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
     if learned is None:
         return controllers
     networks = load_networks(learned)
-    if not isinstance(job.model, MolmoeStagedModel):
-        raise ConfigurationError(f"--learned pauses inside MolmoE, and {job.model.name} is no MolmoE; drop it")
-    width = int(job.model.model.config.text_config.hidden_size)
-    if networks.hidden_size != width:
-        raise ConfigurationError(
-            f"--learned {learned} is for a model of width {networks.hidden_size}, this one has {width}; train anew"
-        )
-    two_stage = TwoStageController(networks, job.model, job.blocks, job.max_new_tokens)
+    assert isinstance(job.model, MolmoeStagedModel)
+    odds = odds_for(job.model, networks)
+    two_stage = TwoStageController(odds, networks.space, job.model, job.blocks, job.max_new_tokens)
     two_stage.make_ready(job.measured)
     return [*controllers, two_stage]
 
@@ -179,7 +193,7 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
     return content
 
 
-def live_caveats(job: LiveJob, learned: Path | None) -> list[str]:
+def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[str]:
     """What a reader of a live evaluation must know; after `controllers_of`, which decides what runs eagerly."""
     notes = [
         "requests were prepared at every tier beforehand: neither that nor their transfer is in a latency",
@@ -189,7 +203,8 @@ def live_caveats(job: LiveJob, learned: Path | None) -> list[str]:
     notes += refusal_caveats(job.model.refused_settings)
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
-        notes += [*_eager_caveats(job.model), *training_caveats(stored_environment(learned), job.task, ids)]
+        notes += [*_eager_caveats(job.model), *host_caveats(controllers), *_weights_caveats(job.config)]
+        notes += live_leaks(learned, job.task, ids)
     return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]
 
 
@@ -212,29 +227,14 @@ def _eager_caveats(model: StagedModel) -> list[str]:
     return [f"two_stage ran eagerly, the other policies with execution {asked}: {model.split.reason}"]
 
 
-def training_caveats(trained_on: Mapping[str, Any] | None, task: Task, sample_ids: Sequence[int]) -> list[str]:
-    """Whether a two-stage controller is judged on samples that it was trained on.
-
-    Args:
-        trained_on: what the environment of its checkpoint said of itself. A replay keeps a digest of its samples
-            alone, so that a part of them cannot be recognised; none of a training that it was started from is known.
-        sample_ids: of the task, that it is judged on.
-    """
-    described = trained_on or {}
-    if "sample_ids" in described:
-        same_task = (described["task"], described["split"]) == (task.name, task.split)
-        seen = len(set(described["sample_ids"]) & set(sample_ids)) if same_task else 0
-        return [f"two_stage was trained on {seen} of the {len(sample_ids)} requests that it is judged on"] * (seen > 0)
-    if described.get("kind") == "synthetic":
-        return []
-    digests = described.get("samples")
-    if digests is None:
-        return ["what two_stage was trained on is not known: it may have seen the samples that it is judged on"]
-    if task.name not in digests:
-        return []
-    if digests[task.name] in (fingerprint_of_ids(sample_ids), fingerprint_of_ids(sorted(sample_ids))):
-        return ["two_stage was trained on samples of the same ids as those that it is judged on"]
+def host_caveats(controllers: Sequence[Controller]) -> list[str]:
+    """That networks ran on the host though the model is on a GPU, which takes a request longer."""
     return [
-        f"two_stage was trained on a replay of {task.name}, of whose samples only a digest is known: it may have seen "
-        "those that it is judged on"
+        f"{each.name} computed its networks on the host and not on the model's device: {each.host_reason}"
+        for each in controllers
+        if isinstance(each, TwoStageController) and each.host_reason is not None
     ]
+
+
+def _weights_caveats(config: ProfilingConfig) -> list[str]:
+    return ["the model's weights are random, and not those that two_stage was trained with"] * config.random_weights

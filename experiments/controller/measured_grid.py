@@ -1,7 +1,7 @@
 """In: the results of a grid of settings; out: what every request scored and took at every choice of the knobs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class MeasuredGrid:
         left_out: settings that no controller chooses, or that not every task has.
         source: provenance, as JSON.
         setup: device, model, how it ran, for captions.
+        model: its name as given; None where the results do not tell.
+        splits: task -> the split that its samples are of; without those that the results do not tell.
     """
 
     choices: tuple[KnobChoice, ...]
@@ -50,6 +52,8 @@ class MeasuredGrid:
     left_out: tuple[str, ...]
     source: Mapping[str, Any]
     setup: tuple[str, ...]
+    model: str | None = None
+    splits: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -83,13 +87,18 @@ class MeasuredGrid:
             requests=None if self.requests is None else of(self.requests),
         )
 
+    @property
+    def is_complete(self) -> np.ndarray:
+        """[N], which requests have a score and a time at every choice."""
+        return np.asarray(np.isfinite(self.scores).all(axis=0) & np.isfinite(self.total_s).all(axis=0))
+
     def complete(self) -> "MeasuredGrid":
         """The requests that have a score and a time at every choice.
 
         Raises:
             ResultsError: there are none.
         """
-        whole = np.isfinite(self.scores).all(axis=0) & np.isfinite(self.total_s).all(axis=0)
+        whole = self.is_complete
         if not whole.any():
             raise ResultsError(
                 f"no sample has a score and a time at all {len(self.choices)} settings; profile the whole grid, with "
@@ -129,7 +138,16 @@ def _grid_of(study: Study, sweep: Sweep | None) -> MeasuredGrid:
         left_out=left_out,
         source=study.source,
         setup=study.setup,
+        model=study.source.get("model"),
+        splits=_splits_of(study, sweep),
     )
+
+
+def _splits_of(study: Study, sweep: Sweep | None) -> dict[str, str]:
+    if sweep is not None:
+        return {each.task: each.result["provenance"]["task"]["split"] for each in sweep.settings}
+    # A table is of one task.
+    return {study.grids[0].task: study.source["split"]} if "split" in study.source else {}
 
 
 def _side_by_side(

@@ -6,6 +6,7 @@ The states behind the pauses hold for the budget token that they were recorded w
 training on them leaves it as it is.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from experiments.controller.stage_odds import mean_embedding
 from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
+# Most messages name their sample, so that there may be as many as samples.
+REASONS_TOLD = 3
 STATES = FileKind("controller_states", 1, "states.pt")
 
 # Of one sample: prompt [H], last [T, P, H] and tokens [T, P, L, H].
@@ -44,6 +47,7 @@ class RecordedStates:
         budget: weights of the `BudgetToken`.
         failed: "task id" -> why it could not be used.
         model: name and digest, so that states of other weights are told apart.
+        splits: task -> the split that its samples are of; None in a file from before splits were kept.
     """
 
     keys: tuple[tuple[str, int], ...]
@@ -55,6 +59,7 @@ class RecordedStates:
     budget: Mapping[str, torch.Tensor]
     failed: Mapping[str, str]
     model: Mapping[str, str]
+    splits: Mapping[str, str] | None = None
 
     def save(self, path: Path) -> None:
         """Raises ResultsNotSaved where the disk does not take it."""
@@ -114,7 +119,28 @@ def record_states(
     prompts, last, tokens = (torch.stack(column) for column in zip(*(found[key] for key in keys), strict=True))
     weights = {name: tensor.cpu() for name, tensor in networks.budget.state_dict().items()}
     reasons = {f"{task} {sample_id}": reason for (task, sample_id), reason in failed.items()}
-    return RecordedStates(keys, prompts, last, tokens, budgets, networks.space, weights, reasons, dict(source))
+    splits = {task.name: task.split for task, _ in asked}
+    return RecordedStates(keys, prompts, last, tokens, budgets, networks.space, weights, reasons, dict(source), splits)
+
+
+def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Sequence[int]) -> dict[str, str]:
+    """Each of the samples that has no states, as "task id" -> why."""
+    recorded = set(states.keys)
+    return {
+        f"{task} {at}": states.failed.get(f"{task} {at}", "it was not asked for when the states were recorded")
+        for task, at in zip(tasks, sample_ids, strict=True)
+        if (task, at) not in recorded
+    }
+
+
+def lacking_lines(lacking: Mapping[str, str], number: int) -> list[str]:
+    """How many of so many samples have no states, and the most frequent reasons; no line where all have some."""
+    if not lacking:
+        return []
+    reasons = Counter(lacking.values()).most_common()
+    told = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_TOLD])
+    more = f"; and {len(reasons) - REASONS_TOLD} other reasons" if len(reasons) > REASONS_TOLD else ""
+    return [f"{len(lacking)} of {number} samples have no states: {told}{more}"]
 
 
 class _Recorder:

@@ -6,8 +6,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from experiment_core_utils.models.graph_capture import Recorder
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.device_odds import DeviceOdds
 from experiments.controller.host_networks import HostBudget, HostNetworks, Odds
 from experiments.controller.two_stage_networks import TwoStageNetworks
@@ -108,11 +110,16 @@ def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
 
 
-def odds_for(model: MolmoeStagedModel, networks: TwoStageNetworks) -> StageOdds:
-    """By the device where it is a GPU and has the kernels, else by the host; networks as they are now."""
+def odds_for(model: MolmoeStagedModel, networks: TwoStageNetworks, recorder: Recorder | None = None) -> StageOdds:
+    """By the device where it is a GPU, has the kernels and memory for them, else by the host; networks as they are now.
+
+    Args:
+        recorder: see `DeviceOdds`.
+    """
     if model.device.type == "cpu":
         return HostOdds(networks, model.host_embeddings, model.device)
     try:
-        return DeviceOdds(networks, model.model.get_input_embeddings().weight.detach())
-    except ConfigurationError as error:
+        with out_of_memory_named():
+            return DeviceOdds(networks, model.model.get_input_embeddings().weight.detach(), recorder)
+    except (ConfigurationError, OutOfMemory) as error:
         return HostOdds(networks, model.host_embeddings, model.device, str(error))

@@ -22,7 +22,7 @@ from experiments.controller.learning_curves import TensorboardCurves, summary_wr
 from experiments.controller.rewards import RewardRecipe
 from experiments.controller.tabled_environment import Teacher
 from experiments.controller.training_jobs import TrainingJob, open_job
-from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
+from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
 from experiments.controller.training_summary import summary_of
 
 ENVIRONMENTS = ("synthetic", "replay", "live")
@@ -138,7 +138,7 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
     job = open_job(given, rest, plan)
     if not checkpoint.exists():
         job.teach(plan)
-    run = TrainingRun(job.networks, job.environment, plan)
+    run = TrainingRun(job.networks, job.environment, plan, start_of(given.init_from))
     if checkpoint.exists():
         run.resume(checkpoint)
     opened_s, done = time.perf_counter() - started, len(run.rows)

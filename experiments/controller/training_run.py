@@ -22,6 +22,8 @@ from experiments.controller.two_stage_networks import TwoStageNetworks
 
 CHECKPOINT = "checkpoint.pt"
 TRAINING = FileKind("controller_training", 1, CHECKPOINT)
+# What a training began from; of one that began from a checkpoint see `start_of`.
+DRAWN: Mapping[str, Any] = {"kind": "drawn"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class TrainingRun:
 
     Args:
         networks: as they are to start; trained in place.
+        start: where they are from, by `start_of`; kept in the checkpoint.
 
     Attributes:
         rows: one for each update done: `update`, `reward`, `accuracy`, `latency_ms`, `violation_rate` (means over its
@@ -56,10 +59,17 @@ class TrainingRun:
             `grpo.update` returns.
     """
 
-    def __init__(self, networks: TwoStageNetworks, environment: Environment, plan: TrainingPlan) -> None:
+    def __init__(
+        self,
+        networks: TwoStageNetworks,
+        environment: Environment,
+        plan: TrainingPlan,
+        start: Mapping[str, Any] = DRAWN,
+    ) -> None:
         self.networks = networks
         self.environment = environment
         self.plan = plan
+        self._start: Mapping[str, Any] | None = start
         networks.budget.requires_grad_(not environment.budget_token_is_fixed)
         self._reference = copy.deepcopy(networks).requires_grad_(False)
         trained = [each for each in networks.parameters() if each.requires_grad]
@@ -100,6 +110,7 @@ class TrainingRun:
         content = {
             "plan": asdict(self.plan),
             "environment": self.environment.describe(),
+            "start": self._start,
             "space": asdict(self.environment.space),
             "hidden_size": self.networks.hidden_size,
             "networks": self.networks.state_dict(),
@@ -129,6 +140,8 @@ class TrainingRun:
         self._reference.load_state_dict(content["reference"])
         self._optimiser.load_state_dict(content["optimiser"])
         self._generator.set_state(content["generator"])
+        # None in a checkpoint from before starts were kept.
+        self._start = content.get("start")
         self.rows = content["rows"]
 
 
@@ -138,6 +151,35 @@ def stored_environment(path: Path) -> Mapping[str, Any] | None:
         return None
     environment: Mapping[str, Any] = read_tensor_file(path, TRAINING)["environment"]
     return environment
+
+
+def start_of(init_from: Path | None) -> Mapping[str, Any]:
+    """What a training keeps of its start: that its networks were drawn, or what the checkpoint that they are from says
+    of its environment and of its own start (None where it does not say).
+
+    Raises:
+        ResultsError: the file is no checkpoint.
+    """
+    if init_from is None:
+        return DRAWN
+    content = read_tensor_file(init_from, TRAINING)
+    return {"kind": "checkpoint", "environment": content["environment"], "start": content.get("start")}
+
+
+def trainings_behind(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
+    """What the environments of all trainings of a checkpoint's networks said of themselves, the last one first, and
+    whether these are all: a checkpoint from before starts were kept does not tell.
+
+    Raises:
+        ResultsError: the file is no checkpoint.
+    """
+    content = read_tensor_file(path, TRAINING)
+    found, start = [content["environment"]], content.get("start")
+    while start is not None and start["kind"] == "checkpoint":
+        found.append(start["environment"])
+        start = start["start"]
+    # A synthetic training takes no other networks to start from.
+    return found, start is not None or found[-1]["kind"] == "synthetic"
 
 
 def load_networks(path: Path) -> TwoStageNetworks:

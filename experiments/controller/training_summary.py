@@ -32,6 +32,7 @@ def summary_of(job: TrainingJob, run: TrainingRun, spent: Mapping[str, float]) -
         "num_parameters": sum(each.numel() for each in run.networks.parameters()),
         "budget_token_is_fixed": environment.budget_token_is_fixed,
         "spent": dict(spent),
+        "left_out": dict(job.left_out),
         "parts": parts,
     }
 

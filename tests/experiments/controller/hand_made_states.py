@@ -29,5 +29,6 @@ def states_of(networks: TwoStageNetworks, sample_ids: range) -> RecordedStates:
         space=networks.space,
         budget=networks.budget.state_dict(),
         failed={},
-        model={"name": "folder/tiny"},
+        model={"name": "folder/tiny", "weights_sha256": "one"},
+        splits={"signs": "validation"},
     )

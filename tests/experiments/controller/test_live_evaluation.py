@@ -7,28 +7,34 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
+from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.learned_policy import TwoStageController
 from experiments.controller.live import prepare_requests
 from experiments.controller.live_environment import LiveEnvironment
 from experiments.controller.live_evaluation import (
     LiveJob,
     controllers_of,
     grouped_accuracy,
+    host_caveats,
     live_caveats,
+    open_live,
     refusal_caveats,
-    training_caveats,
 )
 from experiments.controller.policies import StaticPolicy
 from experiments.controller.rewards import RewardRecipe
+from experiments.controller.stage_odds import HostOdds
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
+from tests.conftest import save_tiny, tiny_config
+from tests.experiments.controller.hand_made_requests import grid
 
 TASK = load_task("reference_vqa", "validation")
 TINY_WIDTH = 32
@@ -36,28 +42,6 @@ TINY_WIDTH = 32
 
 def live(split: str, sample_ids: list[int]) -> dict[str, object]:
     return {"kind": "live", "task": TASK.name, "split": split, "sample_ids": sample_ids}
-
-
-@pytest.mark.parametrize(
-    ("trained_on", "said"),
-    [
-        (live("validation", [7, 5, 9]), "two_stage was trained on 2 of the 3 requests"),
-        (live("validation", [7, 8]), None),
-        (live("train", [1, 5, 9]), None),
-        ({"kind": "synthetic"}, None),
-        ({"kind": "replay", "samples": {"another": fingerprint_of_ids([1, 5, 9])}}, None),
-        ({"kind": "replay", "samples": {TASK.name: fingerprint_of_ids([1, 5, 9])}}, "of the same ids"),
-        ({"kind": "replay", "samples": {TASK.name: fingerprint_of_ids([1, 5])}}, "only a digest is known"),
-        (None, "is not known"),
-    ],
-)
-def test_samples_of_the_training_are_a_caveat_where_they_are_known_and_where_they_are_not(trained_on, said):
-    caveats = training_caveats(trained_on, TASK, [9, 1, 5])
-    if said is None:
-        assert caveats == []
-    else:
-        assert len(caveats) == 1
-        assert said in caveats[0]
 
 
 def opened(checkpoint: Path) -> LiveJob:
@@ -86,17 +70,16 @@ def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny
     """A store of 10^13 slots is more than any address can reach."""
     job = opened(tiny_checkpoint)
     checkpoint = trained(job, tmp_path)
-    controllers_of(job, checkpoint)
-    caveats = live_caveats(job, checkpoint)
+    caveats = live_caveats(job, checkpoint, controllers_of(job, checkpoint))
     assert not any("eagerly" in caveat for caveat in caveats)
     assert "two_stage was trained on 2 of the 2 requests that it is judged on" in caveats
     without = replace(job, max_new_tokens=10**13)
-    controllers_of(without, checkpoint)
-    eager = [caveat for caveat in live_caveats(without, checkpoint) if "eagerly" in caveat]
+    found = live_caveats(without, checkpoint, controllers_of(without, checkpoint))
+    eager = [caveat for caveat in found if "eagerly" in caveat]
     assert len(eager) == 1
     assert eager[0].startswith("two_stage ran eagerly, the other policies with execution ")
     assert "no memory left" in eager[0]
-    assert not any(caveat.startswith("two_stage") for caveat in live_caveats(without, None))
+    assert not any(caveat.startswith("two_stage") for caveat in live_caveats(without, None, []))
 
 
 def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_checkpoint: Path):
@@ -106,7 +89,7 @@ def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_ch
     for top_k, num_blocks, tokens in ((4, 4, 3), (2, 4, 10**13), (2, 3, 3)):
         job.model.apply(job.space.setting(KnobChoice("low", top_k, num_blocks), job.blocks))
         job.model.make_ready(inputs, tokens)
-    eager = [caveat for caveat in live_caveats(job, None) if "eagerly" in caveat]
+    eager = [caveat for caveat in live_caveats(job, None, []) if "eagerly" in caveat]
     assert len(eager) == 1
     assert eager[0].startswith("top-k 2 with 4 blocks ran eagerly, whatever tier and whichever policy but two_stage")
     assert "the device has no memory left to make a prompt of" in eager[0]
@@ -145,3 +128,42 @@ def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):
     assert shown.caption == (
         "Scripted CPU  ·  tiny  ·  float32, straight  ·  n = 1 requests, measured live  ·  reference vqa"
     )
+
+
+def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Path):
+    job = opened(tiny_checkpoint)
+    space = action_space(job.space, job.blocks)
+    networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
+    assert isinstance(job.model, MolmoeStagedModel)
+    for reason, said in (
+        ("no Triton", ["two_stage computed its networks on the host and not on the model's device: no Triton"]),
+        (None, []),
+    ):
+        odds = HostOdds(networks, job.model.host_embeddings, job.model.device, reason)
+        two_stage = TwoStageController(odds, space, job.model, job.blocks, 3)
+        assert host_caveats([two_stage]) == said
+        assert [each for each in live_caveats(job, None, [two_stage]) if "host" in each] == []
+
+
+@pytest.mark.parametrize("other", ["grid", "controller"])
+def test_a_grid_or_a_controller_of_another_model_is_refused_before_samples_are_drawn(
+    tiny_checkpoint: Path, tmp_path: Path, other: str
+):
+    """The controller is for 4 blocks; the published knobs need 5, and the task does not exist."""
+    folder = save_tiny(tiny_config(num_hidden_layers=5), tmp_path / "small")
+    checkpoint = trained(opened(tiny_checkpoint), tmp_path)
+    flags = ["--model_path", str(folder), "--device", "cpu", "--dataset_name", "nothing"]
+    if other == "grid":
+        with pytest.raises(ConfigurationError, match="of the model folder/tiny, and the answers are of .*small; give"):
+            open_live(flags, [], replace(grid(), model="folder/tiny"))
+    else:
+        with pytest.raises(ConfigurationError, match="is for another model than .*small: blocks 4 in place of 5; give"):
+            open_live(flags, [], grid(), checkpoint)
+
+
+def test_random_weights_under_a_trained_controller_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
+    job = opened(tiny_checkpoint)
+    said = "the model's weights are random, and not those that two_stage was trained with"
+    checkpoint = trained(job, tmp_path)
+    assert said not in live_caveats(job, checkpoint, [])
+    assert said in live_caveats(replace(job, config=replace(job.config, random_weights=True)), checkpoint, [])

@@ -35,6 +35,7 @@ class Scripted:
 
     name: str
     questions: list[tuple[Image.Image | str | None, str]]
+    split: str = "validation"
     reads: list[int] = field(default_factory=list)
 
     def __getitem__(self, index: int) -> Sample:

@@ -1,17 +1,32 @@
 """What stage 1 reads of a prompt, by hand, and where a running model's odds are computed."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
 
 import pytest
 import torch
 
 from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.stage_odds import HostOdds, mean_embedding, odds_for
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from tests.models.molmoe.executions import eager_and_graph
 
+T = TypeVar("T")
 KNOBS = KnobSpace(("low", "medium"), (1, 2, 4), (2, 3, 4), num_total_blocks=4, first_top_k=4)
+
+
+class Full:
+    """A recorder on a device without memory: what is recorded does not fit."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+        raise self.error
 
 
 def test_a_prompt_is_the_mean_of_its_embeddings() -> None:
@@ -30,3 +45,20 @@ def test_on_a_cpu_the_host_is_asked(tiny_checkpoint: Path) -> None:
     prompt = model.model.get_input_embeddings()(torch.tensor([7, 9, 9, 30])).mean(dim=0).detach()
     odds.first(torch.tensor([7, 9, 9, 30]), 0.5)
     torch.testing.assert_close(odds.seen()[0], prompt, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "error", [OutOfMemory("no room"), torch.OutOfMemoryError("no room"), ConfigurationError("no room")]
+)
+def test_a_gpu_without_memory_for_them_leaves_them_to_the_host(error: Exception) -> None:
+    """The model is said to be on a GPU; its embeddings are here, where nothing is launched before it is recorded."""
+    pytest.importorskip("triton")
+    networks = TwoStageNetworks(action_space(KNOBS, BlockChoice(), pauses=(1, 2)), 32, embedding_rms=0.2, seed=1)
+    embeddings = torch.nn.Embedding(50, 32)
+    model = SimpleNamespace(
+        device=torch.device("cuda"),
+        model=SimpleNamespace(get_input_embeddings=lambda: embeddings),
+        host_embeddings=embeddings.weight.detach().numpy(),
+    )
+    odds = odds_for(model, networks, Full(error))  # type: ignore[arg-type]
+    assert isinstance(odds, HostOdds) and odds.reason == "no room"

@@ -101,6 +101,7 @@ def test_states_come_back_from_their_file(states: RecordedStates, tmp_path: Path
     states.save(tmp_path / "states.pt")
     found = load_states(tmp_path / "states.pt")
     assert (found.keys, found.space, found.model) == (states.keys, states.space, {"name": "tiny"})
+    assert found.splits == {TASK.name: "validation"}
     assert torch.equal(found.tokens, states.tokens) and torch.equal(found.budgets_s, states.budgets_s)
     torch.save({"kind": "else"}, tmp_path / "other.pt")
     with pytest.raises(ResultsError, match="is no controller_states of version 1"):
@@ -110,12 +111,14 @@ def test_states_come_back_from_their_file(states: RecordedStates, tmp_path: Path
 def test_samples_that_cannot_be_used_are_named(model: MolmoeStagedModel, networks: TwoStageNetworks) -> None:
     class Broken:
         name = "broken"
+        split = "elsewhere"
 
         def __getitem__(self, index: int) -> Any:
             raise SampleError("no picture")
 
     found = record_states(model, [(TASK, 0), (Broken(), 3)], networks, BUDGETS_S, {})  # type: ignore[list-item]
     assert found.keys == ((TASK.name, 0),) and found.failed == {"broken 3": "no picture"}
+    assert found.splits == {TASK.name: "validation", "broken": "elsewhere"}
     with pytest.raises(ResultsError, match="no picture"):
         record_states(model, [(Broken(), 3)], networks, BUDGETS_S, {})  # type: ignore[list-item]
 
@@ -250,7 +253,7 @@ def test_learned_policies_choose_the_same_recorded_and_live(
     model: MolmoeStagedModel, networks: TwoStageNetworks, requests: list[LiveRequest], states: RecordedStates
 ) -> None:
     policy = RecordedTwoStage(networks, states)
-    controller = TwoStageController(networks, model, BLOCKS, LIMIT)
+    controller = TwoStageController(odds_for(model, networks), SPACE, model, BLOCKS, LIMIT)
     assert policy.name == controller.name == "two_stage"
     for request in requests:
         for budget_s in BUDGETS_S:
