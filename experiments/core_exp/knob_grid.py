@@ -1,6 +1,6 @@
 """In: a sweep; out: for each task its settings by knob, and what every sample scored and cost at each. Pure."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class TaskGrid:
     best: float
     points: tuple[KnobPoint, ...]
     sample_ids: tuple[int, ...]
-    pictures: tuple[Hashable, ...]
+    pictures: tuple[str, ...]
     scores: np.ndarray
     total_ms: np.ndarray
     energy_j: np.ndarray
@@ -135,7 +135,7 @@ def _largest_drift(settings: Sequence[StoredSetting]) -> float | None:
     return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
-def _picture(sample: Mapping[str, Any]) -> Hashable:
+def _picture(sample: Mapping[str, Any]) -> str:
     picture = sample["metadata"].get("image_id")
     return f"sample {sample['sample_id']}" if picture is None else str(picture)
 
