@@ -1,5 +1,6 @@
 """What is said beside a live evaluation: samples of a training, requests that run eagerly for want of memory."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
+from experiments.controller.evaluate_controller import main
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.learned_policy import TwoStageController
@@ -35,6 +37,7 @@ from experiments.controller.training_run import CHECKPOINT, TrainingPlan, Traini
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from tests.conftest import save_tiny, tiny_config
 from tests.experiments.controller.hand_made_requests import grid
+from tests.experiments.hand_made_sweep import result, setting, write
 
 TASK = load_task("reference_vqa", "validation")
 TINY_WIDTH = 32
@@ -130,8 +133,9 @@ def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):
     )
 
 
-def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Path):
+def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
     job = opened(tiny_checkpoint)
+    checkpoint = trained(job, tmp_path)
     space = action_space(job.space, job.blocks)
     networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
     assert isinstance(job.model, MolmoeStagedModel)
@@ -142,7 +146,7 @@ def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Pa
         odds = HostOdds(networks, job.model.host_embeddings, job.model.device, reason)
         two_stage = TwoStageController(odds, space, job.model, job.blocks, 3)
         assert host_caveats([two_stage]) == said
-        assert [each for each in live_caveats(job, None, [two_stage]) if "host" in each] == []
+        assert [each for each in live_caveats(job, checkpoint, [two_stage]) if "on the host" in each] == said
 
 
 @pytest.mark.parametrize("other", ["grid", "controller"])
@@ -167,3 +171,28 @@ def test_random_weights_under_a_trained_controller_are_a_caveat(tiny_checkpoint:
     checkpoint = trained(job, tmp_path)
     assert said not in live_caveats(job, checkpoint, [])
     assert said in live_caveats(replace(job, config=replace(job.config, random_weights=True)), checkpoint, [])
+
+
+def test_a_live_evaluation_says_that_its_grid_is_of_another_task(tmp_path: Path):
+    """The grid is of `signs`, by the model that runs; a model of 5 blocks is the smallest that is controlled."""
+    model = save_tiny(tiny_config(num_hidden_layers=5), tmp_path / "small")
+    made = [result(setting(tier, 4, 3)) for tier in ("low", "high")]
+    for each in made:
+        each["provenance"]["model"]["name"] = str(model)
+    folder = write(tmp_path / "run", *made)
+    flags = [
+        "--mode",
+        "live",
+        "--budgets_ms",
+        "500",
+        "--model_path",
+        str(model),
+        "--device",
+        "cpu",
+        "--num_threads",
+        "1",
+    ]
+    asked = ["--dataset_name", TASK.name, "--num_samples", "1", "--max_new_tokens", "2", "--num_threads", "1"]
+    assert main([str(folder), *flags, *asked]) == 0
+    content = json.loads((folder / "controller_live" / "controller_evaluation.json").read_text())
+    assert f"the grid is of signs, and {TASK.name} was measured" in content["caveats"]

@@ -8,10 +8,8 @@ import pytest
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.models.checkpoint_files import weights_digest
-from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import load_grid
 from experiments.controller.origins import (
@@ -23,33 +21,16 @@ from experiments.controller.origins import (
     split_caveats,
     task_caveats,
 )
-from experiments.controller.rewards import RewardRecipe
-from experiments.controller.synthetic_environment import synthetic_environment
-from experiments.controller.tabled_environment import TabledEnvironment
-from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
-from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from tests.conftest import save_tiny, tiny_config
+from tests.experiments.controller.hand_made_checkpoints import FITTING, checkpoint
 from tests.experiments.controller.hand_made_requests import grid as hand_made
 from tests.experiments.hand_made_sweep import result, setting, write
-
-# Of the tiny model: 4 blocks of width 32, 4 of 8 experts per token.
-FITTING = KnobSpace(("low", "medium"), (2, 4), (3, 4), num_total_blocks=4, first_top_k=4)
 
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
     """Of the split `validation` of `signs`, with the model `folder/tiny`."""
     return write(tmp_path / "grid", result(setting()))
-
-
-def checkpoint(folder: Path, knobs: KnobSpace = FITTING, width: int = 32, **model: str) -> Path:
-    """Of a training with a model of this name and digest; it is never run, so that its tables are another's."""
-    tables = synthetic_environment(5, 2, seed=0)
-    environment = TabledEnvironment(tables.space, tables.tables, {"kind": "replay", "model": model}, False)
-    environment.space = action_space(knobs, BlockChoice(), (1, 2))
-    networks = TwoStageNetworks(environment.space, width, 1.0, 0)
-    TrainingRun(networks, environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
-    return folder / CHECKPOINT
 
 
 def asked(model: Path, *flags: str):

@@ -14,7 +14,7 @@ from experiments.controller.measured_grid import load_grid
 from experiments.controller.recorded_states import RecordedStates
 from experiments.controller.replay_environment import replay_environment
 from experiments.controller.rewards import RewardRecipe
-from experiments.controller.train import build_parser, plan_of
+from experiments.controller.train import build_parser, main, plan_of
 from experiments.controller.training_jobs import TrainingJob, open_job
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.training_summary import summary_of
@@ -148,3 +148,14 @@ def test_a_start_with_other_knobs_is_refused_before_anything_is_recorded(tiny_ch
     with pytest.raises(ConfigurationError, match=r"other knobs than the grid has \(top-k 2, 4 in place of 2\); give"):
         opened(folder, path, *flags)
     assert not path.exists()
+
+
+def test_the_command_keeps_what_it_started_from(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "states.pt"
+    states_of(networks_with(0), range(8)).save(path)
+    flags = ["--environment", "replay", "--grid", str(folder), "--states", str(path), "--num_budgets", "2"]
+    for name, start in (("first", []), ("second", ["--init_from", str(tmp_path / "first" / CHECKPOINT)])):
+        assert main([*flags, "--controller_dir", str(tmp_path / name), "--updates", "1", *start]) == 0
+    first, second = (torch.load(tmp_path / name / CHECKPOINT, weights_only=True) for name in ("first", "second"))
+    assert first["start"] == {"kind": "drawn"}
+    assert second["start"] == {"kind": "checkpoint", "environment": first["environment"], "start": first["start"]}
