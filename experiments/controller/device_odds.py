@@ -17,11 +17,9 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.triton_building import built
 from experiments.controller.budget_token import FREQUENCIES
 from experiments.controller.device_question import DeviceQuestion
-from experiments.controller.host_networks import HostNetworks, Odds
+from experiments.controller.host_networks import KEPT_BUDGETS, HostNetworks, Odds
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
-# Budgets whose features are kept.
-KEPT_BUDGETS = 256
 # A question's number of ids and the features of its budget stand before the ids.
 BEFORE_IDS = 1 + 2 * FREQUENCIES
 # Ids of a prompt's text for which there is room at first.

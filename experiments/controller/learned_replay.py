@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.controller.learned_policy import RecordedTwoStage
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.origins import refuse_other_source, refuse_other_weights, split_caveats
 from experiments.controller.recorded_states import STATES, RecordedStates, lacking_lines, load_states, without_states
+from experiments.controller.replay_environment import has_states
 from experiments.controller.seen_samples import replay_leaks
 from experiments.controller.training_run import load_networks
 from experiments.controller.two_stage_networks import TwoStageNetworks
@@ -80,9 +79,3 @@ def with_states(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
     if not has.any():
         raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
     return grid.take(has)
-
-
-def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:
-    """[N], which requests of the grid have states."""
-    recorded = set(states.keys)
-    return np.array([key in recorded for key in zip(grid.tasks, grid.sample_ids, strict=True)], dtype=bool)

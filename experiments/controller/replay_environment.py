@@ -33,10 +33,16 @@ def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> K
     return KnobSpace(tiers, top_ks, counts, num_total_blocks, first_top_k)
 
 
+def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:
+    """[N], which requests of the grid have states."""
+    recorded = set(states.keys)
+    return np.array([key in recorded for key in zip(grid.tasks, grid.sample_ids, strict=True)], dtype=bool)
+
+
 def usable(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
     """The samples that have a score and a time at every choice, and states; raises ResultsError for none."""
-    whole, recorded = grid.complete(), set(states.keys)
-    used = whole.take(np.array([key in recorded for key in zip(whole.tasks, whole.sample_ids, strict=True)]))
+    whole = grid.complete()
+    used = whole.take(has_states(whole, states))
     if not len(used):
         raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
     return used

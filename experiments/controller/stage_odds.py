@@ -11,11 +11,8 @@ from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.device_odds import DeviceOdds
-from experiments.controller.host_networks import HostBudget, HostNetworks, Odds
+from experiments.controller.host_networks import KEPT_BUDGETS, HostBudget, HostNetworks, Odds
 from experiments.controller.two_stage_networks import TwoStageNetworks
-
-# Budgets whose part and token are kept.
-KEPT_BUDGETS = 256
 
 
 class StageOdds(Protocol):
