@@ -1,8 +1,12 @@
 """What a wheel takes along: modules do so by themselves, any other file by its ending."""
 
+import shutil
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 from experiment_core_utils.primitives.paths import REPOSITORY
 
@@ -25,3 +29,22 @@ def test_files_that_are_no_modules_are_data_of_their_package() -> None:
 def test_every_folder_with_files_is_a_package() -> None:
     folders = {path.parent for path in files_of_packages()}
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.skipif(shutil.which("git") is None or not (REPOSITORY / ".git").exists(), reason="not a git checkout")
+def test_what_runs_write_is_not_offered_to_git() -> None:
+    written = [
+        "emissions_0001.csv",
+        "energy_0001.json",
+        "results/raw_results/0001/energy_0001.json",
+        "experiments/core_exp/results/run/vqa_settings.csv",
+        "experiments/performance_prediction/results/layers.csv",
+        "notebooks/results/table.csv",
+        "persistent_progress_trackers/progress.json",
+    ]
+    found = subprocess.run(
+        ["git", "check-ignore", "--no-index", *written], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert found.stdout.splitlines() == written
+    kept = subprocess.run(["git", "check-ignore", "--no-index", "results/README.md"], cwd=REPOSITORY)
+    assert kept.returncode == 1
