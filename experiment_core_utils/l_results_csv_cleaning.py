@@ -14,8 +14,8 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.flat_table import (
     checked_rows,
-    ordered_columns,
     read_table,
+    reordered_columns,
     table_text,
 )
 from experiment_core_utils.primitives.knobs import decoder_label, own_target, tier_target, token_target
@@ -166,9 +166,11 @@ def json_to_csv(json_file_path: Path | str, csv_file_path: Path | str) -> None:
 
 
 def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[str]) -> None:
-    """Put these columns first, in this order, the rest alphabetically (places in lists by number); cells as they are.
+    """Put these columns first, in this order; cells as they are.
 
-    Columns that the file does not have are passed over.
+    A column is named whole or by its last part (`model_name` for `experiment_variables.model_name`); names that the
+    file does not have are passed over. The other columns of the project's own table keep their order, those of any
+    other table are sorted alphabetically (places in lists by number).
 
     Raises:
         ResultsError: no such file, torn, ragged, or two columns of one name: it is left as it is.
@@ -177,9 +179,8 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
     path = Path(csv_file_path)
     rows = checked_rows(_csv_content(path), str(path))
     names = [cell.text for cell in rows[0]]
-    places = [
-        names.index(name) for name in ordered_columns(names, [spreadsheet_safe(name) for name in priority_columns])
-    ]
+    wanted = [spreadsheet_safe(name) for name in priority_columns]
+    places = [names.index(name) for name in reordered_columns(names, wanted)]
     write_text_atomically(csv_text([row[place] for place in places] for row in rows), path)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from experiment_core_utils.j_results_saving import flatten_results_to_csv
 from experiment_core_utils.l_results_csv_cleaning import (
     closing_table,
     comparison_table,
@@ -237,6 +238,36 @@ def test_columns_are_reordered_and_cells_stay_as_they_are(tmp_path: Path) -> Non
     assert path.read_bytes().decode() == ('id,\'=a,b,x.2,x.10\n0001,"1",1.50,,""\n"a ""q""",7,"two\nlines",é,\'=x\n')
     assert read_results_csv(path) == before
     assert before[0] == {"b": 1.5, "x.10": "", "x.2": None, "id": "0001", "=a": "1"}
+
+
+def test_the_published_list_finds_the_columns_of_the_projects_own_table(tmp_path: Path) -> None:
+    content = {
+        "caveats": ["random weights"],
+        "compute_metrics": {"flops": 8.0, "flops_method": "formula"},
+        "experiment_id": "0001",
+        "experiment_variables": {"batch_size": 4, "model_name": "m", "precision": "float16"},
+        "global_energy_results": {"per_process_breakdown": [{"total_energy_kwh": 0.5}], "total_energy_kwh": 0.5},
+        "inference_metrics": {"num_prompts": 2, "tokens_per_second": 9.0},
+    }
+    path = flatten_results_to_csv({"e1": content}, "text_generation", results_dir=tmp_path)
+    before, rows = path.read_text().splitlines()[0].split(","), read_results_csv(path)
+    published = ["experiment_id", "model_name", "precision", "batch_size", "tokens_per_second", "total_energy_kwh"]
+    reorder_csv_columns(path, published)
+    after = path.read_text().splitlines()[0].split(",")
+    assert after[:6] == [
+        "experiment_id",
+        "experiment_variables.model_name",
+        "experiment_variables.precision",
+        "experiment_variables.batch_size",
+        "inference_metrics.tokens_per_second",
+        "global_energy_results.total_energy_kwh",
+    ]
+    # Name, prompts and operations before the caveats, as the project writes them.
+    assert after[6:] == [name for name in before if name not in after[:6]]
+    assert after[6:9] == ["experiment", "inference_metrics.num_prompts", "compute_metrics.flops"]
+    assert read_results_csv(path) == rows
+    reorder_csv_columns(path, published)
+    assert path.read_text().splitlines()[0].split(",") == after
 
 
 @pytest.mark.parametrize("content", ["a,b\n1\n", "a,a\n1,2\n", "", 'a\n"x'])

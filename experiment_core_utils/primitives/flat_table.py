@@ -94,9 +94,24 @@ def ordered_columns(names: Sequence[str], first: Sequence[str]) -> list[str]:
 
 def published_order(names: Sequence[str]) -> list[str]:
     """The columns of a results table: what a reader looks for first, then the others alphabetically."""
-    outside_lists = sorted((name for name in names if not _PLACE_IN_LIST.search(name)), key=_alphabetical)
-    front = [name for wanted in FIRST_COLUMNS for name in outside_lists if f".{name}".endswith(f".{wanted}")]
-    return ordered_columns(names, front)
+    return ordered_columns(names, [name for wanted in FIRST_COLUMNS for name in _ending_in(wanted, names)])
+
+
+def reordered_columns(names: Sequence[str], first: Sequence[str]) -> list[str]:
+    """`names` with those that `first` names in front, in its order.
+
+    A name of `first` is a whole column name or, where there is none, the last part of dotted ones (`model_name` for
+    `experiment_variables.model_name`). The other columns of a table of experiments keep the order that the project
+    writes them in (`published_order`); those of any other table are sorted alphabetically.
+    """
+    front = [name for wanted in first for name in ([wanted] if wanted in names else _ending_in(wanted, names))]
+    return ordered_columns(names, [*front, *(published_order(names) if NAME_COLUMN in names else ())])
+
+
+def _ending_in(wanted: str, names: Sequence[str]) -> list[str]:
+    """The names that are `wanted` or have it as their last part, alphabetically; places in lists are passed over."""
+    found = [name for name in names if f".{name}".endswith(f".{wanted}") and not _PLACE_IN_LIST.search(name)]
+    return sorted(found, key=_alphabetical)
 
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:

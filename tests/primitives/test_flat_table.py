@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.flat_table import (
     ordered_columns,
     published_order,
     read_table,
+    reordered_columns,
     table_text,
 )
 from tests.primitives.test_csv_cells import CELLS, TEXT
@@ -97,6 +98,14 @@ def test_what_a_reader_looks_for_comes_first() -> None:
         "a",
         "global_energy_results.per_process_breakdown.0.total_energy_kwh",
     ]
+
+
+def test_a_whole_name_comes_before_the_last_part_of_one() -> None:
+    names = ["b.precision", "precision", "z", "a.precision", "a.0.size", "a.size"]
+    assert reordered_columns(names, ["precision", "size"]) == [
+        "precision", "a.size", "a.0.size", "a.precision", "b.precision", "z",
+    ]  # fmt: skip
+    assert reordered_columns(["z", "b.precision", "a.precision"], ["precision"]) == ["a.precision", "b.precision", "z"]
 
 
 def test_a_table_by_hand_and_as_pandas_reads_it() -> None:
