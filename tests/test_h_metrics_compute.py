@@ -149,6 +149,16 @@ def test_packed_experts_count_too() -> None:
     assert get_flops(packed, ids) == get_flops(packed, ids, method="counter") == olmoe_flops(6)
 
 
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_ptflops_sees_attention_and_experts_of_a_mixture_only_where_its_weights_are_packed(top_k: int) -> None:
+    ids = torch.full((1, 6), 5)
+    plain, packed = causal_model(olmoe_config(top_k)), pack(causal_model(olmoe_config(top_k)))
+    # Two blocks of scores and values over 6 x 6 positions, and of top_k experts for each of 6 tokens.
+    attention, experts = 2 * 4 * 6 * 6 * 32, 2 * 2 * 6 * top_k * 3 * 32 * 16
+    assert get_flops(plain, ids, method="ptflops") == olmoe_flops(6, top_k) - attention - experts
+    assert get_flops(packed, ids, method="ptflops") == olmoe_flops(6, top_k)
+
+
 def test_packed_weights_of_an_architecture_without_twin_are_none_with_the_reason() -> None:
     packed = pack(causal_model(llama_config()))
     packed.config.hidden_act = "no such activation"

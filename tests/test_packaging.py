@@ -1,5 +1,6 @@
 """What a wheel takes along: modules do so by themselves, any other file by its ending."""
 
+import re
 import shutil
 import subprocess
 import tomllib
@@ -29,6 +30,21 @@ def test_files_that_are_no_modules_are_data_of_their_package() -> None:
 def test_every_folder_with_files_is_a_package() -> None:
     folders = {path.parent for path in files_of_packages()}
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def required(name: str) -> set[tuple[str, str]]:
+    lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
+    return {(found[1], found[2]) for line in lines if (found := re.match(r"([\w-]+)==(\S+)", line))}
+
+
+def test_the_licences_are_of_the_packages_that_are_required_and_no_others() -> None:
+    page = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
+    packages = page[page.index("## Packages") : page.index("Of the packages that these bring along")]
+    users, developers = packages.split("Named in [requirements-dev.txt]")
+    rows = re.findall(r"^\| ([\w-]+) (\S+) \| [^|]+ \| [^|]+ \|$", users, re.MULTILINE)
+    assert sorted(rows) == sorted(required("requirements.txt"))
+    assert set(re.findall(r"([\w-]+)\s(\d[\d.]*)\s\(", developers)) == required("requirements-dev.txt")
+    assert "not imported" not in page
 
 
 @pytest.mark.skipif(shutil.which("git") is None or not (REPOSITORY / ".git").exists(), reason="not a git checkout")
