@@ -148,7 +148,9 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
             dtype, device, config.attn_implementation, config.experts_implementation, AskedQuantisation.of(config)
         )
         foreign = load_foreign(source.foreign, wish, config.random_weights)
-        return TransformersModel(source.name, foreign, source.foreign.requests, config.execution)
+        return TransformersModel(
+            source.name, foreign, source.foreign.requests, config.execution, eager_reason=eager_reason(config)
+        )
     if config.quantization != "none":
         raise ConfigurationError(
             f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision (the "
@@ -167,7 +169,20 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
         model = _load_native(source, dtype)
     _choose_implementations(model, config)
     model = model.to(device).eval()
-    return MolmoeStagedModel(source.name, model, load_processor(source), config.execution)
+    return MolmoeStagedModel(source.name, model, load_processor(source), config.execution, eager_reason(config))
+
+
+def eager_reason(config: ProfilingConfig) -> str | None:
+    """Why `--execution auto` leaves the modules in place, whatever the model: another flag is about them."""
+    if config.execution != "auto":
+        return None
+    about_modules = (
+        ("--use_profiler", config.profiler is not None),
+        ("--attn_implementation", config.attn_implementation is not None),
+        ("--experts_implementation", config.experts_implementation is not None),
+    )
+    given = [flag for flag, is_given in about_modules if is_given]
+    return f"{' and '.join(given)} acts on the model's modules alone" if given else None
 
 
 def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:

@@ -77,6 +77,11 @@ class CapturedGeneration:
         """Why decode steps are not replayed at a setting that was made ready; None where they are."""
         return self._refusals.get(setting)
 
+    def refuse(self, setting: Hashable, reason: str) -> None:
+        """Nothing is replayed at the setting from now on."""
+        self._recorded.pop(setting, None)
+        self._refusals[setting] = reason
+
     @property
     def refusals(self) -> Mapping[Any, str]:
         """Setting -> `refusal`, of all that have one."""

@@ -20,6 +20,19 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.tasks.interface import Sample
 
+# Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ between
+# torch's products, C++ for whole blocks, one C++ call a decode step, and a CUDA graph.
+MODULES, REFERENCE, CPU_ROWS, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH = (
+    "modules",
+    "reference",
+    "cpu rows",
+    "cpu blocks",
+    "cpu step",
+    "cuda graph",
+)
+# The ways that need no proof against the reference, and that are no faster than the modules by design.
+PLAIN = frozenset({MODULES, REFERENCE})
+
 
 class Stages(Protocol):
     """The three stages by themselves: all that a generation needs of a model."""
@@ -158,5 +171,8 @@ class StagedModel(Protocol):
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision."""
+        """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.
+
+        `execution_stages` has the name of what runs each stage.
+        """
         ...

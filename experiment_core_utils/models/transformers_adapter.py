@@ -38,12 +38,14 @@ from experiment_core_utils.models.generate_stages import GenerateStages, Generat
 from experiment_core_utils.models.graph_capture import NO_GRAPHS, CudaGraphs, Recorder
 from experiment_core_utils.models.greedy import generate_ahead
 from experiment_core_utils.models.held_request import HeldRequest
+from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
 from experiment_core_utils.models.replayed_logits import refuse_other_logits
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
     KnobProof,
@@ -64,6 +66,7 @@ class TransformersModel:
         requests: of the same checkpoint.
         execution: as asked for; `describe` and each setting's proof tell how it runs.
         recorder: makes the replays; None for CUDA graphs.
+        eager_reason: why `auto` leaves the modules in place, whatever can be replayed; None where it may choose.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class TransformersModel:
         requests: ForeignRequests,
         execution: ExecutionMode = "eager",
         recorder: Recorder | None = None,
+        eager_reason: str | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -88,7 +92,9 @@ class TransformersModel:
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._vision_fields = AttributeChanges()
         self._stages = GenerateStages(model)
-        self._captured, self._refusal = self._choose(execution, recorder)
+        self._captured, self._refusal = None, eager_reason
+        if eager_reason is None:
+            self._captured, self._refusal = self._choose(execution, recorder)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
 
@@ -211,7 +217,7 @@ class TransformersModel:
         """See `StagedModel.prove`; of a replay, that it gives the logits of the modules, which are counted.
 
         Raises:
-            KnobDidNotAct: it does not.
+            KnobDidNotAct: it does not, and graphs were asked for; under `auto` the setting runs eagerly then.
         """
         self.apply(setting)
         features = self.encode_image(inputs)
@@ -247,7 +253,13 @@ class TransformersModel:
             "replayed prefill": logits.clone(),
             "replayed decode step": self._captured.decode_step(token, state),
         }
-        refuse_other_logits(found, expected, "the modules at this setting", self.model.dtype)
+        try:
+            refuse_other_logits(found, expected, "the modules at this setting", self.model.dtype)
+        except KnobDidNotAct as error:
+            if self._asked != "auto":
+                raise KnobDidNotAct(f"{error}; run it with --execution eager") from error
+            self._captured.refuse(setting, str(error))
+            return "eager", str(error)
         refusal = self._captured.prefill_refusal(setting)
         return "graph", None if refusal is None else f"prefill: {refusal}"
 
@@ -311,5 +323,5 @@ class TransformersModel:
     def _ways(self) -> dict[str, str]:
         """Of each stage, as far as it is known before a setting was tried; its proof says what became of it."""
         if self._captured is None:
-            return dict.fromkeys(("vision", "prefill", "decode"), "eager")
-        return {"vision": "eager", "prefill": "captured", "decode": "captured"}
+            return dict.fromkeys(("vision", "prefill", "decode"), MODULES)
+        return {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}

@@ -24,7 +24,7 @@ SampleBy = Literal["random", "question_type"]
 SettingOrder = Literal["shuffled", "planned"]
 ProfilerMode = Literal["minimal", "full"]
 QuantizationWidth = Literal["none", "4bit", "8bit"]
-ExecutionMode = Literal["eager", "graph"]
+ExecutionMode = Literal["auto", "eager", "graph"]
 EnergyWish = Literal["required", "optional", "off"]
 
 

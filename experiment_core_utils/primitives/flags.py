@@ -205,10 +205,10 @@ def _add_machine(how: argparse._ArgumentGroup) -> None:
     )
     how.add_argument(
         "--execution",
-        choices=("eager", "graph"),
-        default="eager",
-        help="graph: no Python between kernels, by CUDA graphs (on the CPU: plain torch on packed weights), where "
-        "the model allows it (%(default)s)",
+        choices=("auto", "eager", "graph"),
+        default="auto",
+        help="eager: the model's modules; graph: no Python between kernels, by CUDA graphs (on the CPU: compiled "
+        "kernels), where the model allows it; auto: graph where every stage can, else eager (default)",
     )
     how.add_argument(
         "--enable_memory_optimization",

@@ -226,7 +226,7 @@ def _repeated(act: Callable[[], object], device: torch.device) -> list[float]:
 
 def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[Case]]:
     if given.shape is None:
-        config = parse_config(["--device", device.type, "--precision", given.precision])
+        config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
         eager = load_staged_model(config, find_model(config.model_path), device)
         assert isinstance(eager, MolmoeStagedModel)
         model, processor = eager.model, eager.processor

@@ -159,6 +159,9 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         raise ConfigurationError("--check compares scores on samples that are held out; give --held_out N, no --select")
     if own.held_out < 0:
         raise ConfigurationError(f"--held_out {own.held_out} is not possible; give 0 or more")
+    if config.execution == "graph":
+        raise ConfigurationError("--execution graph calls no modules, and blocks are scored by them; drop it")
+    config = replace(config, execution="eager")
     source = find_model(config.model_path, config.hf_cache_dir)
     tasks = tuple(open_task(replace(config, dataset_name=name)) for name in dict.fromkeys(own.dataset_name))
     set_cpu_threads(config.num_threads, 1)

@@ -4,6 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from experiment_core_utils.models.graph_capture import NO_GRAPHS
+from experiment_core_utils.models.interface import (
+    CPU_BLOCKS,
+    CPU_ROWS,
+    CPU_STEP,
+    CUDA_GRAPH,
+    MODULES,
+    REFERENCE,
+)
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
@@ -40,8 +48,8 @@ class Engines:
     Attributes:
         split: the prefill with a pause; runs as the whole one does.
         vision: None where the modules run it.
-        ways: `captured`, `straight` or `eager`, of each stage.
-        reasons: of each stage that is not captured, why.
+        ways: the name of the engine of each stage; names are in `models.interface`.
+        reasons: of each stage that is no CUDA graph, why.
     """
 
     prefill: PrefillEngine
@@ -72,9 +80,9 @@ def choose_engines(
 def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES) -> Engines:
     """Without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
-        ways: dict[StageName, str] = {"prefill": "straight", "decode": "straight"}
-        prefill, why = _cpu_prefill(decoder, most_copied_bytes)
-        steps, why_steps = _cpu_decode(decoder)
+        prefill, way, why = _cpu_prefill(decoder, most_copied_bytes)
+        steps, way_steps, why_steps = _cpu_decode(decoder)
+        ways: dict[StageName, str] = {"prefill": way, "decode": way_steps}
         reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
         return Engines(prefill, StraightSplitPrefill(decoder, prefill), steps, ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
@@ -82,9 +90,9 @@ def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES)
     decode = CapturedDecode(decoder, graphs)
     try:
         whole, split = CapturedPrefill(decoder, graphs), CapturedSplitPrefill(decoder, graphs)
-        return Engines(whole, split, decode, {"prefill": "captured", "decode": "captured"}, {})
+        return Engines(whole, split, decode, {"prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}, {})
     except ConfigurationError as error:
-        ways = {"prefill": "straight", "decode": "captured"}
+        ways = {"prefill": REFERENCE, "decode": CUDA_GRAPH}
         straight = StraightPrefill(decoder)
         return Engines(straight, StraightSplitPrefill(decoder, straight), decode, ways, {"prefill": str(error)})
 
@@ -92,44 +100,43 @@ def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES)
 def _vision_engine(
     model: MolmoeForConditionalGeneration, most_copied_bytes: int
 ) -> tuple[VisionEngine | None, str, str | None]:
-    """The engine, its way, and why it is not captured."""
+    """The engine, its name, and why it is no CUDA graph."""
     try:
         if model.device.type == "cuda":
-            return CapturedVision(pack_vision(model)), "captured", None
-        vision, why = _cpu_vision(model, most_copied_bytes)
-        return vision, "straight", why
+            return CapturedVision(pack_vision(model)), CUDA_GRAPH, None
+        return _cpu_vision(model, most_copied_bytes)
     except ConfigurationError as error:
         reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
     try:
-        return StraightVision(model), "straight", reason
+        return StraightVision(model), REFERENCE, reason
     except ConfigurationError as error:
-        return None, "eager", str(error)
+        return None, MODULES, str(error)
 
 
-def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -> tuple[KernelVision, str]:
+def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -> tuple[KernelVision, str, str]:
     """As `_cpu_prefill`; raises ConfigurationError where kernels are torch's own."""
     try:
         refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
     except ConfigurationError as error:
-        return CompiledVision(model), OWN_PRODUCTS.format(error)
-    return FusedVision(model), NO_GRAPHS
+        return CompiledVision(model), CPU_ROWS, OWN_PRODUCTS.format(error)
+    return FusedVision(model), CPU_BLOCKS, NO_GRAPHS
 
 
-def _cpu_prefill(decoder: PackedDecoder, most_copied_bytes: int) -> tuple[StraightPrefill, str]:
-    """The engine, and why it is not captured; with it why its kernels or products are torch's own, where they are."""
+def _cpu_prefill(decoder: PackedDecoder, most_copied_bytes: int) -> tuple[StraightPrefill, str, str]:
+    """The engine, its name, and why it is no CUDA graph; with it why its kernels or products are torch's own."""
     try:
         try:
             refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
         except ConfigurationError as error:
-            return CompiledPrefill(decoder), OWN_PRODUCTS.format(error)
-        return FusedPrefill(decoder), NO_GRAPHS
+            return CompiledPrefill(decoder), CPU_ROWS, OWN_PRODUCTS.format(error)
+        return FusedPrefill(decoder), CPU_BLOCKS, NO_GRAPHS
     except ConfigurationError as error:
-        return StraightPrefill(decoder), OWN_KERNELS.format(error)
+        return StraightPrefill(decoder), REFERENCE, OWN_KERNELS.format(error)
 
 
-def _cpu_decode(decoder: PackedDecoder) -> tuple[StraightDecode, str]:
+def _cpu_decode(decoder: PackedDecoder) -> tuple[StraightDecode, str, str]:
     """As `_cpu_prefill`."""
     try:
-        return CompiledDecode(decoder), NO_GRAPHS
+        return CompiledDecode(decoder), CPU_STEP, NO_GRAPHS
     except ConfigurationError as error:
-        return StraightDecode(decoder), OWN_KERNELS.format(error)
+        return StraightDecode(decoder), REFERENCE, OWN_KERNELS.format(error)

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from experiment_core_utils.models.held_request import BegunRequest, HeldRequest, RequestHolder
+from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import count_experts, refuse_other_experts
@@ -35,9 +36,10 @@ class Executed:
     """How a model's stages run.
 
     Attributes:
-        mode: `eager`; `straight` by plain torch without modules; `graph` where decode steps are captured.
+        mode: `eager`, by the modules; else by what runs decode steps: `graph`, `cpu` (C++) or `reference` (plain
+            torch on packed weights).
         reason: why it is not `graph` in all stages though that was asked for; None where it is, or nobody asked.
-        stages: `eager`, `straight` or `captured`, of each stage.
+        stages: the name of the engine of each stage; names are in `models.interface`.
     """
 
     mode: str
@@ -49,12 +51,15 @@ STAGES: tuple[StageName, ...] = ("vision", "prefill", "decode")
 
 
 def launch_free_stages(
-    model: MolmoeForConditionalGeneration, asked: ExecutionMode
+    model: MolmoeForConditionalGeneration, asked: ExecutionMode, eager_reason: str | None = None
 ) -> tuple["LaunchFreeStages | None", Executed]:
-    """The stages by engines, and what is recorded of it; None where the modules run."""
-    eagerly = dict.fromkeys(STAGES, "eager")
-    if asked == "eager":
-        return None, Executed("eager", None, eagerly)
+    """The stages by engines, and what is recorded of it; None where the modules run.
+
+    `auto` takes engines where every stage has one that is more than plain torch.
+    """
+    eagerly = dict.fromkeys(STAGES, MODULES)
+    if asked == "eager" or eager_reason is not None:
+        return None, Executed("eager", eager_reason, eagerly)
     try:
         stages = LaunchFreeStages(model)
     except ConfigurationError as error:
@@ -64,7 +69,10 @@ def launch_free_stages(
     for stage, reason in reasons.items():
         by_reason.setdefault(reason, []).append(stage)
     said = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
-    return stages, Executed("graph" if stages.is_captured else "straight", said or None, ways)
+    if asked == "auto" and PLAIN.intersection(ways.values()):
+        return None, Executed("eager", said, eagerly)
+    mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
+    return stages, Executed(mode, said or None, ways)
 
 
 class LaunchFreeStages:
@@ -100,7 +108,7 @@ class LaunchFreeStages:
     @property
     def is_captured(self) -> bool:
         """Whether steps are replayed on a GPU, so that the host need not wait for each."""
-        return self._engines.ways["decode"] == "captured"
+        return self._engines.ways["decode"] == CUDA_GRAPH
 
     def make_ready(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Everything that a request of this shape needs at these knobs; a state from before is no longer valid."""
@@ -155,7 +163,7 @@ class LaunchFreeStages:
         if self._engines.vision is None:
             return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
         features = self._engines.vision.encode(inputs["pixel_values"][0], inputs["image_masks"][0])
-        if self._engines.ways["vision"] == "captured":
+        if self._engines.ways["vision"] == CUDA_GRAPH:
             # The next graph that runs may overwrite what this one left.
             features = features.clone()
         return MolmoeImageFeatures(pooler_output=features[None], image_input_idx=inputs["image_input_idx"].flatten(1))
@@ -249,7 +257,8 @@ class LaunchFreeStages:
     def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`: blocks and experts as the engines note them, and slots that were filled.
 
-        What is captured is held against the straight path as well: its logits and, in float32, its experts.
+        Every engine that is more than plain torch is held against it as well: the tower's features against those of
+        the modules, the decoder's logits and, in float32, its experts against the reference.
 
         Raises:
             KnobDidNotAct: a block used more or fewer experts than it should, or the two are not the same.
@@ -267,11 +276,14 @@ class LaunchFreeStages:
         used, used_decode = prefill.chosen_experts, decode.chosen_experts
         experts_per_token = count_experts("prefill", used, self._decoder, knobs)
         count_experts("decode", used_decode, self._decoder, knobs)
-        if "captured" in (self._engines.ways["prefill"], self._engines.ways["decode"]):
-            straight, straight_decode = self._compared(knobs, inputs, features, token, found)
+        ways = self._engines.ways
+        if features is not None and ways["vision"] not in PLAIN:
+            self._refuse_other_features(inputs, features)
+        if not PLAIN.issuperset((ways["prefill"], ways["decode"])):
+            plain, plain_decode = self._compared(knobs, inputs, features, token, found)
             if self._decoder.dtype == torch.float32:
-                refuse_other_experts("prefill", used, straight.chosen_experts, self._decoder)
-                refuse_other_experts("decode", used_decode, straight_decode.chosen_experts, self._decoder)
+                refuse_other_experts(self._named("prefill"), used, plain.chosen_experts, self._decoder)
+                refuse_other_experts(self._named("decode"), used_decode, plain_decode.chosen_experts, self._decoder)
         return KnobProof(
             experts_per_token=experts_per_token,
             blocks_run=tuple(used),
@@ -287,7 +299,7 @@ class LaunchFreeStages:
         token: torch.Tensor,
         found: Sequence[torch.Tensor],
     ) -> tuple[StraightPrefill, StraightDecode]:
-        """The straight path on a store of its own, once its logits are found to be those that were found."""
+        """The reference on a store of its own, once its logits are found to be those that were found."""
         prefill, decode = StraightPrefill(self._decoder), StraightDecode(self._decoder)
         tokens = inputs["input_ids"].shape[1]
         store = KeyValueStore.allocate(self._decoder, tokens + 1)
@@ -295,9 +307,20 @@ class LaunchFreeStages:
         store.set_lengths([tokens])
         store.next_tokens.copy_(token)
         expected.append(decode.step(knobs, store))
-        captured = dict(zip(("captured prefill", "captured decode"), found, strict=True))
-        refuse_other_logits(captured, expected, "the same setting run step by step", self._decoder.dtype)
+        named = dict(zip((self._named("prefill"), self._named("decode")), found, strict=True))
+        refuse_other_logits(named, expected, "the same setting in plain torch", self._decoder.dtype)
         return prefill, decode
+
+    def _refuse_other_features(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures) -> None:
+        """Against the modules' own; features that no place takes do not count."""
+        modules = self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+        taken = features.image_input_idx >= 0
+        found, expected = features.pooler_output[taken], modules.pooler_output[taken]
+        refuse_other_logits({self._named("vision"): found}, [expected], "the modules", self._decoder.dtype)
+
+    def _named(self, stage: StageName) -> str:
+        """Its engine, for a message."""
+        return f"{self._engines.ways[stage]} engine of the {stage}"
 
 
 class RequestAhead:

@@ -79,16 +79,19 @@ def count_experts(
 
 
 def refuse_other_experts(
-    stage: StageName, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: PackedDecoder
+    engine: str, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: PackedDecoder
 ) -> None:
     """For float32, where rounding seldom decides; of the last tokens, as many as `expected` has of a block.
+
+    Args:
+        engine: what used them, for the message.
 
     Raises:
         KnobDidNotAct: other blocks ran than in `expected`, or more than `MOST_OTHER_CHOICES` of the choices are others.
     """
     if set(used) != set(expected):
         raise KnobDidNotAct(
-            f"the captured {stage} ran the blocks {sorted(used)}, the same setting run step by step {sorted(expected)}"
+            f"the {engine} ran the blocks {sorted(used)}, the same setting in plain torch {sorted(expected)}"
         )
     choices = sum(ids.numel() for ids in expected.values())
     # Where only the last tokens are needed, the expected run may have left out the others.
@@ -97,8 +100,7 @@ def refuse_other_experts(
     others = (choices - shared) / choices
     if others > MOST_OTHER_CHOICES:
         raise KnobDidNotAct(
-            f"{others:.1%} of the experts that the captured {stage} used are others than in the same setting run step "
-            "by step"
+            f"{others:.1%} of the experts that the {engine} used are others than in the same setting in plain torch"
         )
 
 

@@ -20,7 +20,7 @@ from experiment_core_utils.models.memory_parts import step_weights
 from experiment_core_utils.models.molmoe.batched_execution import BatchedExecution
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import Executed, LaunchFreeStages, launch_free_stages
+from experiment_core_utils.models.molmoe.execution import LaunchFreeStages, launch_free_stages
 from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.memory import cache_elements
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
@@ -35,7 +35,7 @@ from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.records import (
     KnobProof,
@@ -55,7 +55,9 @@ class MolmoeStagedModel:
         name: path or hub id that the model came from.
         model: on its device, in its dtype, in evaluation mode.
         processor: of the same checkpoint.
-        execution: `graph` runs the stages by engines where the model allows it, else eagerly; `describe` tells.
+        execution: `graph` runs the stages by engines where the model allows it, `auto` where all stages are faster for
+            it, both else eagerly; `describe` tells.
+        eager_reason: why `auto` leaves the modules in place, whatever engines there are; None where it may choose.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class MolmoeStagedModel:
         model: MolmoeForConditionalGeneration,
         processor: MolmoeProcessor,
         execution: ExecutionMode = "eager",
+        eager_reason: str | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -76,7 +79,7 @@ class MolmoeStagedModel:
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._asked = execution
         self._eager = EagerStages(model)
-        self._launch_free, self._executed = launch_free_stages(model, execution)
+        self._launch_free, self._executed = launch_free_stages(model, execution, eager_reason)
         self._batched = None if self._launch_free is None else BatchedExecution(self._launch_free)
         self._refused: dict[DecoderKnobs, str] = {}
         self._split: EagerSplit | LaunchFreeSplit = (
@@ -202,9 +205,12 @@ class MolmoeStagedModel:
                 stages.make_ready(knobs, inputs, max_new_tokens)
         except ConfigurationError as error:
             self._refused[knobs] = str(error)
-        if knobs in self._refused:
-            # Not in the handler: until its end the error holds what was half made.
-            stages.give_up(knobs)
+        # Not in the handler: until its end the error holds what was half made.
+        self._give_up_refused(knobs)
+
+    def _give_up_refused(self, knobs: DecoderKnobs) -> None:
+        if self._launch_free is not None and knobs in self._refused:
+            self._launch_free.give_up(knobs)
             release_cached_memory(self.device)
 
     @property
@@ -288,14 +294,28 @@ class MolmoeStagedModel:
         return tuple(self.default_top_k if block == 0 else setting.experts for block in setting.active_blocks)
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`; by the stages that the setting runs with."""
+        """See `StagedModel.prove`; by the stages that the setting runs with.
+
+        Engines that are found wrong fail the setting where they were asked for; under `auto` it runs eagerly.
+
+        Raises:
+            KnobDidNotAct: see `LaunchFreeStages.prove`.
+        """
         self.apply(setting)
-        proof = self._stages.prove(self._knobs, inputs)
-        execution = self._executed
-        reason = self._refused.get(self._knobs)
-        if reason is not None:
-            execution = Executed("eager", reason, dict.fromkeys(execution.stages, "eager"))
-        return replace(proof, execution=execution.mode, execution_reason=execution.reason)
+        knobs, by_engines = self._knobs, self._stages is self._launch_free
+        try:
+            proof = self._stages.prove(knobs, inputs)
+        except KnobDidNotAct as error:
+            if not by_engines or self._asked != "auto":
+                raise KnobDidNotAct(f"{error}; run it with --execution eager" if by_engines else str(error)) from error
+            self._refused[knobs] = str(error)
+        if by_engines and knobs in self._refused:
+            self._give_up_refused(knobs)
+            proof = self._stages.prove(knobs, inputs)
+        mode, reason = self._executed.mode, self._executed.reason
+        if knobs in self._refused:
+            mode, reason = "eager", self._refused[knobs]
+        return replace(proof, execution=mode, execution_reason=reason)
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
         """See `StagedModel.count_flops`; formulas in `flops.py`."""

@@ -1,5 +1,6 @@
 """`graph` gives eager's tokens at every setting, by whatever runs a stage here; what cannot run so says why."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import HostMarks, NoMarks
-from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.primitives.errors import KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
 from experiment_core_utils.tasks.registry import load_task
@@ -87,7 +89,7 @@ def test_the_proof_counts_what_ran(
         assert proof.blocks_run == proof.blocks_run_decode == setting.active_blocks
         assert proof.experts_per_token == model.expected_experts(setting)
         assert proof.cache_layers == len(setting.active_blocks)
-        assert proof.execution == "straight"
+        assert proof.execution == "cpu"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
@@ -97,7 +99,7 @@ def test_captured_stages_prove_themselves() -> None:
     inputs = {"input_ids": torch.randint(6, 100, (1, 70), device="cuda")}
     for knobs in (DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(2, (0, 2))):
         proof = stages.prove(knobs, inputs)
-        assert stages.engines.ways == {"vision": "captured", "prefill": "captured", "decode": "captured"}
+        assert stages.engines.ways == dict.fromkeys(("vision", "prefill", "decode"), "cuda graph")
         assert proof.blocks_run == proof.blocks_run_decode == knobs.blocks
         assert proof.experts_per_token == tuple(knobs.top_k if block else 4 for block in knobs.blocks)
         assert proof.cache_layers == len(knobs.blocks)
@@ -107,19 +109,91 @@ def test_what_runs_is_recorded(models: dict[str, MolmoeStagedModel]) -> None:
     eager, graph = models["eager"].describe(), models["graph"].describe()
     assert (eager["execution_asked"], eager["execution"], eager["execution_reason"]) == ("eager", "eager", None)
     assert (eager["cache"], graph["cache"]) == ("dynamic", "static")
-    assert (graph["execution_asked"], graph["execution"]) == ("graph", "straight")
-    assert graph["execution_stages"] == {"vision": "straight", "prefill": "straight", "decode": "straight"}
+    assert (graph["execution_asked"], graph["execution"]) == ("graph", "cpu")
+    assert graph["execution_stages"] == {"vision": "reference", "prefill": "reference", "decode": "cpu step"}
     assert "decode: there are no CUDA graphs on the CPU;" in graph["execution_reason"]
     assert "prefill: there are no CUDA graphs on the CPU, and kernels are torch's own: " in graph["execution_reason"]
     assert "in multiples of 32, not 8" in graph["execution_reason"]
 
 
-def staged(change: Callable[[Any], None], like: MolmoeStagedModel) -> MolmoeStagedModel:
+def staged(
+    change: Callable[[Any], None], like: MolmoeStagedModel, execution: ExecutionMode = "graph"
+) -> MolmoeStagedModel:
     config = tiny_config()
     change(config)
     torch.manual_seed(7)
     processor: MolmoeProcessor = like.processor
-    return MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(config).eval(), processor, "graph")
+    return MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(config).eval(), processor, execution)
+
+
+def wide(config: Any) -> None:
+    """Heads of 32, which the compiled kernels take."""
+    config.text_config.hidden_size = config.vision_config.hidden_size = 64
+
+
+def half_the_weights_lost(model: MolmoeStagedModel, stage: str) -> None:
+    """As a kernel would compute that reads past its weights: all else, its noted experts among it, stays."""
+    stages = model._launch_free
+    assert stages is not None
+    engines: Any = stages.engines
+    if stage == "vision":
+        next(iter(engines.vision._fused.values())).joint.weights[0].zero_()
+    elif stage == "prefill":
+        engines.prefill._kernels[0].joint.weights[0].zero_()
+    else:
+        kernel = engines.decode._kernel
+        engines.decode._kernel = DecodeStepThatHalves(kernel)
+
+
+class DecodeStepThatHalves:
+    """Every other logit of a kernel's step is lost."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def step(self, *given: Any) -> tuple[torch.Tensor, Any]:
+        logits, chosen = self._kernel.step(*given)
+        logits[:, ::2] = 0
+        return logits, chosen
+
+
+CPU_ENGINES = {"vision": "cpu blocks", "prefill": "cpu blocks", "decode": "cpu step"}
+
+
+@pytest.mark.parametrize("stage", CPU_ENGINES)
+def test_an_engine_that_computes_something_else_is_refused(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], stage: str
+) -> None:
+    """Fails the setting where engines were asked for; by itself it runs eagerly and says why."""
+    said = f"^the {CPU_ENGINES[stage]} engine of the {stage} differs by .*% from "
+    model = staged(wide, models["eager"], "graph")
+    assert [model.prove(setting, requests[0]).execution for setting in SETTINGS[1:3]] == ["cpu", "cpu"]
+    half_the_weights_lost(model, stage)
+    for setting in SETTINGS[1:3]:
+        with pytest.raises(KnobDidNotAct, match=f"{said}.*; run it with --execution eager$"):
+            model.prove(setting, requests[0])
+    by_itself = staged(wide, models["eager"], "auto")
+    assert by_itself.describe()["execution_stages"] == CPU_ENGINES
+    half_the_weights_lost(by_itself, stage)
+    proof = by_itself.prove(SETTINGS[2], requests[0])
+    assert (proof.execution, proof.blocks_run) == ("eager", SETTINGS[2].active_blocks)
+    assert re.match(said, str(proof.execution_reason))
+    assert by_itself.refused_settings == {(2, (0, 2)): proof.execution_reason}
+    eager = staged(wide, models["eager"], "eager")
+    for each in (eager, by_itself):
+        each.eos_token_ids = frozenset()
+        each.apply(SETTINGS[2])
+    assert run_staged(by_itself, requests[0], 3).token_ids == run_staged(eager, requests[0], 3).token_ids
+
+
+def test_auto_takes_engines_where_every_stage_has_one(models: dict[str, MolmoeStagedModel]) -> None:
+    """Heads of 8 have no compiled attention, so that vision and prefill would be plain torch."""
+    found = staged(wide, models["eager"], "auto").describe()
+    assert (found["execution_asked"], found["execution"], found["execution_stages"]) == ("auto", "cpu", CPU_ENGINES)
+    narrow = staged(lambda config: None, models["eager"], "auto").describe()
+    assert (narrow["execution"], narrow["cache"]) == ("eager", "dynamic")
+    assert narrow["execution_stages"] == dict.fromkeys(CPU_ENGINES, "modules")
+    assert "in multiples of 32, not 8" in narrow["execution_reason"]
 
 
 def test_a_decoder_that_cannot_be_packed_runs_eagerly(
@@ -146,7 +220,7 @@ def test_a_tower_that_cannot_be_packed_runs_eagerly_before_a_straight_decoder(
 
     model = staged(gelu, models["eager"])
     described = model.describe()
-    assert described["execution_stages"] == {"vision": "eager", "prefill": "straight", "decode": "straight"}
+    assert described["execution_stages"] == {"vision": "modules", "prefill": "reference", "decode": "cpu step"}
     assert "vision: the vision tower cannot be packed: its activation is gelu" in described["execution_reason"]
     assert len(run_staged(model, requests[0], NEW_TOKENS).token_ids) >= 1
 
@@ -213,7 +287,7 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(
         assert model.refused_settings[first.experts, first.active_blocks] == proof.execution_reason
         assert stages._store.slots == slots_left
         assert len(run_staged(model, prompt, NEW_TOKENS).token_ids) == NEW_TOKENS
-    assert model.prove(SETTINGS[0], prompt).execution == "straight"
+    assert model.prove(SETTINGS[0], prompt).execution == "cpu"
     assert list(model.refused_settings) == [(1, (0, 1)), (2, (0, 1))]
     model.apply(SETTINGS[0])
     model.make_ready(prompt, 10**13)

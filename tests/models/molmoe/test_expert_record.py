@@ -81,10 +81,10 @@ def test_few_other_experts_are_rounding_and_many_are_not(decoder: PackedDecoder)
     one, two = expected.clone(), expected.clone()
     one[3], two[3:5] = 5, 5
     refuse_other_experts("prefill", {1: one}, {1: expected}, decoder)
-    with pytest.raises(KnobDidNotAct, match=r"^10.0% of the experts that the captured prefill used are others"):
-        refuse_other_experts("prefill", {1: two}, {1: expected}, decoder)
+    with pytest.raises(KnobDidNotAct, match=r"^10.0% of the experts that the fast prefill used are others"):
+        refuse_other_experts("fast prefill", {1: two}, {1: expected}, decoder)
 
 
 def test_other_blocks_are_named(decoder: PackedDecoder) -> None:
-    with pytest.raises(KnobDidNotAct, match=r"the captured decode ran the blocks \[0\], .* step by step \[0, 2\]"):
-        refuse_other_experts("decode", {0: FOUR}, {0: FOUR, 2: FOUR}, decoder)
+    with pytest.raises(KnobDidNotAct, match=r"the fast decode ran the blocks \[0\], .* plain torch \[0, 2\]"):
+        refuse_other_experts("fast decode", {0: FOUR}, {0: FOUR, 2: FOUR}, decoder)
