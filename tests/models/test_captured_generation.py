@@ -12,7 +12,7 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.graph_capture import NO_GRAPHS, Recorder, Reruns
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
@@ -129,8 +129,11 @@ def test_an_answer_ends_at_its_end_token(loaded: Loaded) -> None:
     assert len(ended.inter_token_s) == first
 
 
-def test_a_replay_that_differs_from_the_modules_is_an_error(loaded: Loaded) -> None:
-    _, model = loaded("llama")
+@pytest.mark.parametrize("execution", ["graph", "auto"])
+def test_a_replay_that_differs_from_the_modules_is_not_used(loaded: Loaded, execution: ExecutionMode) -> None:
+    """It fails the setting where graphs were asked for; under `auto` the modules run, and the reason is recorded."""
+    eager, _ = loaded("llama")
+    model = endless(TransformersModel(eager.name, eager.model, eager.requests, execution, Reruns()))
     setting = SETTINGS["llama"][0]
     model.apply(setting)
     inputs = inputs_of(model, setting)
@@ -145,9 +148,16 @@ def test_a_replay_that_differs_from_the_modules_is_an_error(loaded: Loaded) -> N
         decode._step.logits.neg_()
 
     decode._replay = wrong
-    with pytest.raises(KnobDidNotAct, match="replayed decode step differs by 200"):
-        model.prove(setting, inputs)
-    decode._replay = right
+    said = "the replayed decode step differs by 200.0% from the modules at this setting"
+    if execution == "graph":
+        with pytest.raises(KnobDidNotAct, match=f"^{said}; run it with --execution eager$"):
+            model.prove(setting, inputs)
+        return
+    proof = model.prove(setting, inputs)
+    assert (proof.execution, proof.execution_reason) == ("eager", said)
+    assert dict(model.refused_settings) == {model.active_setting: said}
+    model.make_ready(inputs, NEW_TOKENS)
+    assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
 
 
 def test_steps_can_be_repeated_and_another_request_ends_a_state(loaded: Loaded) -> None:
