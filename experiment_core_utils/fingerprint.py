@@ -1,18 +1,29 @@
-"""In: what was asked for and where it runs; out: the digest by which results know what they belong to."""
+"""In: what was asked for and where it runs; out: the digest by which results know what they belong to.
+
+Which engines run a model is known only once it is loaded, which a finished run does not wait for. So they are no part
+of the digest: what a run finds of itself in its folder says with which engines it began, and others are refused.
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import of_all_processes, processes_on_this_machine
+from experiment_core_utils.a_distributed import of_all_processes, of_main_process, processes_on_this_machine
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.f_experiment_info import environment_stamp
+from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.config import ProfilingConfig
-from experiment_core_utils.primitives.errors import WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
+from experiment_core_utils.primitives.journal import journals_in, read_journal
+from experiment_core_utils.progress import Ledger
 from experiment_core_utils.tasks.interface import Task
+
+# Names of engines in results from before they had names of their own; those of `straight` ones are not known.
+FORMER_ENGINES = {"eager": MODULES, "captured": CUDA_GRAPH}
 
 
 def agreed_fingerprint(
@@ -78,6 +89,55 @@ def fingerprint_parts(
         *(("memory_timeline",) if config.memory_timeline else ()),
         *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
     )
+
+
+def refuse_other_engines(
+    engines: Mapping[str, str], ledger: Ledger, keys: Sequence[str], journals: Path, accelerator: Accelerator
+) -> None:
+    """A run goes on with the engines that it began with, the same in all processes. A collective call.
+
+    Args:
+        engines: what runs each stage here, by name.
+        keys: of the run's settings.
+
+    Raises:
+        WorkerLost: (in all processes) other engines run in one of them than in the main one.
+        ConfigurationError: (in all processes) what is finished of this run was measured with others.
+    """
+    found = of_all_processes(dict(engines), accelerator)
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise WorkerLost(
+                f"process {rank} would run other engines ({_named(other)}) than process 0 ({_named(found[0])}): all "
+                "machines need the same C++ compiler and GPUs, or give --execution eager"
+            )
+
+    def refuse() -> None:
+        begun = _engines_of_finished(ledger, keys, journals)
+        if begun is not None and begun != dict(engines):
+            raise ConfigurationError(
+                f"{journals.parent} holds a part of this run that was measured with other engines ({_named(begun)}) "
+                f"than run here now ({_named(engines)}); give another --output_dir, or restore what they need, such as "
+                "the C++ compiler"
+            )
+
+    of_main_process(refuse, accelerator)
+
+
+def _engines_of_finished(ledger: Ledger, keys: Sequence[str], journals: Path) -> dict[str, str] | None:
+    """Those of the first result or journal of the run that names any: the others passed the same test."""
+    for key in keys:
+        result = ledger.result(key)
+        stages = None if result is None else result["provenance"]["model"].get("execution_stages")
+        if stages is not None:
+            return {stage: FORMER_ENGINES.get(engine, engine) for stage, engine in stages.items()}
+    contents = (read_journal(path) for path in journals_in(journals))
+    own = (each.header for each in contents if each is not None and each.header.fingerprint == ledger.fingerprint)
+    return next((dict(header.engines) for header in own if header.engines is not None), None)
+
+
+def _named(engines: Mapping[str, str]) -> str:
+    return ", ".join(f"{stage} {engine}" for stage, engine in engines.items())
 
 
 def most_processes_per_device(accelerator: Accelerator) -> int:

@@ -15,7 +15,7 @@ from experiment_core_utils.c_prompt_processing import (
 )
 from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
 from experiment_core_utils.energy_entries import energy_caveats, energy_entry
-from experiment_core_utils.fingerprint import max_new_tokens_of
+from experiment_core_utils.fingerprint import max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result
@@ -75,6 +75,8 @@ class ProfilingRun:
         device = choose_device(config.device, accelerator.local_process_index)
         set_cpu_threads(config.num_threads, processes_here)
         self.model = load_staged_model(config, asked.source, device)
+        self._described = self.model.describe()
+        refuse_other_engines(self._described["execution_stages"], ledger, asked.keys, self.journals, accelerator)
         sample_ids, num_processes = asked.drawn.sample_ids, accelerator.num_processes
         self.shares = {rank: share_of_process(sample_ids, rank, num_processes) for rank in range(num_processes)}
         latency_ids = choose_latency_ids(sample_ids, config.num_latency_samples, config.seed)
@@ -85,9 +87,7 @@ class ProfilingRun:
         self.measurer = self._share_measurer(origin, latency_ids, energy)
         # A search measures its settings again in every round, and has no control setting beside them.
         self.drift = None if control is None or config.pareto_search else self._drift_check(control)
-        self.provenance = provenance_of_run(
-            asked, accelerator, device, processes_here, experiment_id, self.model.describe()
-        )
+        self.provenance = provenance_of_run(asked, accelerator, device, processes_here, experiment_id, self._described)
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
         """Measure, merge and save each setting before the next; returns those that failed.
@@ -195,6 +195,7 @@ class ProfilingRun:
             num_processes=self.accelerator.num_processes,
             experiment_id=self.experiment_id,
             sample_ids=self.shares[rank],
+            engines=self._described["execution_stages"],
         )
 
     def _merge_and_save(self, setting: KnobSetting) -> SettingFailure | None:

@@ -11,6 +11,7 @@ import pytest
 
 from experiment_core_utils.l_results_csv_cleaning import UNSTEADY
 from experiment_core_utils.measurement import check_proof
+from experiment_core_utils.models.molmoe.cpu_kernels import decode_step
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
@@ -189,6 +190,26 @@ def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_che
     assert [result["top_k"] for result in again.results] == [result["top_k"] for result in first.results]
     for path, modified in written.items():
         assert (path.stat().st_mtime_ns == modified) == (path != lost)
+
+
+def test_a_run_is_not_gone_on_with_by_another_engine(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun with a compiler, resumed without one: what is finished is recognised, nothing is added to it."""
+    flags = ["--tier_list", "low", "--top_k_list", "4", "--execution", "graph"]
+    config = replace(tiny_config(tiny_checkpoint, tmp_path, *flags), num_active_blocks_list=(4,))
+    (first,) = run_profiling(config).results
+    assert first["provenance"]["model"]["execution_stages"]["decode"] == "cpu step"
+    assert first["realised"]["execution"] == "cpu"
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    decode_step._decode.cache_clear()
+    assert run_profiling(config).experiment_id is None
+    with pytest.raises(ConfigurationError, match=r"other engines \(.*decode cpu step\) than .* decode reference\)"):
+        run_profiling(replace(config, num_active_blocks_list=(3, 4)))
+    assert len(list(tmp_path.glob("*topk*.json"))) == 1
+    elsewhere = replace(config, output_dir=tmp_path / "other")
+    assert run_profiling(elsewhere).results[0]["provenance"]["model"]["execution"] == "reference"
+    decode_step._decode.cache_clear()
 
 
 def test_other_samples_are_another_run(tiny_checkpoint: Path, tmp_path: Path) -> None:

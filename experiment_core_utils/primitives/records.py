@@ -412,6 +412,7 @@ class JournalHeader:
         experiment_id: of the run that the process belongs to.
         num_processes: of that run.
         sample_ids: the process's share of the samples, those that are finished already included.
+        engines: what runs each stage, by name; None in journals from before it was noted.
     """
 
     schema_version: int
@@ -421,6 +422,7 @@ class JournalHeader:
     num_processes: int
     experiment_id: str
     sample_ids: tuple[int, ...]
+    engines: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
