@@ -159,9 +159,10 @@ class StagedRequest:
     def decode(self) -> None:
         """First token -> last token, always from the state behind the prefill."""
         token, steps = self._first_token, self.output_tokens - 1
-        for _ in range(steps):
-            token = self._model.decode_step(token, self._state).argmax(dim=-1, keepdim=True)
-            int(token)
+        with self._model.decoding():
+            for _ in range(steps):
+                token = self._model.decode_step(token, self._state).argmax(dim=-1, keepdim=True)
+                int(token)
         self._rewind(self._state, steps)
         synchronize(self._model.device)
 

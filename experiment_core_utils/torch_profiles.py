@@ -5,7 +5,7 @@ A profiled run is slower than a measured one, so it is one more run, kept in its
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,10 @@ class StagesInRanges:
         """The model's, as range `prefill`."""
         with record_function("prefill"):
             return self.model.prefill(inputs, features)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """The model's."""
+        return self.model.decoding()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
         """The model's, as range `decode`."""

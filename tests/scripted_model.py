@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,9 @@ class ScriptedModel:
         time.sleep(self.prefill_s)
         state = [self.script[0]]
         return self._logits(state[0]), state
+
+    def decoding(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: list[int]) -> torch.Tensor:
         assert token.shape == (1, 1)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.decode_kernels import DecodeKernels, experts_in_force
 from experiment_core_utils.models.quantisation import own_method
 from experiment_core_utils.primitives.records import ArchitectureSizes
 
@@ -100,19 +101,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 def implementations(model: nn.Module) -> dict[str, str | None]:
     """transformers' attention and experts in force; None for a model without experts, or that is not transformers'.
 
-    On a GPU `generate()` takes `batched_mm` for the decode steps where `grouped_mm` is in force.
+    On a GPU `generate()` takes `batched_mm` for the decode steps where `grouped_mm` is in force, and so do the stages.
     """
     if not isinstance(model, PreTrainedModel):
         return {"attn_implementation": None, "experts_implementation": None, "experts_implementation_decode": None}
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    experts = next(
-        (part.config._experts_implementation for part in parts if part._can_set_experts_implementation()), None
-    )
-    switches = experts == "grouped_mm" and model.device.type != "cpu"
+    experts = experts_in_force(model)
+    with torch.no_grad(), DecodeKernels(model).taken():
+        decode = experts_in_force(model)
     return {
         "attn_implementation": model.config.get_text_config(decoder=True)._attn_implementation,
         "experts_implementation": experts,
-        "experts_implementation_decode": "batched_mm" if switches else experts,
+        "experts_implementation_decode": decode,
     }
 
 

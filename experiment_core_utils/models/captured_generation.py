@@ -6,7 +6,6 @@ by `make_ready`, outside of what is measured, for each setting of the knobs by i
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,14 +144,9 @@ class CapturedGeneration:
                 recorded.prefill = RecordedDecoder(self._model, self._recorder)
         if recorded.prefill_refusal is not None:
             logits, state = self._stages.prefill(inputs, features)
-        with self._decode_kernels():
+        with self._stages.decoding():
             recorded.decode.begin(state, logits)
         recorded.ready[_shape_of(inputs)] = names
-
-    def _decode_kernels(self) -> AbstractContextManager[None]:
-        """transformers' own choice of kernels for single tokens, as `generate()` makes it; not in all its versions."""
-        choose = getattr(self._model, "_optimize_model_for_decode", None)
-        return nullcontext() if choose is None else choose()
 
     def _prefilled(
         self, recorded: _Recorded, inputs: Mapping[str, Any], features: Any

@@ -7,13 +7,14 @@ gives back what was encoded before.
 
 import inspect
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from experiment_core_utils.models.decode_kernels import DecodeKernels
 from experiment_core_utils.models.generate_marks import replaced_method
 from experiment_core_utils.primitives.errors import SettingError
 
@@ -42,6 +43,7 @@ class GenerateStages:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
+        self._kernels = DecodeKernels(model)
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
@@ -79,8 +81,15 @@ class GenerateStages:
             outputs = model(**prepared, return_dict=True)
         return outputs.logits[:, -1], GenerationState([(ids, self._carried_on(outputs, kwargs))])
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        return self._kernels.taken()
+
     def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:
         """Token [B, 1] -> logits [B, V]."""
+        if self._kernels.are_missing:
+            with self.decoding():
+                return self.decode_step(token, state)
         ids, kwargs = state.steps[-1]
         ids = torch.cat([ids, token], dim=-1)
         prepared = self._model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)

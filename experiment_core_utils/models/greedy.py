@@ -27,16 +27,18 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
         marks.mark()
         spans.append("vision")
     logits, state = model.prefill(inputs, features)
-    token = logits.argmax(dim=-1, keepdim=True)
-    token_ids = [int(token)]
-    marks.mark()
-    spans.append("prefill")
-    while token_ids[-1] not in model.eos_token_ids and len(token_ids) < max_new_tokens:
-        logits = model.decode_step(token, state)
+    # As in `generate()`, the switch is made while the device still runs the prefill, and belongs to that.
+    with model.decoding():
         token = logits.argmax(dim=-1, keepdim=True)
-        token_ids.append(int(token))
+        token_ids = [int(token)]
         marks.mark()
-        spans.append("decode")
+        spans.append("prefill")
+        while token_ids[-1] not in model.eos_token_ids and len(token_ids) < max_new_tokens:
+            logits = model.decode_step(token, state)
+            token = logits.argmax(dim=-1, keepdim=True)
+            token_ids.append(int(token))
+            marks.mark()
+            spans.append("decode")
     return MarkedTokens(tuple(token_ids), tuple(spans))
 
 

@@ -59,6 +59,13 @@ class Stages(Protocol):
         """Prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
         ...
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """Around steps that follow one another: what they switch in the model is switched once, not in each of them.
+
+        No prefill runs inside.
+        """
+        ...
+
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
         """Decode stage: token [1, 1] -> logits [1, V]."""
         ...
@@ -129,6 +136,10 @@ class StagedModel(Protocol):
 
     def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
         """Prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
+        ...
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
         ...
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:

@@ -7,7 +7,7 @@ its formulas of operations in `architecture_table`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from experiment_core_utils.models.captured_generation import (
     RequestsAhead,
     generation_refusal,
 )
+from experiment_core_utils.models.decode_kernels import RanExperts
 from experiment_core_utils.models.decoder_components import decoder_components
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_batches import answer_together
@@ -182,6 +183,10 @@ class TransformersModel:
             return self._ready.prefill(self.active_setting, inputs, features)
         return self._stages.prefill(inputs, features)
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`; replays have their kernels already."""
+        return self._stages.decoding() if self._ready is None else nullcontext()
+
     def decode_step(self, token: torch.Tensor, state: GenerationState | HeldRequest[Any]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
@@ -221,12 +226,15 @@ class TransformersModel:
         """
         self.apply(setting)
         features = self.encode_image(inputs)
+        ran, ran_decode = RanExperts(self.model), RanExperts(self.model)
         with self.knobs.counted() as counted:
-            logits, state = self._stages.prefill(inputs, features)
+            with ran:
+                logits, state = self._stages.prefill(inputs, features)
             experts, blocks = dict(counted.experts), tuple(counted.blocks)
             counted.clear()
             token = logits.argmax(dim=-1, keepdim=True)
-            after = self._stages.decode_step(token, state)
+            with ran_decode:
+                after = self._stages.decode_step(token, state)
             decode_blocks = tuple(counted.blocks)
         execution, reason = self._compared(inputs, features, token, (logits, after))
         return KnobProof(
@@ -236,6 +244,8 @@ class TransformersModel:
             cache_layers=sum(1 for layer in state.cache.layers if layer.is_initialized),
             execution=execution,
             execution_reason=reason,
+            experts_implementation=ran.names,
+            experts_implementation_decode=ran_decode.names,
         )
 
     def _compared(

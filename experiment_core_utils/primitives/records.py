@@ -222,6 +222,9 @@ class KnobProof:
         cache_layers: layers of the cache that hold keys.
         execution: how the setting ran, as `model.execution`; None in results from before it was noted.
         execution_reason: why not as asked; None where it did.
+        experts_implementation: transformers' way by which the experts of the prefill were computed, as they found it;
+            None where there are none, or engines compute them by kernels of their own.
+        experts_implementation_decode: the same in a decode step; None in the same cases.
     """
 
     experts_per_token: tuple[int | None, ...]
@@ -230,6 +233,8 @@ class KnobProof:
     cache_layers: int
     execution: str | None = None
     execution_reason: str | None = None
+    experts_implementation: str | None = None
+    experts_implementation_decode: str | None = None
 
 
 @dataclass(frozen=True)

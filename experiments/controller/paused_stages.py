@@ -1,6 +1,7 @@
 """In: stages with a pause, and what is chosen there; out: stages as a greedy generation runs them, whole ones."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -64,6 +65,10 @@ class PausedStages:
         states = self._split.begin(inputs, features, *self._asked)
         self._chosen = self._choose(states)
         return self._split.finish(self._chosen.top_k, self._chosen.blocks)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        return self._split.decoding()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
         """See `Stages.decode_step`."""

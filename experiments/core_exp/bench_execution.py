@@ -2,9 +2,12 @@
 
     python -m experiments.core_exp.bench_execution
     python -m experiments.core_exp.bench_execution --shape molmoe_1b --output execution.json --figure roofline.png
+    python -m experiments.core_exp.bench_execution --shape molmoe_1b --decoder_alone
 
 Without `--shape`: the embedded model on its own task over the grid of quickstart, answers ending where they end. With
-it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens. Ways take
+it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens. With `--decoder_alone` its decoder runs as transformers' own OLMoE, without pictures
+(molmoe_1b's is OLMoE-1B-7B's). `eager_of_generate` is a decode step of the eager stages over one of plain `generate()`,
+which takes the same kernels and keeps more books. Ways take
 turns in every round; stages are timed inside each run. Captures and warm-ups come before, and are not counted. Floors
 are formulas of the shape: on a GPU at `--bytes_per_s` and `--flops_per_s`, which are what is taken as attainable, not
 measured; on the CPU the architecture's products alone, at the median of torch's own rates just before the cases.
@@ -23,13 +26,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import OlmoeForCausalLM, PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.e_inference import staged_run
+from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
+from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
@@ -39,11 +47,13 @@ from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.primitives.records import MarkedTokens, StagedRun
 from experiment_core_utils.setting_plan import plan_for
 from experiments.core_exp.execution_table import (
+    EAGER,
     PLAIN,
     Rates,
     Shape,
     Timed,
     Work,
+    eager_of_generate,
     entries,
     markdown,
     stages_of_generate,
@@ -54,7 +64,7 @@ from experiments.core_exp.product_rate import product_rate
 from experiments.core_exp.roofline_figure import draw_roofline
 
 QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
-STATIC, EAGER, GRAPH = "generate(static)", "eager", "graph"
+STATIC, GRAPH = "generate(static)", "graph"
 # Attainable on an H200: of 4.8 TB/s and 989 TFLOP/s on the data sheet.
 H200 = Rates(4.3e12, 790e12)
 
@@ -72,8 +82,9 @@ class Case:
 class Bench:
     """One model, staged twice over the same weights."""
 
-    model: MolmoeForConditionalGeneration
-    staged: Mapping[str, MolmoeStagedModel]
+    model: PreTrainedModel
+    staged: Mapping[str, StagedModel]
+    config: MolmoeConfig
     max_new_tokens: int
 
     def run(self, way: str, case: Case) -> StagedRun:
@@ -85,6 +96,8 @@ class Bench:
         return staged_run(generated, marks.seconds(), True)
 
     def _generated(self, way: str, inputs: Mapping[str, Any], marks: Any) -> MarkedTokens:
+        if way == EAGER:
+            return generate_greedily(self.staged[EAGER], inputs, self.max_new_tokens, marks)
         if way in self.staged:
             return self.staged[way].generate_marked(inputs, self.max_new_tokens, marks)
         asked = {"cache_implementation": "static"} if way == STATIC else {}
@@ -126,7 +139,7 @@ def _stages(runs: Sequence[StagedRun]) -> dict[str, list[float]]:
     }
 
 
-def embedded_cases(model: MolmoeStagedModel, num_samples: int) -> Iterator[Case]:
+def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
     """The grid of quickstart; every setting with the same samples."""
     config = parse_config([*QUICKSTART, "--num_samples", str(num_samples)])
     task = open_task(config)
@@ -166,14 +179,15 @@ def shape_config(shape: str) -> MolmoeConfig:
     return MolmoeConfig.from_pretrained(shape)
 
 
-def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
-    """Made on the device, in evaluation mode."""
+def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype, is_text: bool) -> PreTrainedModel:
+    """Made on the device, in evaluation mode; with `is_text` its decoder as transformers' own model."""
     before = torch.get_default_dtype()
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
     try:
+        own = copy.deepcopy(config)
         with device:
-            return MolmoeForConditionalGeneration(copy.deepcopy(config)).eval()
+            return (OlmoeForCausalLM(own.text_config) if is_text else MolmoeForConditionalGeneration(own)).eval()
     finally:
         torch.set_default_dtype(before)
 
@@ -226,25 +240,45 @@ def _repeated(act: Callable[[], object], device: torch.device) -> list[float]:
 
 def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[Case]]:
     if given.shape is None:
+        if given.decoder_alone:
+            raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
         config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
         eager = load_staged_model(config, find_model(config.model_path), device)
         assert isinstance(eager, MolmoeStagedModel)
-        model, processor = eager.model, eager.processor
+        model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
     else:
-        dtype = choose_dtype(given.precision, device)
-        model, processor = random_model(shape_config(given.shape), device, dtype), _any_processor()
+        dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)
+        model, processor = random_model(config_of_shape, device, dtype, given.decoder_alone), _any_processor()
     model.generation_config = greedy_config(model)
     if given.shape is not None:
         model.generation_config.eos_token_id = None
     modes: tuple[ExecutionMode, ...] = ("eager", "graph")
-    staged = {str(mode): MolmoeStagedModel("benchmark", model, processor, mode) for mode in modes}
+    staged = {str(mode): _staged(model, processor, mode) for mode in modes}
     new_tokens = given.new_tokens or (33 if given.shape else 16)
     cases = (
         embedded_cases(staged[EAGER], given.samples)
         if given.shape is None
-        else shaped_cases(model.config, device, model.dtype, given.prompt_tokens, given.crops, given.top_k_list)
+        else shaped_cases(
+            config_of_shape,
+            device,
+            model.dtype,
+            given.prompt_tokens,
+            0 if given.decoder_alone else given.crops,
+            given.top_k_list,
+        )
     )
-    return Bench(model, staged, new_tokens), list(cases)
+    return Bench(model, staged, copy.deepcopy(config_of_shape), new_tokens), list(cases)
+
+
+def _staged(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionMode) -> StagedModel:
+    if isinstance(model, MolmoeForConditionalGeneration):
+        return MolmoeStagedModel("benchmark", model, processor, mode)
+    staged = TransformersModel(
+        "benchmark", model, ForeignRequests(processor.tokenizer, model.config, "benchmark"), mode
+    )
+    model.generation_config.eos_token_id = None
+    staged.eos_token_ids = frozenset()
+    return staged
 
 
 def _any_processor() -> MolmoeProcessor:
@@ -252,7 +286,7 @@ def _any_processor() -> MolmoeProcessor:
     return MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
 
 
-def shape_of(staged: MolmoeStagedModel, case: Case) -> Shape:
+def shape_of(staged: StagedModel, case: Case) -> Shape:
     """What the floors of a case are computed from."""
     crops = case.inputs["pixel_values"].shape[1] if "pixel_values" in case.inputs else 0
     experts = tuple(top_k for top_k in staged.expected_experts(case.setting) if top_k is not None)
@@ -262,6 +296,7 @@ def shape_of(staged: MolmoeStagedModel, case: Case) -> Shape:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken; weights are random")
+    parser.add_argument("--decoder_alone", action="store_true", help="with --shape: its decoder, as transformers' OLMoE")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--num_threads", type=int)
@@ -300,11 +335,10 @@ def _measured(given: argparse.Namespace) -> int:
         if device.type == "cpu" and bench.model.dtype == torch.float32:
             products.append(product_rate())
         timed += timed_case(bench, case, ways, given.warm_rounds, given.rounds)
-    config, element_bytes = bench.model.config, bench.model.dtype.itemsize
-    with bench.model.knobs():
-        work: dict[str, dict[str, Work]] = {
-            case.name: work_of(config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
-        }
+    element_bytes = bench.model.dtype.itemsize
+    work: dict[str, dict[str, Work]] = {
+        case.name: work_of(bench.config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
+    }
     rates = _rates(given, device, statistics.median(products) if products else None)
     rows = entries(timed, {} if rates is None else _floors(work, rates))
     content = {
@@ -316,6 +350,7 @@ def _measured(given: argparse.Namespace) -> int:
         "flops_per_s": None if rates is None else rates.flops_per_s,
         "rows": rows,
         "stages_of_generate": stages_of_generate(rows),
+        "eager_of_generate": eager_of_generate(rows),
         "sum_of_generate": totals_of_generate(rows),
         "cpu_of_generate": totals_of_generate(rows, "cpu_ms"),
         "batches": batch_entries(bench, cases[0], given.batch_sizes),

@@ -13,7 +13,7 @@ from experiment_core_utils.models.molmoe.flops import decoder_flops, vision_flop
 
 STAGES = ("vision", "prefill", "decode")
 # What the others are held against.
-PLAIN = "generate"
+PLAIN, EAGER = "generate", "eager"
 FLOOR = "floor"
 
 
@@ -168,6 +168,12 @@ def stages_of_generate(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
         del sums[FLOOR]
     peer = sums[PLAIN]
     return {way: {stage: ms / peer[stage] for stage, ms in own.items() if peer[stage]} for way, own in sums.items()}
+
+
+def eager_of_generate(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Case -> decode step of the eager stages over that of plain `generate()`."""
+    found = {row["case"]: row["decode_of_generate"] for row in rows if row["way"] == EAGER}
+    return {case: ratio for case, ratio in found.items() if ratio is not None}
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from experiments.core_exp.execution_table import (
     Shape,
     Timed,
     Work,
+    eager_of_generate,
     entries,
     markdown,
     stages_of_generate,
@@ -67,6 +68,12 @@ def test_ratios_are_of_medians() -> None:
     assert "| a | graph |  | 500.00 | 30.00 (3.0 x) | 600.0 | 0.200 | yes |" in markdown([plain, graph])
 
 
+def test_eager_steps_are_held_against_those_of_generate() -> None:
+    other = {"case": "b", "way": "eager", "decode_of_generate": None}
+    steps = [{"case": "a", "way": way, "decode_of_generate": 0.98} for way in ("generate", "eager", "graph")]
+    assert eager_of_generate([*steps, other]) == {"a": 0.98}
+
+
 def test_stages_are_summed_over_cases_and_steps_over_answers() -> None:
     """Two cases of 3 and 1 tokens: generate decodes 2 * 10 + 0 * 7, prefills 20 + 30, takes 50 + 30 in all; the floor
     decodes 2 * 1, prefills 5 + 10."""
@@ -102,3 +109,19 @@ def test_every_way_gives_the_same_tokens(
     assert found["flops_per_s"] > 0 and 0 < floor["prefill"] < 1
     assert found["rows"][0]["prefill_over_floor"] > 1
     assert "| top-k 2 | graph |" in capsys.readouterr().out
+
+
+def test_the_decoder_alone_is_a_model_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    size = "--decoder_alone --prompt_tokens 12 --top_k_list 2 --new_tokens 4 --rounds 1 --num_threads 1"
+    code = main(["--shape", str(tiny_checkpoint), "--device", "cpu", "--output", str(path), *size.split()])
+    found = json.loads(path.read_text())
+    assert code == 0
+    assert found["execution"]["model_class"] == "OlmoeForCausalLM"
+    assert all(row["same_tokens"] and row["tokens"] == 4 and row["vision_ms"] is None for row in found["rows"])
+    assert found["eager_of_generate"] == {"top-k 2": found["rows"][2]["decode_of_generate"]}
+
+
+def test_the_decoder_of_no_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--decoder_alone", "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "error: --decoder_alone runs the decoder of a shape; give --shape too\n"

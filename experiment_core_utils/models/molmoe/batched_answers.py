@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.models.decode_kernels import DecodeKernels
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 
 DROPPED = -100
@@ -39,17 +40,19 @@ def answer_together(
     )
     answers: list[list[int]] = [[] for _ in requests]
     open_answers = set(range(len(requests)))
-    for step in range(1, max_new_tokens + 1):
-        # The rows whose answers have ended go on unheeded; no row sees another.
-        tokens = logits.argmax(dim=-1, keepdim=True)
-        chosen = tokens.flatten().tolist()
-        for row in tuple(open_answers):
-            answers[row].append(chosen[row])
-            if chosen[row] in eos_token_ids:
-                open_answers.remove(row)
-        if not open_answers or step == max_new_tokens:
-            break
-        logits = model.decode_step(tokens, state, attention_mask=mask[:, : length + step] if is_padded else None)
+    with DecodeKernels(model).taken():
+        for step in range(1, max_new_tokens + 1):
+            # The rows whose answers have ended go on unheeded; no row sees another.
+            tokens = logits.argmax(dim=-1, keepdim=True)
+            chosen = tokens.flatten().tolist()
+            for row in tuple(open_answers):
+                answers[row].append(chosen[row])
+                if chosen[row] in eos_token_ids:
+                    open_answers.remove(row)
+            if not open_answers or step == max_new_tokens:
+                break
+            seen = mask[:, : length + step] if is_padded else None
+            logits = model.decode_step(tokens, state, attention_mask=seen)
     return [tuple(answer) for answer in answers]
 
 

@@ -1,12 +1,13 @@
 """In: a MolmoE model and a request; out: its three stages run by its modules, with a cache that grows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from experiment_core_utils.models.decode_kernels import DecodeKernels, RanExperts
 from experiment_core_utils.models.molmoe.batched_answers import answer_together
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
@@ -22,6 +23,7 @@ class EagerStages:
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         self._model = model
+        self._kernels = DecodeKernels(model)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
@@ -35,8 +37,15 @@ class EagerStages:
         """See `StagedModel.prefill`."""
         return self._model.prefill(inputs["input_ids"], features, top_k=knobs.top_k, active_blocks=knobs.blocks)
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        return self._kernels.taken()
+
     def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
+        if self._kernels.are_missing:
+            with self.decoding():
+                return self._model.decode_step(token, state)
         return self._model.decode_step(token, state)
 
     def rewind(self, state: DecodeState, steps: int) -> None:
@@ -57,17 +66,22 @@ class EagerStages:
     def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`: hooks on every router and block of the *full* model count what really runs."""
         features = self.encode_image(inputs)
+        ran, ran_decode = RanExperts(self._model), RanExperts(self._model)
         with self._counted() as counted:
-            logits, state = self.prefill(knobs, inputs, features)
+            with ran:
+                logits, state = self.prefill(knobs, inputs, features)
             experts, blocks = dict(counted.experts), tuple(counted.blocks)
             counted.clear()
-            self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+            with ran_decode:
+                self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
             decode_blocks = tuple(counted.blocks)
         return KnobProof(
             experts_per_token=tuple(experts[block] for block in blocks),
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
             cache_layers=sum(1 for layer in state.past_key_values.layers if layer.get_seq_length() > 0),
+            experts_implementation=ran.names,
+            experts_implementation_decode=ran_decode.names,
         )
 
     @contextmanager

@@ -4,6 +4,7 @@ Behind the pause the rest of the setting is chosen; until then nothing of it is 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,6 +96,10 @@ class SplitStages(Protocol):
         """
         ...
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        ...
+
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         ...
@@ -148,6 +153,10 @@ class EagerSplit:
             raise SettingError("no prefill was begun, or it was finished; begin it again")
         paused, self._paused = self._paused, None
         return finish_prefill(self._model, paused, top_k, active_blocks)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `SplitStages.decoding`."""
+        return self._stages.decoding()
 
     def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
         """See `SplitStages.decode_step`."""
@@ -221,6 +230,10 @@ class LaunchFreeSplit:
         knobs = DecoderKnobs(*self._model.checked_setting(top_k, active_blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.store)
         return logits, self._stages.hold(knobs, begun.prompt, begun.pause)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `SplitStages.decoding`: engines switch nothing."""
+        return nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """See `SplitStages.decode_step`."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from experiment_core_utils.models.architecture import stored_bytes
+from experiment_core_utils.models.architecture import implementations, stored_bytes
 from experiment_core_utils.models.graph_capture import refused_without_memory
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.held_request import HeldRequest
@@ -260,6 +260,10 @@ class MolmoeStagedModel:
         """See `StagedModel.prefill`."""
         return self._stages.prefill(self._knobs, inputs, features)
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`; engines switch nothing."""
+        return self._eager.decoding() if self._stages is self._eager else nullcontext()
+
     def decode_step(self, token: torch.Tensor, state: DecodeState | HeldRequest[DecoderKnobs]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
@@ -338,13 +342,11 @@ class MolmoeStagedModel:
 
     def describe(self) -> Mapping[str, Any]:
         """See `StagedModel.describe`."""
-        text = self.model.config.text_config
         return {
             "model_class": type(self.model).__name__,
             "total_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "attn_implementation": text._attn_implementation,
-            "experts_implementation": text._experts_implementation,
+            **implementations(self.model),
             "first_block_top_k": self.default_top_k,
             "num_experts": self.num_experts,
             "num_total_blocks": self.num_total_blocks,

@@ -1,0 +1,76 @@
+"""transformers' choice of experts' kernels: the switch that `generate()` makes for decode steps, and what really ran.
+
+On a GPU `generate()` decodes with `batched_mm` where `grouped_mm` is in force. The switch walks over all modules, so
+that it belongs around a loop of steps; a step outside of any such loop makes it for itself. This is the one place that
+knows transformers' private name of it, which releases 5.17 to 5.23 share.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+class DecodeKernels:
+    """The switch of one model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # Not in all versions, and not in models that do not generate.
+        self._switched: Any = getattr(model, "_optimize_model_for_decode", None)
+        self._are_taken = False
+
+    @property
+    def are_missing(self) -> bool:
+        """Whether a step that comes now has to make the switch; never with gradients, which `generate()` has not.
+
+        `batched_mm` gathers weights for each token, and gradients would keep them all.
+        """
+        return not self._are_taken and self._switched is not None and not torch.is_grad_enabled()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """As `generate()` around its decode steps; may be entered again inside."""
+        if not self.are_missing:
+            yield
+            return
+        with self._switched():
+            self._are_taken = True
+            try:
+                yield
+            finally:
+                self._are_taken = False
+
+
+def experts_in_force(model: nn.Module) -> str | None:
+    """The experts implementation of the config; None for a model without experts, or that is not transformers'."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return next((part.config._experts_implementation for part in parts if part._can_set_experts_implementation()), None)
+
+
+class RanExperts:
+    """The implementations by which experts are computed while it is entered, as each of their modules finds it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # What transformers' decorator of experts gives to each class of them.
+        self._experts = [module for module in model.modules() if hasattr(module, "_apply_gate")]
+        self._found: dict[str, None] = {}
+        self._handles: list[Any] = []
+
+    @property
+    def names(self) -> str | None:
+        """Usually one; None where no experts ran."""
+        return ", ".join(self._found) or None
+
+    def __enter__(self) -> "RanExperts":
+        self._handles = [module.register_forward_pre_hook(self._note) for module in self._experts]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _note(self, module: Any, _inputs: Any) -> None:
+        self._found[str(module.config._experts_implementation)] = None
