@@ -5,11 +5,11 @@
     python -m experiments.core_exp.bench_execution --shape molmoe_1b --decoder_alone
 
 Without `--shape`: the embedded model on its own task over the grid of quickstart, answers ending where they end. With
-it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens. With `--decoder_alone` its decoder runs as transformers' own OLMoE, without pictures
-(molmoe_1b's is OLMoE-1B-7B's). `eager_of_generate` is a decode step of the eager stages over one of plain `generate()`,
-which takes the same kernels and keeps more books. Ways take
-turns in every round; stages are timed inside each run. Captures and warm-ups come before, and are not counted. Floors
-are formulas of the shape: on a GPU at `--bytes_per_s` and `--flops_per_s`, which are what is taken as attainable, not
+it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens; with
+`--decoder_alone` the shape's decoder runs as transformers' own OLMoE, without pictures (molmoe_1b's is OLMoE-1B-7B's).
+Ways take turns in every round; stages are timed inside each run. Captures and warm-ups come before, not counted.
+`eager_of_generate` is a decode step of the eager stages over one of plain `generate()`, which takes the same kernels.
+Floors are formulas of the shape: on a GPU at `--bytes_per_s` and `--flops_per_s`, which are taken as attainable, not
 measured; on the CPU the architecture's products alone, at the median of torch's own rates just before the cases.
 """
 
@@ -296,7 +296,9 @@ def shape_of(staged: StagedModel, case: Case) -> Shape:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken; weights are random")
-    parser.add_argument("--decoder_alone", action="store_true", help="with --shape: its decoder, as transformers' OLMoE")
+    parser.add_argument(
+        "--decoder_alone", action="store_true", help="with --shape: its decoder, as transformers' OLMoE"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--num_threads", type=int)
