@@ -1,4 +1,4 @@
-"""In: a first launch of Triton's kernels; out: Triton's errors while it builds them, by the project's name.
+"""In: a first launch of Triton's kernels; out: why they do not run here, or cannot be built, by the project's name.
 
 Importing this module does not need Triton, what launches its kernels does.
 """
@@ -7,7 +7,16 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
+
+
+def vendor_refusal() -> str | None:
+    """Why kernels for CUDA do not run with this torch, which calls AMD's GPUs "cuda" too; None where they may."""
+    if torch.version.hip is None:
+        return None
+    return f"its kernels are for CUDA, and this torch is built for ROCm {torch.version.hip}"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.engine_choice import decoder_engines
+from experiment_core_utils.models.molmoe.engine_choice import decode_engine
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import SLOT_STEP, LaunchFreeStages
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
@@ -52,11 +52,15 @@ class BatchedExecution:
                     ended[row] = token in eos_token_ids
         return [tuple(answer) for answer in answers]
 
+    def release(self) -> None:
+        """The store goes, and what was captured with it."""
+        self._made = None
+
     def _store_for(self, batch: int, slots: int) -> tuple[KeyValueStore, DecodeEngine]:
         """The one there is where it fits; else the old one goes first, as it is large, and its captures with it."""
         if self._made is None or self._made[0].batch != batch or self._made[0].slots < slots:
             self._made = None
             decoder = self._stages.decoder
             store = KeyValueStore.allocate(decoder, -(-slots // SLOT_STEP) * SLOT_STEP, batch)
-            self._made = store, decoder_engines(decoder).decode
+            self._made = store, decode_engine(decoder)
         return self._made

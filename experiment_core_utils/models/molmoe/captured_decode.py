@@ -17,7 +17,7 @@ from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.triton_building import built
+from experiment_core_utils.primitives.triton_building import built, vendor_refusal
 
 # What one program holds in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
@@ -36,7 +36,7 @@ def capture_refusal(decoder: PackedDecoder) -> str | None:
     """None where a decode step of this decoder can be captured; else the reason."""
     if decoder.device.type != "cuda":
         return f"CUDA graphs need a GPU, and the model is on {decoder.device}"
-    return shape_refusal(decoder)
+    return vendor_refusal() or shape_refusal(decoder)
 
 
 def shape_refusal(decoder: PackedDecoder) -> str | None:

@@ -16,7 +16,7 @@ from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.triton_building import built
+from experiment_core_utils.primitives.triton_building import built, vendor_refusal
 
 # Prompt lengths are rounded up to a multiple of this.
 BUCKET = 64
@@ -49,6 +49,8 @@ def captured_prefill_problem(decoder: PackedDecoder) -> str | None:
     half = decoder.head_width // 2
     if decoder.device.type != "cuda":
         return f"its weights are on {decoder.device.type}, not on a CUDA device"
+    if (reason := vendor_refusal()) is not None:
+        return reason
     if decoder.head_width % 2 or half & (half - 1):
         return f"its heads are {decoder.head_width} wide, not a power of two"
     for what, size in (("hidden width", decoder.width), ("experts' width", decoder.expert_width)):

@@ -12,7 +12,7 @@ from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
 from experiment_core_utils.models.molmoe.packed_vision import PackedVision
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.triton_building import built
+from experiment_core_utils.primitives.triton_building import built, vendor_refusal
 
 # Graphs kept: more than there are tiers of crops, few enough for requests of any size.
 MOST_GRAPHS = 64
@@ -30,6 +30,8 @@ def captured_vision_problem(vision: PackedVision) -> str | None:
     """Why this tower cannot be captured; None where it can."""
     if vision.device.type != "cuda":
         return f"its weights are on {vision.device.type}, not on a CUDA device"
+    if (reason := vendor_refusal()) is not None:
+        return reason
     try:
         _kernels()
     except ImportError as error:

@@ -97,6 +97,11 @@ def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES)
         return Engines(straight, StraightSplitPrefill(decoder, straight), decode, ways, {"prefill": str(error)})
 
 
+def decode_engine(decoder: PackedDecoder) -> DecodeEngine:
+    """The decode step alone, with graphs of its own; what the whole choice makes beside it is large on the CPU."""
+    return CapturedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
+
+
 def _vision_engine(
     model: MolmoeForConditionalGeneration, most_copied_bytes: int
 ) -> tuple[VisionEngine | None, str, str | None]:

@@ -16,6 +16,7 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, R
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import count_experts, refuse_other_experts
+from experiment_core_utils.models.molmoe.kernels.tiles import untuned_reason
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
@@ -40,11 +41,13 @@ class Executed:
             torch on packed weights).
         reason: why it is not `graph` in all stages though that was asked for; None where it is, or nobody asked.
         stages: the name of the engine of each stage; names are in `models.interface`.
+        untuned: that captured kernels run on another card than the one that they were tuned on; None where they do not.
     """
 
     mode: str
     reason: str | None
     stages: Mapping[StageName, str]
+    untuned: str | None = None
 
 
 STAGES: tuple[StageName, ...] = ("vision", "prefill", "decode")
@@ -72,7 +75,8 @@ def launch_free_stages(
     if asked == "auto" and PLAIN.intersection(ways.values()):
         return None, Executed("eager", said, eagerly)
     mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
-    return stages, Executed(mode, said or None, ways)
+    untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_captured else None
+    return stages, Executed(mode, said or None, ways, untuned)
 
 
 class LaunchFreeStages:

@@ -1,5 +1,6 @@
 """In: a MolmoE model with its processor; out: the `StagedModel` that the pipeline profiles."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,6 +48,8 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.tasks.interface import Sample
 
+LOGGER = logging.getLogger(__name__)
+
 
 class MolmoeStagedModel:
     """MolmoE behind the staged interface; one request at a time.
@@ -82,6 +85,7 @@ class MolmoeStagedModel:
         self._launch_free, self._executed = launch_free_stages(model, execution, eager_reason)
         self._batched = None if self._launch_free is None else BatchedExecution(self._launch_free)
         self._refused: dict[DecoderKnobs, str] = {}
+        self._unbatched: dict[DecoderKnobs, str] = {}
         self._split: EagerSplit | LaunchFreeSplit = (
             EagerSplit(model, self._eager) if self._launch_free is None else LaunchFreeSplit(model, self._launch_free)
         )
@@ -215,8 +219,12 @@ class MolmoeStagedModel:
 
     @property
     def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """See `StagedModel.refused_settings`; whole requests alone: `split` has a reason of its own."""
-        return {(knobs.top_k, knobs.blocks): reason for knobs, reason in self._refused.items()}
+        """See `StagedModel.refused_settings`; of a setting whose answers in batches alone run eagerly, that reason.
+
+        `split` has a reason of its own.
+        """
+        refused = {**self._unbatched, **self._refused}
+        return {(knobs.top_k, knobs.blocks): reason for knobs, reason in refused.items()}
 
     @cached_property
     def host_embeddings(self) -> np.ndarray:
@@ -285,9 +293,22 @@ class MolmoeStagedModel:
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        stages = self._stages
-        answerer = self._batched if isinstance(stages, LaunchFreeStages) and self._batched is not None else self._eager
-        return answerer.answer_batch(self._knobs, inputs_list, max_new_tokens, self.eos_token_ids)
+        given = self._knobs, inputs_list, max_new_tokens, self.eos_token_ids
+        together = self._batched
+        if self._stages is self._eager or together is None or self._knobs in self._unbatched:
+            return self._eager.answer_batch(*given)
+        # Where several are too much, whoever gave them gives fewer.
+        alone = refused_without_memory(inputs_list[0]["input_ids"].shape[1], max_new_tokens)
+        try:
+            with alone if len(inputs_list) == 1 else nullcontext():
+                return together.answer_batch(*given)
+        except ConfigurationError as error:
+            self._unbatched[self._knobs] = f"answers in batches: {error}"
+            LOGGER.warning("answers in batches run eagerly at this setting: %s", error)
+        # Not in the handler: until its end the error holds what was half made.
+        together.release()
+        release_cached_memory(self.device)
+        return self._eager.answer_batch(*given)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
@@ -355,5 +376,6 @@ class MolmoeStagedModel:
             "execution": self._executed.mode,
             "execution_reason": self._executed.reason,
             "execution_stages": dict(self._executed.stages),
+            "execution_untuned": self._executed.untuned,
             "runs_unused_vision_blocks": self.model.config.keep_unused_vision_blocks,
         }

@@ -1,6 +1,6 @@
 """What is captured and what is refused. Captures themselves need a GPU; without one those tests are skipped."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from experiment_core_utils.models.molmoe.captured_decode import (
     shape_refusal,
 )
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.captured_prefill import captured_prefill_problem
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import count_experts
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
@@ -39,6 +40,24 @@ def test_on_the_cpu_nothing_is_captured() -> None:
     decoder = packed()
     assert capture_refusal(decoder) == "CUDA graphs need a GPU, and the model is on cpu"
     with pytest.raises(ConfigurationError, match="the model is on cpu"):
+        CapturedDecode(decoder)
+
+
+@dataclass(frozen=True)
+class OnAGpu(PackedDecoder):
+    """Weights that say they are on one."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls AMD's GPUs cuda, too; each engine says why it does not run there, and the whole choice as well."""
+    decoder = OnAGpu(**vars(packed()))
+    assert capture_refusal(decoder) is None
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    reason = "its kernels are for CUDA, and this torch is built for ROCm 6.4.0"
+    assert capture_refusal(decoder) == captured_prefill_problem(decoder) == reason
+    with pytest.raises(ConfigurationError, match=f"the decode step cannot be captured: {reason}"):
         CapturedDecode(decoder)
 
 

@@ -1,5 +1,7 @@
 """The captured vision stage gives the modules' features; crops are cut as the patch embedding reads them."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from experiment_core_utils.models.molmoe.captured_vision import (
     cut_patches,
     real_crops,
 )
-from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.packed_vision import PackedVision, pack_vision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -43,6 +45,19 @@ def test_without_a_gpu_the_reason_says_so() -> None:
     assert captured_vision_problem(vision) == "its weights are on cpu, not on a CUDA device"
     with pytest.raises(ConfigurationError, match="the vision tower cannot be captured: its weights are on cpu"):
         CapturedVision(vision)
+
+
+@dataclass(frozen=True)
+class OnAGpu(PackedVision):
+    """Weights that say they are on one."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    found = captured_vision_problem(OnAGpu(**vars(pack_vision(model_on("cpu")))))
+    assert found == "its kernels are for CUDA, and this torch is built for ROCm 6.4.0"
 
 
 @needs_a_gpu

@@ -10,13 +10,16 @@ import torch
 
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor, batched_execution
+from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
+from experiment_core_utils.models.molmoe.engine_choice import decode_engine
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
+from experiment_core_utils.models.molmoe.kernels.tiles import untuned_reason
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.config import ExecutionMode
-from experiment_core_utils.primitives.device import HostMarks, NoMarks
-from experiment_core_utils.primitives.errors import KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.device import HostMarks, NoMarks, out_of_memory_named
+from experiment_core_utils.primitives.errors import KnobDidNotAct, OutOfMemory, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.stage_energy import StagedRequest
 from experiment_core_utils.tasks.registry import load_task
@@ -108,6 +111,7 @@ def test_captured_stages_prove_themselves() -> None:
 def test_what_runs_is_recorded(models: dict[str, MolmoeStagedModel]) -> None:
     eager, graph = models["eager"].describe(), models["graph"].describe()
     assert (eager["execution_asked"], eager["execution"], eager["execution_reason"]) == ("eager", "eager", None)
+    assert eager["execution_untuned"] is graph["execution_untuned"] is None
     assert (eager["cache"], graph["cache"]) == ("dynamic", "static")
     assert (graph["execution_asked"], graph["execution"]) == ("graph", "cpu")
     assert graph["execution_stages"] == {"vision": "reference", "prefill": "reference", "decode": "cpu step"}
@@ -293,6 +297,59 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(
     model.make_ready(prompt, 10**13)
     # The last that could run here is given up.
     assert stages._store.slots == 0
+
+
+def test_batches_that_cannot_be_captured_are_answered_eagerly(
+    models: dict[str, MolmoeStagedModel],
+    requests: list[Mapping[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The engine that captures says of itself that it cannot here; other settings are tried again."""
+    model = staged(lambda config: None, models["eager"])
+    model.eos_token_ids = frozenset()
+    monkeypatch.setattr(batched_execution, "decode_engine", CapturedDecode)
+    model.apply(SETTINGS[1])
+    alone = [generate_greedily(model, inputs, NEW_TOKENS, NoMarks()).token_ids for inputs in requests]
+    reason = "answers in batches: the decode step cannot be captured: CUDA graphs need a GPU, and the model is on cpu"
+    for _ in range(2):
+        assert model.answer_batch(requests, NEW_TOKENS) == alone
+    assert model.refused_settings == {(1, (0, 1, 2, 3)): reason}
+    assert len(caplog.messages) == 1 and caplog.messages[0].endswith("CUDA graphs need a GPU, and the model is on cpu")
+    monkeypatch.undo()
+    model.apply(SETTINGS[2])
+    model.answer_batch(requests, NEW_TOKENS)
+    assert list(model.refused_settings) == [(1, (0, 1, 2, 3))]
+    assert model.prove(SETTINGS[1], requests[0]).execution == "straight"
+
+
+def test_a_store_without_memory_is_for_fewer_requests_and_at_last_for_none(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10^13 slots are more than any address can reach."""
+    model = staged(lambda config: None, models["eager"])
+    model.eos_token_ids = frozenset()
+    monkeypatch.setattr(batched_execution, "SLOT_STEP", 10**13)
+    model.apply(SETTINGS[0])
+    with pytest.raises(OutOfMemory), out_of_memory_named():
+        model.answer_batch(requests, NEW_TOKENS)
+    assert model.refused_settings == {}
+    alone = [generate_greedily(model, requests[2], NEW_TOKENS, NoMarks()).token_ids]
+    assert model.answer_batch(requests[2:], NEW_TOKENS) == alone
+    assert "no memory left to make a prompt of 5 tokens" in model.refused_settings[4, (0, 1, 2, 3)]
+
+
+def test_a_batch_steps_by_the_engine_of_one_request(models: dict[str, MolmoeStagedModel]) -> None:
+    stages = models["graph"]._launch_free
+    assert stages is not None
+    assert type(decode_engine(stages.decoder)) is type(stages.engines.decode)
+
+
+def test_another_card_is_named() -> None:
+    assert untuned_reason("NVIDIA H200") is None
+    assert untuned_reason("NVIDIA A100-SXM4-80GB") == (
+        "own kernels run with sizes that were tuned on an H200, not on an NVIDIA A100-SXM4-80GB"
+    )
 
 
 def test_a_state_is_lost_with_the_next_request(

@@ -4,8 +4,17 @@ from dataclasses import dataclass
 
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 
+# Sizes of tiles, and the choices between kernels, were measured on this card alone.
+TUNED_ON = "H200"
 # Slots whose down-projections a program reads before it multiplies them.
 SLOTS_AT_ONCE = 8
+
+
+def untuned_reason(card: str) -> str | None:
+    """What is to be said of own kernels on a card of that name; None on the one that they were tuned on."""
+    return (
+        None if TUNED_ON in card else f"own kernels run with sizes that were tuned on an {TUNED_ON}, not on an {card}"
+    )
 
 
 @dataclass(frozen=True)
