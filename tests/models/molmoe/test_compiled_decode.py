@@ -1,21 +1,19 @@
 """Steps by one compiled call give the straight ones' logits, tokens, keys and values, and note the same experts."""
 
-import shutil
-
 import pytest
 import torch
 
 from experiment_core_utils.models.molmoe.compiled_decode import CompiledDecode
-from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.models.molmoe.cpu_kernels.decode_step import DecodeStepKernel
 from experiment_core_utils.models.molmoe.engine_choice import decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode
+from tests.models.molmoe.cpu_compiler import needs_compiler
 from tests.models.molmoe.test_compiled_prefill import decoder_of
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+pytestmark = needs_compiler
 
 
 def filled(decoder: PackedDecoder, rows: int, length: int, batch: int = 1) -> KeyValueStore:

@@ -1,13 +1,10 @@
 """The prefill with compiled kernels gives the straight one's logits, keys and values, and notes the same experts."""
 
-import shutil
-
 import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
-from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.models.molmoe.engine_choice import decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
@@ -17,9 +14,7 @@ from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
 from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
-
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
-
+from tests.models.molmoe.cpu_compiler import needs_compiler
 
 both = pytest.mark.parametrize("kind", [CompiledPrefill, FusedPrefill])
 

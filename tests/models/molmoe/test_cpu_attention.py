@@ -1,15 +1,11 @@
 """The compiled attention against numbers by hand and a reference in double precision, and what stands in its way."""
 
-import shutil
-
 import pytest
 import torch
 
 from experiment_core_utils.models.molmoe.cpu_kernels.attention import compiled_attention
-from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.primitives.errors import ConfigurationError
-
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+from tests.models.molmoe.cpu_compiler import needs_compiler
 
 
 def reference(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:

@@ -1,13 +1,10 @@
 """Panels by hand, and the kernels of whole blocks against torch's own operations at sizes that fill no tile."""
 
-import shutil
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.models.molmoe.cpu_kernels.decoder_block import DecoderBlockKernel, decoder_block_kernel
 from experiment_core_utils.models.molmoe.cpu_kernels.products import paired_panels, panels_of, refuse_large
 from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Rooms
@@ -15,8 +12,7 @@ from experiment_core_utils.models.molmoe.cpu_kernels.vision_block import VisionB
 from experiment_core_utils.models.molmoe.cpu_kernels.vision_ends import EmbeddingKernel, PoolingKernel
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock
 from experiment_core_utils.primitives.errors import ConfigurationError
-
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+from tests.models.molmoe.cpu_compiler import needs_compiler
 
 
 def test_panels_hold_columns_side_by_side() -> None:

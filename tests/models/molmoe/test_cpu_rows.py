@@ -1,16 +1,14 @@
 """The kernels of rows against numbers by hand and torch's own operations."""
 
-import shutil
-
 import pytest
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.models.molmoe.cpu_kernels.rows import RowKernels, refuse_other_places, row_kernels
 from experiment_core_utils.primitives.errors import ConfigurationError
+from tests.models.molmoe.cpu_compiler import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="module")

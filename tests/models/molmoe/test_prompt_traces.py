@@ -1,6 +1,5 @@
 """Prompts that begin alike, traced by engines and by modules, against a pause behind each block with each row alone."""
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,6 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
@@ -23,9 +21,9 @@ from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
 from experiment_core_utils.models.molmoe.straight_tail import StraightTail
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
+from tests.models.molmoe.cpu_compiler import needs_compiler
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
 BLOCKS, ROWS = 3, 5
 
 

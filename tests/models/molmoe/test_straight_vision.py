@@ -1,19 +1,17 @@
 """The straight vision stages give the modules' features, also where crops or patches are padding."""
 
-import shutil
-
 import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
-from experiment_core_utils.models.molmoe.cpu_kernels.building import COMPILERS
 from experiment_core_utils.models.molmoe.engine_choice import choose_engines
 from experiment_core_utils.models.molmoe.fused_vision import FusedVision
 from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
 from experiment_core_utils.models.molmoe.straight_vision import StraightVision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
+from tests.models.molmoe.cpu_compiler import needs_compiler
 
 CROPS, PATCHES = 3, 576
 
@@ -57,7 +55,7 @@ def wide() -> MolmoeForConditionalGeneration:
     return built
 
 
-@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(("most_copied_bytes", "kind"), [(1 << 30, FusedVision), (0, CompiledVision)])
 def test_with_kernels_features_are_those_of_the_modules(
     wide: MolmoeForConditionalGeneration, most_copied_bytes: int, kind: type[CompiledVision]
