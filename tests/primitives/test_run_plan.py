@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, read_plan, write_plan
+from experiment_core_utils.primitives.run_plan import (
+    PARTS_FOLDER,
+    PLAN_VERSION,
+    RunPlan,
+    folders_with_plans,
+    read_plan,
+    write_plan,
+)
 
 PLAN = RunPlan(PLAN_VERSION, None, "f00d", "signs", ("a", "b"), ("b",), 4, 2, 1, 1000.5)
 
@@ -18,6 +25,15 @@ def test_a_plan_comes_back_as_it_was_and_the_last_one_counts(tmp_path: Path) -> 
     write_plan(later, tmp_path / "new")
     assert read_plan(tmp_path / "new") == later
     assert [path.name for path in (tmp_path / "new" / PARTS_FOLDER).iterdir()] == ["plan.json"]
+
+
+def test_the_folder_itself_and_those_in_it_have_plans(tmp_path: Path) -> None:
+    for place in (tmp_path / "vqa", tmp_path / "charts", tmp_path / "vqa" / "deeper"):
+        write_plan(PLAN, place)
+    (tmp_path / "nothing").mkdir()
+    assert folders_with_plans(tmp_path) == [tmp_path / "charts", tmp_path / "vqa"]
+    write_plan(PLAN, tmp_path)
+    assert folders_with_plans(tmp_path) == [tmp_path, tmp_path / "charts", tmp_path / "vqa"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"keys": 3}'])

@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.progress_bar import SampleLines
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.picture_questions import asked_by_picture, picture_digest
+from experiments.controller.picture_questions import asked_by_picture
 from experiments.controller.recorded_states import RecordedStates, record_states
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from tests.models.molmoe.executions import eager_and_graph
@@ -126,9 +126,3 @@ def test_samples_are_put_together_by_their_pixels(models: dict[str, MolmoeStaged
     assert keys == [[("first", 1), ("second", 1)], [("second", 0)], [("first", 0)]]
     assert failed == {("first", 2): "gone"} and first.reads == [1, 0, 2]
     assert pictures[0][1].read().question == "Blue?"
-
-
-def test_a_digest_is_of_pixels_and_sides() -> None:
-    assert picture_digest(RED) == picture_digest(RED.copy()) != picture_digest(BLUE)
-    turned = Image.new("RGB", (400, 500), "red")
-    assert turned.tobytes() == RED.tobytes() and picture_digest(turned) != picture_digest(RED)

@@ -36,6 +36,7 @@ def test_both_vector(row: dict[str, Any]) -> None:
         ("  hallo  ", ["hello"], 1 - 1 / 5),  # the prediction is stripped before its length counts
         ("newyork", ["new york"], 1 - 1 / 8),
         ("b", ["  a  "], 1 - 1 / 5),  # the length is that of the reference as it stands
+        ("ß", ["a"], 1 - 1 / 2),  # "SS" in upper case: one edit in a length of 2; in lower case it would be 1 in 1
         ("cat", ["dog", "cart", "ca"], 1 - 1 / 4),  # the nearest: one edit in four characters
         ("", [""], 1.0),
         ("", ["a"], 0.0),
