@@ -5,17 +5,25 @@ machine cannot do of a text experiment.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
-from experiment_core_utils.models.checkpoint_files import download, read_raw_config, refuse_misfit, weights_stamp
+from experiment_core_utils.models.checkpoint_files import (
+    check_files,
+    download,
+    refuse_hub_code,
+    refuse_misfit,
+    refuse_not_finite,
+    refuse_too_large,
+    weights_stamp,
+)
 from experiment_core_utils.models.foreign_model import (
     ForeignSource,
     LoadWish,
@@ -36,14 +44,16 @@ from experiment_core_utils.models.molmoe.published_checkpoint import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
     load_published_checkpoint,
+    native_shapes,
 )
 from experiment_core_utils.models.molmoe.published_tokenizer import load_published_tokenizer
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.quantisation import supported_types
 from experiment_core_utils.models.transformers_adapter import TransformersModel
+from experiment_core_utils.models.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.records import QuantSupport
 from experiment_core_utils.primitives.text_config import Quantisation, judged
@@ -101,19 +111,27 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
         raise ConfigurationError(
             f"{path} is in the layout of the original training code; convert it with scripts/convert_checkpoint.py"
         )
-    raw = read_raw_config(folder)
+    raw = check_files(folder)
     model_type = raw.get("model_type")
     if model_type == PUBLISHED_MODEL_TYPE:
         try:
             config = config_from_published(raw)
         except KeyError as error:
             raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
+        _refuse_unbuildable(config, folder)
         return ModelSource(path, folder, config, _molmoe_limits(config), True, revision)
     if model_type == MolmoeConfig.model_type:
-        config = MolmoeConfig.from_pretrained(folder)
+        with vendor_errors_named(f"the config in {folder} cannot be used"):
+            config = MolmoeConfig.from_pretrained(folder)
+        _refuse_unbuildable(config, folder)
         return ModelSource(path, folder, config, _molmoe_limits(config), False, revision)
     foreign = find_foreign(path, folder, raw)
     return ModelSource(path, folder, foreign.config, limits_of(foreign), False, revision, foreign)
+
+
+def _refuse_unbuildable(config: MolmoeConfig, folder: Path) -> None:
+    with vendor_errors_named(f"the config in {folder} cannot be used: no model can be built of it"):
+        native_shapes(config)
 
 
 def _molmoe_limits(config: MolmoeConfig) -> KnobLimits:
@@ -142,6 +160,7 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
 
     With `random_weights` the weights come from a fixed seed; config, tokenizer and image processor are read.
     """
+    refuse_hub_code(config.attn_implementation, "--attn_implementation")
     dtype = choose_dtype(config.precision, device)
     if source.foreign is not None:
         wish = LoadWish(
@@ -156,10 +175,14 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
             f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision (the "
             "experts, nearly all of its weights, are no linear layers, which is what bitsandbytes quantises)"
         )
+    elements = sum(math.prod(shape) for shape in native_shapes(source.config).values())
+    refuse_too_large(elements * dtype.itemsize, source.name, device)
     if config.random_weights:
         model = _random_model(source, dtype, device)
     elif source.is_published_layout:
-        model = load_published_checkpoint(source.folder, dtype, device)
+        with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
+            model = load_published_checkpoint(source.folder, dtype, device)
+        refuse_not_finite(model, source.folder)
     else:
         if not any(source.folder.glob("*.safetensors")):
             raise ConfigurationError(
@@ -186,13 +209,17 @@ def eager_reason(config: ProfilingConfig) -> str | None:
 
 
 def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
-    try:
+    with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
         model, found = MolmoeForConditionalGeneration.from_pretrained(
-            source.folder, dtype=dtype, output_loading_info=True
+            source.folder,
+            dtype=dtype,
+            output_loading_info=True,
+            trust_remote_code=False,
+            # Those are refused below, by name.
+            ignore_mismatched_sizes=True,
         )
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise ConfigurationError(f"the weights in {source.folder} cannot be read: {first_line(error)}") from error
     refuse_misfit(found, source.folder)
+    refuse_not_finite(model, source.folder)
     return model
 
 
@@ -201,7 +228,7 @@ def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device)
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
     try:
-        with device:
+        with vendor_errors_named(f"{source.name} cannot be built"), device:
             # A copy, because the model's knobs change the number of blocks in its config.
             return MolmoeForConditionalGeneration(copy.deepcopy(source.config))
     finally:
@@ -210,23 +237,17 @@ def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device)
 
 def _choose_implementations(model: MolmoeForConditionalGeneration, config: ProfilingConfig) -> None:
     """Raises ConfigurationError for a name that transformers does not know."""
-    try:
+    with vendor_errors_named("the implementation asked for is not available"):
         if config.attn_implementation is not None:
             model.set_attn_implementation(config.attn_implementation)
         if config.experts_implementation is not None:
             model.model.language_model.set_experts_implementation(config.experts_implementation)
-    except (ValueError, KeyError, ImportError) as error:
-        raise ConfigurationError(f"the implementation asked for is not available: {error}") from error
 
 
 def load_processor(source: ModelSource) -> MolmoeProcessor:
     """Tokenizer and image processor of a checkpoint, no weights; raises ConfigurationError where they are not there."""
-    try:
+    with vendor_errors_named(f"{source.folder} has no usable tokenizer or image processor"):
         return _read_processor(source)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{source.folder} has no usable tokenizer or image processor: {first_line(error)}"
-        ) from error
 
 
 def _read_processor(source: ModelSource) -> MolmoeProcessor:

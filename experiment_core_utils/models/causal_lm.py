@@ -2,19 +2,23 @@
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.models.checkpoint_files import download, read_raw_config, refuse_misfit, weights_stamp
+from experiment_core_utils.models.checkpoint_files import (
+    check_files,
+    download,
+    refuse_misfit,
+    refuse_not_finite,
+    refuse_too_large,
+    weights_stamp,
+)
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.models.molmoe.published_checkpoint import (
     PUBLISHED_MODEL_TYPE,
@@ -29,8 +33,9 @@ from experiment_core_utils.models.quantisation import (
     transformers_config,
     type_of_4bit_weights,
 )
-from experiment_core_utils.primitives.device import choose_device, choose_dtype, out_of_memory_named
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
+from experiment_core_utils.models.vendor_errors import vendor_errors_named
+from experiment_core_utils.primitives.device import choose_device, choose_dtype
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiment_core_utils.primitives.text_config import ImpossibleCombination, TextConfig
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
@@ -40,18 +45,6 @@ CODE = ("*.py",)
 # Copies of the same weights in other layouts.
 IGNORED_FILES = ("*/*", "consolidated*")
 HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/OLMoE-1B-7B-0924"
-# What transformers and the libraries below it raise for files and names that they cannot use.
-VENDOR_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,7 @@ def find_language_model(config: TextConfig) -> LanguageModelSource:
         raise ImpossibleCombination(
             f"revision {config.revision} is for models of the hub, and {config.model_name} is a folder; drop it"
         )
-    raw = read_raw_config(folder)
+    raw = check_files(folder, allow_hub_code=config.trust_remote_code)
     is_published = raw.get("model_type") == PUBLISHED_MODEL_TYPE
     native = _published_config(raw, folder) if is_published else _native_config(config, raw, folder)
     return LanguageModelSource(config.model_name, folder, revision, native, own_method(raw), is_published)
@@ -151,7 +144,7 @@ def _published_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
 
 
 def _native_config(config: TextConfig, raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
-    with _vendor_errors_named(f"the config in {folder} cannot be used", _code_hint(config, raw)):
+    with vendor_errors_named(f"the config in {folder} cannot be used", _code_hint(config, raw)):
         return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
 
 
@@ -159,14 +152,6 @@ def _code_hint(config: TextConfig, raw: Mapping[str, Any]) -> str:
     return (
         "; its own code runs with trust_remote_code: true" if "auto_map" in raw and not config.trust_remote_code else ""
     )
-
-
-@contextmanager
-def _vendor_errors_named(what: str, hint: str = "") -> Iterator[None]:
-    try:
-        yield
-    except VENDOR_ERRORS as error:
-        raise ConfigurationError(f"{what}: {first_line(error)}{hint}") from error
 
 
 def _judge_weight_files(config: TextConfig, source: LanguageModelSource) -> None:
@@ -186,21 +171,27 @@ def _judge_architecture(config: TextConfig, source: LanguageModelSource, device:
             f"attn_implementation {config.attn_implementation} is code from the hub; it runs with "
             "trust_remote_code: true"
         )
-    what = f"{source.name} ({source.model_type}) cannot be built as a causal language model"
-    if config.attn_implementation is not None:
-        what += f" with attn_implementation {config.attn_implementation}"
-    with _vendor_errors_named(what), torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(
-            copy.deepcopy(source.config),
-            dtype=choose_dtype(config.fp_precision, device),
-            attn_implementation=config.attn_implementation,
-            trust_remote_code=config.trust_remote_code,
-        )
+    skeleton = _skeleton(config, source, choose_dtype(config.fp_precision, device))
     quant_type = type_of_4bit_weights(config, source.config)
     if quant_type is not None:
         head = skeleton.get_output_embeddings()
         layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
         refuse_wrong_4bit_products(layers, device, quant_type)
+
+
+def _skeleton(config: TextConfig, source: LanguageModelSource, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without storage; raises ConfigurationError where its code refuses."""
+    what = f"{source.name} ({source.model_type}) cannot be built as a causal language model"
+    if config.attn_implementation is not None:
+        what += f" with attn_implementation {config.attn_implementation}"
+    with vendor_errors_named(what), torch.device("meta"):
+        skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+            copy.deepcopy(source.config),
+            dtype=dtype,
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        )
+    return skeleton
 
 
 def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
@@ -213,7 +204,7 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
     if source.is_published_molmoe:
         tokenizer = load_published_tokenizer(source.folder)
     else:
-        with _vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
+        with vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
             tokenizer = AutoTokenizer.from_pretrained(
                 source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
             )
@@ -245,8 +236,11 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         "output_loading_info": True,
     }
     wanted = {name: value for name, value in options.items() if value is not None}
+    if options["quantization_config"] is None and source.quant_method is None and config.device_map is None:
+        elements = _skeleton(config, source, dtype).num_parameters()
+        refuse_too_large(elements * dtype.itemsize, source.name, device)
     folder = _with_weights(config, source)
-    with _vendor_errors_named(f"the weights in {folder} cannot be loaded"), out_of_memory_named():
+    with vendor_errors_named(f"the weights in {folder} cannot be loaded"):
         if source.is_published_molmoe:
             tensors = published_language_tensors(folder, dtype)
             model, found = MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, **wanted)
@@ -262,6 +256,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
             )
     refuse_misfit(found, folder)
     _refuse_offload(model)
+    refuse_not_finite(model, folder)
     return model.eval()
 
 

@@ -1,15 +1,40 @@
 """In: a folder or a hub id; out: the folder with its files, its config as it stands, and whether weights fit it."""
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import nn
+from transformers import GenerationConfig
 
+from experiment_core_utils.models.vendor_errors import vendor_errors_named
+from experiment_core_utils.primitives.device import most_memory_bytes
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.json_files import read_json, refuse_unreadable
+
+# What transformers opens in a folder, by the ends of the names; those in JSON hold one object each.
+_OPENED = (".json", ".safetensors", ".jinja", ".model", ".txt", ".bin")
+_JSON_OBJECTS = (
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "model.safetensors.index.json",
+)
+# The deepest published models have fewer than 200; building a million of them takes hours and all memory.
+MOST_LAYERS = 1000
+_NUMBER_OF_LAYERS = re.compile(r"(.*_)?n?(layers?|blocks|depth)")
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 
 
 def download(
@@ -68,15 +93,108 @@ def weights_digest(folder: Path) -> str:
 def read_raw_config(folder: Path) -> Mapping[str, Any]:
     """`config.json` as it stands; raises ConfigurationError where there is none that can be read."""
     file = folder / "config.json"
-    if not file.is_file():
+    if not file.exists() and not file.is_symlink():
         raise ConfigurationError(f"{folder} holds no model: there is no config.json in it")
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigurationError(f"{file} is not JSON: {error}") from error
+    return _object_in(file)
+
+
+def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]:
+    """`config.json` of a model folder of which everything that transformers would open can be opened and read.
+
+    Args:
+        allow_hub_code: whether the config may name an attention that is code from the hub.
+
+    Raises:
+        ConfigurationError: a file that is not regular, not readable, or not the JSON that belongs there; more layers
+            than `MOST_LAYERS`; code from the hub.
+    """
+    config = read_raw_config(folder)
+    for file in sorted(folder.iterdir()):
+        if file.name.endswith(_OPENED):
+            refuse_unreadable(file)
+    for name in _JSON_OBJECTS:
+        if (folder / name).exists():
+            _object_in(folder / name)
+    for key, value in _fields_of(config):
+        if key in _ATTENTION and isinstance(value, str) and not allow_hub_code:
+            refuse_hub_code(value, f"{key} in {folder / 'config.json'}")
+        if isinstance(value, int) and value > MOST_LAYERS and _NUMBER_OF_LAYERS.fullmatch(key):
+            raise ConfigurationError(
+                f"{folder / 'config.json'}: {key} {value:.6g} is not possible; give at most {MOST_LAYERS}"
+            )
+    if (folder / "generation_config.json").exists():
+        _check_generation_config(folder)
+    return config
+
+
+def _object_in(file: Path) -> dict[str, Any]:
+    content = read_json(file)
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} holds no JSON object")
+        raise ConfigurationError(f"{file} holds no JSON object but {type(content).__name__}")
     return content
+
+
+def _fields_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, those of parts included; a file that was read is not nested deeply."""
+    for key, value in config.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _fields_of(value)
+
+
+def _check_generation_config(folder: Path) -> None:
+    with vendor_errors_named(f"the generation_config.json in {folder} cannot be used"):
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(found, name)
+        ids = value if isinstance(value, list) else [value]
+        if not all(each is None or type(each) is int for each in ids):
+            raise ConfigurationError(
+                f"the generation_config.json in {folder} cannot be used: {name} is {value!r}; give a token id"
+            )
+
+
+def refuse_hub_code(attention: str | None, named: str) -> None:
+    """Raises ConfigurationError for an attention implementation that is a repository of the hub, whose code would run.
+
+    Args:
+        named: who asks for it.
+    """
+    if attention is not None and "/" in attention:
+        raise ConfigurationError(f"{named}: {attention} is code from the hub, which is not run; give sdpa or eager")
+
+
+def refuse_not_finite(model: nn.Module, folder: Path) -> None:
+    """Raises ConfigurationError for a weight that is NaN or infinite: nothing that such a model answers means anything.
+
+    The numbers by which quantised weights are scaled are looked at like weights: a block of 4-bit weights with a NaN in
+    it has the scale NaN.
+    """
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, torch.Tensor) and not _is_finite(tensor):
+            raise ConfigurationError(
+                f"the weights in {folder} are not finite: {name} holds NaN or infinity; copy the files again, or give "
+                "a precision that holds their numbers, such as bfloat16"
+            )
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if tensor.is_meta or not tensor.is_floating_point():
+        return True
+    wide = tensor if tensor.element_size() > 1 else tensor.float()
+    # A sum reads the weights once and keeps nothing; only one that overflows needs a look at each number.
+    total = wide.sum(dtype=torch.float64 if wide.dtype == torch.float64 else torch.float32)
+    return bool(total.isfinite()) or bool(wide.isfinite().all())
+
+
+def refuse_too_large(num_bytes: int, name: str, device: torch.device) -> None:
+    """Raises ConfigurationError for weights that the whole memory could not hold, however much of it were free."""
+    most = most_memory_bytes(device)
+    if num_bytes > most:
+        raise ConfigurationError(
+            f"{name} needs {num_bytes / 2**30:.4g} GiB for its weights, and all memory of this "
+            f"{'GPU' if device.type == 'cuda' else 'machine'} is {most / 2**30:.4g} GiB; give a smaller model"
+        )
 
 
 def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:

@@ -4,8 +4,7 @@ What the knobs allow is found on a model without storage, before any weight is r
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from experiment_core_utils.models.causal_lm import VENDOR_ERRORS
-from experiment_core_utils.models.checkpoint_files import refuse_misfit
+from experiment_core_utils.models.checkpoint_files import refuse_misfit, refuse_not_finite, refuse_too_large
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_processors import load_foreign_processor
 from experiment_core_utils.models.foreign_requests import ForeignRequests
@@ -36,8 +34,8 @@ from experiment_core_utils.models.quantisation import (
     transformers_config,
     type_of_4bit_weights,
 )
-from experiment_core_utils.primitives.device import out_of_memory_named
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.models.vendor_errors import vendor_errors_named
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
 
 
@@ -85,8 +83,8 @@ class LoadWish:
 def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSource:
     """Read the config; raises ConfigurationError for a model that is neither image-text-to-text nor causal, and for one
     whose prompt goes through an encoder of its own."""
-    with _named(f"the config in {folder} cannot be used"):
-        config = AutoConfig.from_pretrained(folder)
+    with vendor_errors_named(f"the config in {folder} cannot be used"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigurationError(
             f"{name} is a {config.model_type}, which transformers has neither as an image-text-to-text nor as a causal "
@@ -102,8 +100,8 @@ def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSour
 
 def skeleton_of(source: ForeignSource) -> PreTrainedModel:
     """The model without storage; a prompt runs in it, whatever its dtype and widths."""
-    with _named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
-        skeleton = source.auto_class.from_config(copy.deepcopy(source.config))
+    with vendor_errors_named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
+        skeleton = source.auto_class.from_config(copy.deepcopy(source.config), trust_remote_code=False)
     for part in _owners_of_experts(skeleton):
         # Without storage, grouped products take bfloat16 of widths divisible by 8 only.
         part.set_experts_implementation("batched_mm")
@@ -145,30 +143,42 @@ def load_foreign(source: ForeignSource, wish: LoadWish, random_weights: bool) ->
         options["attn_implementation"] = wish.attn_implementation
     # A quantised checkpoint says itself what it is multiplied in.
     keeps_own = source.quant_method is not None and wish.quantisation.fp_precision == "auto"
-    with _named(f"the weights in {source.folder} cannot be loaded"), out_of_memory_named():
+    if quantised_by is None and source.quant_method is None:
+        refuse_too_large(_weight_bytes(source, wish), source.name, wish.device)
+    with vendor_errors_named(f"the weights in {source.folder} cannot be loaded"):
         model, found = source.auto_class.from_pretrained(
             source.folder,
             dtype="auto" if keeps_own else wish.dtype,
             device_map={"": wish.device},
             use_safetensors=True,
+            trust_remote_code=False,
             # Those are refused below, by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
         )
     refuse_misfit(found, source.folder)
+    refuse_not_finite(model, source.folder)
     return _with_experts(model, wish).eval()
 
 
 def _random(source: ForeignSource, wish: LoadWish) -> PreTrainedModel:
     if wish.quantisation.quantization_config.quantization:
         raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
+    refuse_too_large(_weight_bytes(source, wish), source.name, wish.device)
     torch.manual_seed(0)
-    with _named(f"{source.name} cannot be built"), out_of_memory_named(), wish.device:
+    with vendor_errors_named(f"{source.name} cannot be built"), wish.device:
         model = source.auto_class.from_config(
-            copy.deepcopy(source.config), dtype=wish.dtype, attn_implementation=wish.attn_implementation
+            copy.deepcopy(source.config),
+            dtype=wish.dtype,
+            attn_implementation=wish.attn_implementation,
+            trust_remote_code=False,
         )
     return _with_experts(model, wish).eval()
+
+
+def _weight_bytes(source: ForeignSource, wish: LoadWish) -> int:
+    return int(skeleton_of(source).num_parameters()) * wish.dtype.itemsize
 
 
 def _with_experts(model: Any, wish: LoadWish) -> Any:
@@ -181,7 +191,7 @@ def _with_experts(model: Any, wish: LoadWish) -> Any:
             f"--experts_implementation {wish.experts_implementation} was given, and this {model.config.model_type} has "
             "no experts whose implementation can be chosen; drop it"
         )
-    with _named(f"the experts implementation {wish.experts_implementation} is not available"):
+    with vendor_errors_named(f"the experts implementation {wish.experts_implementation} is not available"):
         for part in owners:
             part.set_experts_implementation(wish.experts_implementation)
     return model
@@ -200,13 +210,3 @@ def _judge_quantisation(source: ForeignSource, wish: LoadWish) -> None:
         head = skeleton.get_output_embeddings()
         layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
         refuse_wrong_4bit_products(layers, wish.device, quant_type)
-
-
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except VENDOR_ERRORS as error:
-        raise ConfigurationError(f"{what}: {first_line(error)}") from error

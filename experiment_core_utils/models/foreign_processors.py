@@ -16,8 +16,7 @@ from transformers import (
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
-from experiment_core_utils.models.causal_lm import VENDOR_ERRORS
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.models.vendor_errors import vendor_errors_named
 
 _FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _VIDEO = "video_processor"
@@ -32,20 +31,12 @@ def load_foreign_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizer
     Raises:
         ConfigurationError: neither can be read.
     """
-    try:
+    needed = "; give a folder with config.json, the tokenizer's files and, with vision, preprocessor_config.json"
+    with vendor_errors_named(f"the processor or tokenizer in {folder} cannot be read", needed):
         config = AutoConfig.from_pretrained(folder, **_FROM_FOLDER)
         if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             return _tokenizer(folder)
         return _processor(folder, config)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the processor in {folder} needs what is not installed: {first_line(error)}"
-        ) from error
-    except VENDOR_ERRORS as error:
-        raise ConfigurationError(
-            f"the processor or tokenizer in {folder} cannot be read ({first_line(error)}); give a folder with "
-            "config.json, the tokenizer's files and, for a model with vision, preprocessor_config.json"
-        ) from error
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -1,6 +1,5 @@
 """In: a folder of safetensors; out: what each file holds by its header, and one tensor at a time."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.json_files import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -63,8 +63,8 @@ def _files_of(folder: Path) -> list[Path]:
             )
         return present
     try:
-        named = sorted({folder / str(file) for file in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        named = sorted({folder / str(file) for file in read_json(index)["weight_map"].values()})
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{index} is no index of safetensors: {first_line(error)}") from error
     missing = [file.name for file in named if not file.is_file()]
     if missing:

@@ -3,7 +3,6 @@
 What a file says is judged here; whether it fits the model is judged when the blocks are chosen.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.json_files import read_json
 from experiment_core_utils.primitives.knobs import select_active_blocks
 
 # A model folder may hold scores of its own, which count where no flag says otherwise.
@@ -101,12 +101,7 @@ def _is_set(blocks: Any) -> bool:
 
 
 def _json_object(path: Path, flag: str, what: str, hint: str) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{flag} {path}: {error.strerror}; {hint}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{flag} {path} is not JSON ({error}); {hint}") from error
+    content = read_json(path, flag, hint)
     if not isinstance(content, dict) or not content:
         raise ConfigurationError(f"{flag} {path} holds no {what}; {hint}")
     return content

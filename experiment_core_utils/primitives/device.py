@@ -1,6 +1,8 @@
 """The one file that knows the clock and the GPU: marks inside a run, synchronisation, memory windows."""
 
+import errno
 import os
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -136,6 +138,16 @@ def available_memory_bytes() -> int:
     return available if limit is None or used is None else max(min(available, limit - used), 0)
 
 
+def most_memory_bytes(device: torch.device) -> int:
+    """All memory that a process could have there: of the GPU, or of the host within the limits set to this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    own = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limits = (_number_in(CGROUP / "memory.max"), None if own == resource.RLIM_INFINITY else own)
+    total = int(psutil.virtual_memory().total + psutil.swap_memory().total)
+    return min([total, *(limit for limit in limits if limit is not None)])
+
+
 def _number_in(file: Path) -> int | None:
     """None for a file that is not there, or that says "max"."""
     text = file.read_text().strip() if file.is_file() else ""
@@ -246,6 +258,9 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 # Words of the errors that torch raises as plain RuntimeError where memory is missing.
 NO_MEMORY_LEFT = (
     "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
@@ -257,6 +272,10 @@ def out_of_memory_named() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
+        raise OutOfMemory(first_line(error)) from error
+    except OSError as error:
+        if error.errno != errno.ENOMEM and "Cannot allocate memory" not in str(error):
+            raise
         raise OutOfMemory(first_line(error)) from error
     except RuntimeError as error:
         text = str(error)

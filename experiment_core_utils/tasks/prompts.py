@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.json_files import parse_json, refuse_unreadable
 from experiment_core_utils.primitives.text_config import PromptSource
 
 _JSONL = (".jsonl", ".ndjson")
@@ -55,6 +56,7 @@ def _of_file(path: Path, column: str) -> Iterator[str]:
         raise ConfigurationError(
             f"{path}: prompts are read from JSONL (an object a line) or text (a prompt a line), not from {kind}"
         )
+    refuse_unreadable(path, "prompts in")
     try:
         # A byte order mark is no part of the first prompt.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -67,10 +69,7 @@ def _of_file(path: Path, column: str) -> Iterator[str]:
 
 
 def _of_json(line: str, column: str, where: str) -> str:
-    try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise ConfigurationError(f"{where} is not JSON: {error}") from error
+    content = parse_json(line, where)
     if not isinstance(content, dict) or column not in content:
         found = ", ".join(content) if isinstance(content, dict) else type(content).__name__
         raise ConfigurationError(f"{where} has no {column!r} (found: {found}); name the right key in prompts.column")

@@ -68,8 +68,8 @@ class MolmoeProcessor:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "MolmoeProcessor":
-        """Tokenizer, image processor and ids from one folder or hub id."""
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **kwargs)
+        """Tokenizer, image processor and ids from one folder or hub id; no code that lies there is run."""
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **kwargs)
         image_processor = MolmoeImageProcessor.from_pretrained(path, **kwargs)
         return cls(image_processor, tokenizer, ImageTokens.from_config(MolmoeConfig.from_pretrained(path, **kwargs)))
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from experiment_core_utils.models.molmoe.published_checkpoint import EOS_TOKEN_ID, IMAGE_TOKEN_IDS
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.models.vendor_errors import vendor_errors_named
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _EXPECTED = {
@@ -29,11 +30,10 @@ def load_published_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     for name in TOKENIZER_FILES:
         if not (folder / name).is_file():
             raise ConfigurationError(f"{folder} has no usable tokenizer or image processor: {name} is not there")
-    try:
-        tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
-    # tokenizers raises a bare Exception for a file that it cannot read.
-    except Exception as error:
-        raise ConfigurationError(f"the tokenizer in {folder} cannot be read: {first_line(error)}") from error
+    with vendor_errors_named(f"the tokenizer in {folder} cannot be read"):
+        tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
+            folder, padding_side="left", trust_remote_code=False
+        )
     ids = tokenizer.get_vocab()
     other = [
         f"{token} has id {ids.get(token)}, not {wanted}"

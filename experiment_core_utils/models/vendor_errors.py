@@ -1,0 +1,100 @@
+"""What transformers and the libraries below it raise for files and names that they cannot use, as one line."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging as transformers_logging
+
+from experiment_core_utils.primitives.device import NO_MEMORY_LEFT, out_of_memory_named
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, ProfilerError
+
+_LONGEST = 400
+
+
+@contextmanager
+def vendor_errors_named(what: str, hint: str = "") -> Iterator[None]:
+    """Everything that a vendor's code raises inside becomes one ConfigurationError, lack of memory `OutOfMemory`.
+
+    Malformed files make these libraries raise errors of nearly every class (tokenizers a bare Exception, configs
+    AssertionError or ZeroDivisionError), so that no list of them is whole. What they log meanwhile is passed on where
+    they come to an end, and left out where an error says it in one line.
+
+    Args:
+        what: says what cannot be done, the beginning of the message.
+        hint: the end of the message.
+
+    Raises:
+        ConfigurationError, OutOfMemory: see above; errors of the project itself pass.
+    """
+    with _no_progress_bar_without_a_terminal(), _logged() as logged:
+        try:
+            with out_of_memory_named():
+                yield
+        except ProfilerError:
+            logged.clear()
+            raise
+        except Exception as error:
+            # Of some errors transformers logs the cause, and raises another one.
+            reports = "\n".join(record.getMessage() for record in logged)
+            logged.clear()
+            if any(words in reports for words in (*NO_MEMORY_LEFT, "MemoryError")):
+                raise OutOfMemory(f"{what}: this process has no memory left for it") from error
+            raise ConfigurationError(f"{what}: {vendor_line(error)}{hint}") from error
+
+
+def vendor_line(error: BaseException) -> str:
+    """The first line of an error's message, with what follows its colon where that stands in the next one."""
+    line = ""
+    for part in (part.strip() for part in str(error).splitlines()):
+        line = f"{line} {part}".strip()
+        if line and not line.endswith(":"):
+            break
+    if isinstance(error, KeyError | IndexError | AssertionError) or not line:
+        line = f"{type(error).__name__} {line}".strip()
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+@contextmanager
+def _logged() -> Iterator[list[logging.LogRecord]]:
+    """Holds back what transformers logs; what is in the list at the end is logged then."""
+    logger = transformers_logging.get_logger("transformers")
+    held: list[logging.LogRecord] = []
+    handlers, propagates = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [_Keeper(held)], False
+    try:
+        yield held
+    finally:
+        logger.handlers, logger.propagate = handlers, propagates
+        for record in held:
+            logger.handle(record)
+
+
+class _Keeper(logging.Handler):
+    def __init__(self, kept: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append(record)
+
+
+@contextmanager
+def _no_progress_bar_without_a_terminal() -> Iterator[None]:
+    """A bar into a file is of no use, and where the disk is full its error would pass for one of the weights."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    if not _is_terminal():
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:
+        return False
