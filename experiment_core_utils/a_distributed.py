@@ -18,7 +18,7 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gath
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
-from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.run_ids import next_run_id
 from experiment_core_utils.primitives.text_config import TextConfig, judged
@@ -228,7 +228,7 @@ def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerato
     if accelerator.num_processes == 1:
         return
     path = folder / TOKEN_NAME
-    of_main_process(lambda: _leave(token, path), accelerator)
+    of_main_process(lambda: write_text_atomically(token, path), accelerator)
     blind = [
         rank
         for rank, sees in enumerate(of_all_processes(_comes_to_hold(path, token, within_s), accelerator))
@@ -239,11 +239,6 @@ def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerato
             f"processes {', '.join(map(str, blind))} do not see what process 0 writes into {folder}; all machines need "
             "the same --output_dir on a file system that they share"
         )
-
-
-def _leave(token: str, path: Path) -> None:
-    with failed_writes_named(path):
-        path.write_text(token)
 
 
 def _comes_to_hold(path: Path, token: str, within_s: float) -> bool:

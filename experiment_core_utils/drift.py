@@ -4,7 +4,6 @@ The control setting is measured on a few fixed samples when the run begins, afte
 times enter no latency statistic. Each process checks its own device and has a file of its own; none waits for another.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.measurement import ShareMeasurer
 from experiment_core_utils.primitives.device import out_of_memory_named
-from experiment_core_utils.primitives.errors import ResultsError, SampleError, SettingError
+from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import DriftReading
+from experiment_core_utils.primitives.result_files import field_fault, read_json
 from experiment_core_utils.primitives.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
 from experiment_core_utils.progress import Ledger
 
@@ -44,17 +45,19 @@ def read_drift(path: Path) -> tuple[DriftReading, ...]:
     """All readings of one process, of every run in this folder; none where there is no file.
 
     Raises:
-        ResultsError: the file is not of this version.
+        ResultsRefused: the file is not of this version.
     """
-    try:
-        content = json.loads(path.read_text())
-        if content["schema_version"] != DRIFT_VERSION:
-            raise ResultsError(f"{path} is of schema {content['schema_version']}, not {DRIFT_VERSION}; move it away")
-        return _READINGS.validate_python(content["readings"])
-    except FileNotFoundError:
+    if not path.exists():
         return ()
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise ResultsError(f"{path} is no file of drift readings; move it away") from error
+    content = read_json(path, "move it away")
+    try:
+        if content["schema_version"] != DRIFT_VERSION:
+            raise ResultsRefused(f"{path} is of schema {content['schema_version']}, not {DRIFT_VERSION}; move it away")
+        return _READINGS.validate_json(to_json(content["readings"]), strict=True)
+    except ValidationError as error:
+        raise ResultsRefused(f"{path} {field_fault(error)}; move it away") from error
+    except (KeyError, TypeError) as error:
+        raise ResultsRefused(f"{path} is no file of drift readings; move it away") from error
 
 
 class ControlRuns:
@@ -195,7 +198,7 @@ class DriftCheck:
             entries = self._entries(by_rank, place)
             path, result = None, None
             if key in self._noted and self._noted[key] != entries:
-                path, result = self._ledger.result_path(key), self._ledger.result(key)
+                path, result = self._ledger.result_path(key), self._ledger.own_content(key)
             if path is not None and result is not None:
                 write_json_atomically(with_drift(result, entries), path)
                 self._noted[key] = entries
@@ -231,7 +234,7 @@ def drift_entry(rank: int, readings: Sequence[DriftReading], place: int) -> dict
 
 def with_drift(result: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A result with these readings, and a caveat where the machine had changed."""
-    caveats = [each for each in result["provenance"]["caveats"] if not each.startswith(CAVEAT)]
+    caveats = [each for each in result["provenance"].get("caveats", ()) if not each.startswith(CAVEAT)]
     caveat = drift_caveat(entries)
     provenance = {**result["provenance"], "caveats": [*caveats, *([caveat] if caveat is not None else [])]}
     return {**result, "drift": list(entries), "provenance": provenance}

@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.j_results_saving import SCHEMA_VERSION
 from experiment_core_utils.primitives.csv_cells import Cell, csv_text, spreadsheet_safe
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.flat_table import (
     checked_rows,
@@ -19,8 +18,9 @@ from experiment_core_utils.primitives.flat_table import (
     table_text,
 )
 from experiment_core_utils.primitives.knobs import decoder_label, own_target, tier_target, token_target
-from experiment_core_utils.primitives.result_files import read_rows, read_versioned_object
+from experiment_core_utils.primitives.result_files import read_rows
 from experiment_core_utils.sample_table import sample_rows, samples_csv_text
+from experiment_core_utils.stored_results import read_setting
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
 
@@ -88,9 +88,7 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     """
     if not folder.is_dir():
         raise ResultsError(f"{folder} is not a folder; give the --output_dir of a profiling run")
-    results = {
-        path.name: read_versioned_object(path, "result", SCHEMA_VERSION) for path in sorted(folder.glob(RESULT_FILES))
-    }
+    results = {path.name: read_setting(path) for path in sorted(folder.glob(RESULT_FILES))}
     if not results:
         raise ResultsError(f"{folder} holds no results ({RESULT_FILES}); give the --output_dir of a profiling run")
     return results
@@ -147,7 +145,7 @@ def write_samples_csv(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     try:
         text = samples_csv_text(row for result in results for row in sample_rows(result, setting_key(result)))
     except (KeyError, TypeError) as error:
-        raise ResultsError(f"{path.name} cannot be made: a result lacks {error}; measure it again") from error
+        raise ResultsRefused(f"{path.name} cannot be made: a result lacks {error}; measure it again") from error
     write_text_atomically(text, path)
 
 
@@ -225,7 +223,7 @@ def caveat_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
         found = [
             (setting_key(result), caveat)
             for result in results
-            for caveat in result["provenance"]["caveats"]
+            for caveat in result["provenance"].get("caveats", ())
             if caveat.startswith(kind)
         ]
         if found:

@@ -1,15 +1,17 @@
 """In: a run's folder and fingerprint; out: which settings are done, which failed, and how often they were tried."""
 
 import hashlib
-import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.primitives.files import shortened, write_json_atomically
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import SettingFailure
+from experiment_core_utils.primitives.result_files import parsed_json, read_json
+from experiment_core_utils.stored_results import SCHEMA_VERSION, fault_of
 
 TRACKERS = REPOSITORY / "persistent_progress_trackers"
 
@@ -38,20 +40,40 @@ class Ledger:
 
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
-        return None if self.result(key) is None else self._path_of(key)
+        return None if self.own_content(key) is None else self._path_of(key)
 
-    def result(self, key: str) -> dict[str, Any] | None:
-        """The content of that file, None where the setting is due: no file, a torn one, or one of another run, which
-        uses the same names."""
+    def own_content(self, key: str) -> dict[str, Any] | None:
+        """The content of that file, unchecked; None where the setting is due: no file, a torn one, or one of another
+        run, which uses the same names.
+
+        Raises:
+            ResultsRefused: something else than a file has its name, so that no result could be written there.
+        """
         path = self._path_of(key)
-        if path is None:
+        if path is None or not path.exists():
             return None
+        if not path.is_file():
+            raise ResultsRefused(f"{path} is no result, but a folder, a pipe or a device; move it away")
         try:
-            content = json.loads(path.read_text())
+            content = parsed_json(path.read_bytes())
         except (OSError, ValueError):
             return None
         is_own = isinstance(content, dict) and content.get("fingerprint") == self.fingerprint
         return content if is_own else None
+
+    def result(self, key: str) -> dict[str, Any] | None:
+        """The content of that file; None where the setting is due, as with one of another schema or without samples.
+
+        Raises:
+            ResultsRefused: a field of it is missing or cannot be, or something else than a file has its name.
+        """
+        content = self.own_content(key)
+        if content is None or content.get("schema_version") != SCHEMA_VERSION or not content.get("per_sample_results"):
+            return None
+        fault = fault_of(content)
+        if fault is not None:
+            raise ResultsRefused(f"{self._path_of(key)} {fault}; remove it, and the same command measures it again")
+        return content
 
     def has_result_file(self, key: str) -> bool:
         """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""
@@ -88,15 +110,21 @@ class Ledger:
         if not self.path.exists():
             return {}
         try:
-            settings = json.loads(self.path.read_text())["settings"]
+            settings = read_json(self.path, "delete it")["settings"]
             return {key: _entry(stored) for key, stored in settings.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ResultsError(f"{self.path} is not a ledger of this version ({error}); delete it") from error
+        except (ResultsRefused, KeyError, TypeError, AttributeError) as error:
+            raise ResultsRefused(f"{self.path} is not a ledger of this version ({error}); delete it") from error
 
 
 def _entry(stored: dict[str, object]) -> LedgerEntry:
     failure = stored["failure"]
     result_file = stored["result_file"]
+    if result_file is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,240}\.json", str(result_file)):
+        raise TypeError(f"{shortened(result_file)} is no name of a result")
+    if isinstance(failure, dict) and not (
+        isinstance(failure["attempts"], int) and all(isinstance(failure[name], str) for name in ("error", "reason"))
+    ):
+        raise TypeError(f"{shortened(failure)} is no failure of a setting")
     return LedgerEntry(
         str(result_file) if result_file is not None else None,
         SettingFailure(**failure) if isinstance(failure, dict) else None,

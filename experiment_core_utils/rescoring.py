@@ -20,7 +20,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_samples_csv,
     write_settings_csv,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused, SampleError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.sample_entries import score_entries
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
@@ -104,7 +104,7 @@ def rescored_result(result: Result, name: str, metric: Metric) -> dict[str, Any]
         failed = result["num_failed_samples"]
         origin = {"file": name, "metric_before": metric_of(result), "accuracy_before": result["accuracy"]}
     except (KeyError, TypeError) as error:
-        raise ResultsError(f"{name} lacks {error}: it is no result that can be scored again") from error
+        raise ResultsRefused(f"{name} lacks {error}: it is no result that can be scored again") from error
     try:
         scoring = metric.score(answers)
     except SampleError as error:
@@ -157,7 +157,7 @@ def by_task_and_split(results: Mapping[str, Result]) -> dict[tuple[str, str], li
             task = result["provenance"]["task"]
             groups[task["name"], task["split"]].append(result)
         except (KeyError, TypeError) as error:
-            raise ResultsError(f"{name} lacks {error}: it is no result that can be compared") from error
+            raise ResultsRefused(f"{name} lacks {error}: it is no result that can be compared") from error
     return dict(groups)
 
 

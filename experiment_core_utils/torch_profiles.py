@@ -3,9 +3,8 @@
 A profiled run is slower than a measured one, so it is one more run, kept in its two files only: no statistic counts it.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.config import ProfilerMode
 from experiment_core_utils.primitives.device import NoMarks, synchronize
-from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 
 LONGEST_NAME = 80
 
@@ -137,7 +135,7 @@ class TorchProfiles:
         """Profile one more run of the request if it is one of those to profile; the knobs must be in force.
 
         Raises:
-            ResultsError: a file cannot be written.
+            ResultsNotSaved: a file cannot be written.
         """
         if self._mode is None or not self.wants(setting_key):
             return
@@ -149,9 +147,8 @@ class TorchProfiles:
             "The times below hold the profiler's own overhead: for shares, not for latencies.\n"
         )
         table = averages_table(profiled, model.device, self._mode)
-        with _refused_in_one_line(self._folder):
-            write_trace_atomically(profiled, self._folder / f"profiler_trace_{place}.json.gz")
-            write_text_atomically(heading + table, self._folder / f"profiler_results_{place}.txt")
+        write_trace_atomically(profiled, self._folder / f"profiler_trace_{place}.json.gz")
+        write_text_atomically(heading + table, self._folder / f"profiler_results_{place}.txt")
 
 
 def profiled_run(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode) -> profile:
@@ -179,17 +176,5 @@ def averages_table(profiler: profile, device: torch.device, mode: ProfilerMode) 
 
 def write_trace_atomically(profiler: profile, path: Path) -> None:
     """The Chrome trace, compressed; a reader sees the whole file or none."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.gz")  # it is the ending that asks for compression
-    try:
+    with replaced_whole(path, ending=".tmp.gz") as temporary:  # it is the ending that asks for compression
         profiler.export_chrome_trace(str(temporary))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _refused_in_one_line(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ResultsError(f"profiles cannot be written into {folder} ({error.strerror}); free some space") from error

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, plan_scene
 from experiment_core_utils.tasks.datasets.reference_task import plural, prompt_of, scene_seed
 from experiment_core_utils.tasks.datasets.reference_vqa import DESCRIBE_QUESTION, choose_questions, describe
@@ -140,7 +141,7 @@ def _write_portable_config(path: Path) -> None:
     config.pop("extra_special_tokens", None)
     config["additional_special_tokens"] = [*IMAGE_MARKS, IMAGE]
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_text_atomically(json.dumps(config, indent=2, sort_keys=True) + "\n", path)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ python scripts/evaluate_reference_model.py --write-card     # and writes them in
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
@@ -91,7 +91,7 @@ def main() -> None:
             }
             for plan, families in answers.items()
         }
-        arguments.output.write_text(json.dumps(content, indent=1) + "\n")
+        write_json_atomically(content, arguments.output)
     if arguments.write_card:
         write_into_card(arguments.model_path / "README.md", tables)
 

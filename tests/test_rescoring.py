@@ -194,7 +194,7 @@ def test_what_differs_beside_the_knobs_is_told(results: Path) -> None:
 
 def test_a_file_without_provenance_is_one_line(results: Path) -> None:
     (results / "odd_imgsizetier-low_crops2_topk2_blocks3.json").write_text('{"schema_version": 1}')
-    with pytest.raises(ResultsError, match="it is no result that can be compared"):
+    with pytest.raises(ResultsError, match="lacks 'fingerprint': it is broken or something else"):
         compare_folder(results, None)
 
 

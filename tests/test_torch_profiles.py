@@ -13,7 +13,7 @@ import torch
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.components import COMPONENTS
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
 from experiment_core_utils.torch_profiles import ComponentRanges, TorchProfiles, profiled_run
 from tests.scripted_model import EOS, ScriptedModel
 
@@ -106,7 +106,7 @@ def test_without_a_mode_the_model_is_not_even_called(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResultsError, match="profiles cannot be written into .*file"):
+    with pytest.raises(OutputRefused, match="file.* cannot be written .*give another name"):
         profiles(tmp_path / "file").take(ScriptedModel(), PLAN[0], 7, TEXT, 16)
 
 

@@ -46,11 +46,24 @@ class WorkerLost(ProfilerError):
 
 
 class ResultsError(ProfilerError):
-    """A results file is of another schema, or not what its name says."""
+    """Results are not there, too few, or do not belong together."""
+
+
+class ResultsRefused(ResultsError):
+    """A results file is damaged, of another schema or not what its name says, or another run is at work on it. Exit
+    code 2."""
+
+    exit_code = 2
 
 
 class ResultsNotSaved(ProfilerError):
     """The disk is full or gone: stop, what was finished before is safe."""
+
+
+class OutputRefused(ResultsNotSaved):
+    """The place that was given cannot be written to, however much room there is. Exit code 2."""
+
+    exit_code = 2
 
 
 class Stopped(ProfilerError):

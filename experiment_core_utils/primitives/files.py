@@ -1,35 +1,96 @@
-"""Files that are written whole or not at all; what the disk does not take becomes one line."""
+"""Files that are written whole or not at all, and read whole; what the system refuses becomes one line."""
 
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsNotSaved, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused, ResultsNotSaved, first_line
 
-_FILE_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# File systems take names of 255 bytes, of which such a part is only one.
+FILE_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+_FOLDER_IN_THE_WAY = "a folder stands in its place; move it away or give another name"
+_FILE_IN_THE_WAY = "a file stands where a folder is needed; move it away or give another name"
+_NO_PERMISSION = "give a place that you may write to"
+# What to do where the place is refused; everything else (full, gone) may be mended under the same command.
+_REFUSED = {
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: _NO_PERMISSION,
+    errno.EISDIR: _FOLDER_IN_THE_WAY,
+    errno.ENOTDIR: _FILE_IN_THE_WAY,
+    errno.EEXIST: _FILE_IN_THE_WAY,
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ELOOP: "give a name that is no link to itself",
+}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_file_name_part(value: str, what: str) -> None:
     """Raises ConfigurationError for a name that could lead out of its folder or into another file."""
-    if not _FILE_NAME_PART.fullmatch(value):
-        raise ConfigurationError(f"{what} {value!r} is part of file names; use letters, digits, - and _ only")
+    if not re.fullmatch(FILE_NAME_PART, value):
+        raise ConfigurationError(
+            f"{what} {shortened(value)} is part of file names; use letters, digits, - and _ only, 100 at most"
+        )
+
+
+def shortened(value: object, most: int = 60) -> str:
+    """A value as it is written in Python, cut for a message."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def read_regular_file(path: Path) -> bytes:
+    """All of a file.
+
+    Raises:
+        OSError: the system refuses it, or it is a folder, a pipe or a device, from which reading might never end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return path.read_bytes()
+
+
+def check_replaceable(path: Path) -> None:
+    """Judge that nothing but a regular file would be written over.
+
+    Raises:
+        OutputRefused: a device, a pipe, a link or a folder has that name.
+    """
+    with failed_writes_named(path):
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "a device or a pipe"
+        raise OutputRefused(f"{path} is {kind}, and only a regular file is written over; give another name")
 
 
 @contextmanager
 def failed_writes_named(path: Path) -> Iterator[None]:
-    """Turns the system's refusal to write `path` (disk full, quota, read-only, gone) into ResultsNotSaved."""
+    """Turns the system's refusal to write `path` into one line that says what to do.
+
+    Raises:
+        OutputRefused: the place cannot be written to: no permission, a folder or a file in the way, too long a name.
+        ResultsNotSaved: the disk is full, over its quota, or gone.
+    """
     try:
         yield
     except OSError as error:
-        raise ResultsNotSaved(
-            f"{path} cannot be written ({error.strerror or first_line(error)}); what was finished before is saved: "
-            "make room, and the same command goes on"
-        ) from error
+        said = f"{path} cannot be written ({error.strerror or first_line(error)})"
+        if error.errno in _REFUSED:
+            raise OutputRefused(f"{said}; {_REFUSED[error.errno]}") from error
+        todo = "make room" if error.errno in _FULL else "see that the disk is there"
+        raise ResultsNotSaved(f"{said}; {todo}, and the same command goes on") from error
 
 
 def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
@@ -38,16 +99,32 @@ def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
 
 
 def write_text_atomically(text: str, path: Path) -> None:
-    """The same for text; raises ResultsNotSaved where the disk does not take it."""
-    # Always the same name: what a killed process leaves behind is written over by the one that goes on.
-    temporary = path.with_name(f".{path.name}.tmp")
+    """The same for text; raises what `replaced_whole` does."""
+    with replaced_whole(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+@contextmanager
+def replaced_whole(path: Path, ending: str = ".tmp") -> Iterator[Path]:
+    """Gives a file beside `path` to write; at the end it is flushed to disk and renamed over `path`.
+
+    Args:
+        ending: of the file beside it, for writers that go by that.
+
+    Raises:
+        OutputRefused: `path` is no place for a file, or something else than a regular file has its name.
+        ResultsNotSaved: the disk does not take it.
+    """
+    check_replaceable(path)
+    # Always the same name: what a killed process leaves behind is removed by the one that goes on.
+    temporary = path.with_name(f".{path.name}{ending}")
     with failed_writes_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A link or a pipe of that name would lead elsewhere.
+        temporary.unlink(missing_ok=True)
         try:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            yield temporary
+            _flush(temporary, os.O_RDONLY)
             os.replace(temporary, path)
             flush_folder(path.parent)
         except BaseException:
@@ -82,7 +159,11 @@ def remove_leftovers(folder: Path) -> None:
 
 def flush_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk: a rename may else come after what is done because of it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _flush(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _flush(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -7,8 +7,8 @@ line; it is ignored when read, and cut off by the process that goes on.
 """
 
 import fcntl
-import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,18 +17,27 @@ from types import TracebackType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from experiment_core_utils.primitives.energy_records import SettingEnergy
-from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.primitives.errors import ResultsRefused, first_line
+from experiment_core_utils.primitives.files import (
+    FILE_NAME_PART,
+    check_replaceable,
+    failed_writes_named,
+    read_regular_file,
+    shortened,
+)
 from experiment_core_utils.primitives.records import (
     ConditionsReading,
     FinishedSample,
     JournalHeader,
+    MeasuredSample,
     SettingLoad,
     ShareDone,
     WarmUp,
 )
+from experiment_core_utils.primitives.result_files import field_fault, parsed_json
 
 JOURNAL_VERSION = 1
 LOCK_NAME = "lock"
@@ -132,18 +141,23 @@ def read_journal(path: Path) -> JournalContent | None:
     """The whole lines of a journal; None where there is not even the first.
 
     Raises:
-        ResultsError: a whole line is not what this version writes.
+        ResultsRefused: a whole line is not what this version writes.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular_file(path)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ResultsRefused(f"{path} cannot be read ({error.strerror}); move it away") from error
     whole = content[: content.rfind(b"\n") + 1]
     if not whole:
         return None
     lines = tuple(_decode(line, path, number) for number, line in enumerate(whole.splitlines(), 1))
-    if not isinstance(lines[0], JournalHeader):
-        raise ResultsError(f"{path} does not begin with a header; delete it")
+    first = lines[0]
+    if not isinstance(first, JournalHeader):
+        raise ResultsRefused(f"{path} does not begin with a header; delete it")
+    if journal_path(path.parent, first.key, first.rank).name != path.name.partition(".jsonl")[0] + ".jsonl":
+        raise ResultsRefused(f"{path} is of {first.key!r}, process {first.rank}, and not what its name says; delete it")
     return JournalContent(lines, len(whole))
 
 
@@ -169,12 +183,13 @@ class Journal:
         header: says who goes on; the journal's own first line must be of the same setting and fingerprint.
 
     Raises:
-        ResultsError: another process has it open, or it belongs to another run.
+        ResultsRefused: another process has it open, or it belongs to another run.
         ResultsNotSaved: (also when appending) the disk does not take it.
     """
 
     def __init__(self, folder: Path, header: JournalHeader) -> None:
         self.path = journal_path(folder, header.key, header.rank)
+        check_replaceable(self.path)
         with failed_writes_named(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -182,7 +197,7 @@ class Journal:
             lock_or_refuse(self._file, self.path)
             self.before = read_journal(self.path)
             if self.before is not None and self.before.header.fingerprint != header.fingerprint:
-                raise ResultsError(f"{self.path} belongs to another run; delete it, or go on with that run's command")
+                raise ResultsRefused(f"{self.path} belongs to another run; delete it, or go on with that run's command")
             with failed_writes_named(self.path):
                 os.ftruncate(self._file, self.before.num_bytes if self.before is not None else 0)
             self.append(header)
@@ -212,16 +227,16 @@ def lock_or_refuse(file: int, path: Path) -> None:
     """Take the file's lock, which the system gives back when the process ends in whatever way.
 
     Raises:
-        ResultsError: another process has it.
+        ResultsRefused: another process has it.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise ResultsError(
+        raise ResultsRefused(
             f"{path} is being written by another process; wait for that run or end it, or give another --output_dir"
         ) from error
     except OSError as error:
-        raise ResultsError(
+        raise ResultsRefused(
             f"{path} cannot be locked ({error.strerror}); give an --output_dir on a file system that has locks"
         ) from error
 
@@ -231,7 +246,7 @@ def only_run_in(folder: Path) -> Iterator[None]:
     """Inside, no other run works on the journals of this folder; the main process of each run asks for this.
 
     Raises:
-        ResultsError: another run is at work.
+        ResultsRefused: another run is at work.
         ResultsNotSaved: the folder cannot be made or written to.
     """
     path = folder / LOCK_NAME
@@ -246,8 +261,16 @@ def only_run_in(folder: Path) -> Iterator[None]:
 
 
 def journals_in(folder: Path) -> Iterator[Path]:
-    """All journals of a folder, in order of their names."""
-    yield from sorted(folder.glob("*.rank*.jsonl"))
+    """All journals of a folder, in order of their names.
+
+    Raises:
+        ResultsRefused: something else than a file has the name of one.
+    """
+    for path in sorted(folder.glob("*.rank*.jsonl")):
+        if re.search(r"\.rank[0-9]{1,9}$", path.stem):
+            if path.exists() and not path.is_file():
+                raise ResultsRefused(f"{path} is no journal, but a folder, a pipe or a device; move it away")
+            yield path
 
 
 def _encode(line: Line) -> bytes:
@@ -256,13 +279,47 @@ def _encode(line: Line) -> bytes:
 
 
 def _decode(line: bytes, path: Path, number: int | None) -> Line:
+    where = "its last line" if number is None else f"line {number}"
     try:
-        ((kind, content),) = json.loads(line).items()
+        ((kind, content),) = parsed_json(line).items()
         version = content["schema_version"] if kind == "header" else JOURNAL_VERSION
         if version != JOURNAL_VERSION:
-            raise ResultsError(f"{path} is of schema {version}, this version reads {JOURNAL_VERSION}; delete it")
-        decoded: Line = _KINDS[kind].validate_python(content)
-    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
-        where = "its last line" if number is None else f"line {number}"
-        raise ResultsError(f"{path}: {where} is not one of this version's journal; delete it") from error
+            raise ResultsRefused(f"{path} is of schema {version}, this version reads {JOURNAL_VERSION}; delete it")
+        decoded: Line = _KINDS[kind].validate_json(to_json(content), strict=True)
+    except ValidationError as error:
+        raise ResultsRefused(
+            f"{path}: {where} is not one of this version's journal: {kind} {field_fault(error)}; delete it, or that "
+            "line alone"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f" ({first_line(error)})" if isinstance(error, ValueError) else ""
+        raise ResultsRefused(f"{path}: {where} is not one of this version's journal{reason}; delete it") from error
+    fault = _fault_of(decoded)
+    if fault is not None:
+        raise ResultsRefused(f"{path}: {where} is broken: {fault}; delete it, or that line alone")
     return decoded
+
+
+def _fault_of(line: Line) -> str | None:
+    """What no run writes: a name that leads out of the folder, a sample without an outcome, a time below 0."""
+    if isinstance(line, JournalHeader):
+        names = {"key": line.key, "fingerprint": line.fingerprint, "experiment_id": line.experiment_id}
+        wrong = next((name for name, value in names.items() if not re.fullmatch(FILE_NAME_PART, value)), None)
+        return None if wrong is None else f"{wrong} is {shortened(names[wrong])}, which is part of file names"
+    if not isinstance(line, FinishedSample):
+        return None
+    if (line.measured is None) == (line.failed is None):
+        return "a sample is either measured or failed"
+    return None if line.measured is None else _sample_fault(line.measured)
+
+
+def _sample_fault(sample: MeasuredSample) -> str | None:
+    if bool(sample.runs) == (sample.answer is not None):
+        return "a sample has either runs or an answer of a batch"
+    if any((run.decode_s is None) != (not run.inter_token_s) for run in sample.runs):
+        return "decode_s and inter_token_s do not fit together"
+    stages = ("vision_s", "prefill_s", "decode_s", "total_s")
+    for name, value in (each for run in sample.runs for each in ((name, getattr(run, name)) for name in stages)):
+        if value is not None and value <= 0:
+            return f"{name} is {value}, and a time is above 0"
+    return None

@@ -1,13 +1,17 @@
 """In: an experiment or a kind of task; out: where its published files stand, and the one file of many experiments."""
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.files import check_file_name_part
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused, first_line
+from experiment_core_utils.primitives.files import check_file_name_part, read_regular_file, shortened
 from experiment_core_utils.primitives.flat_table import named_rows
 
 LOCAL_ENERGY = "local_energy_results"
@@ -25,6 +29,8 @@ PRIORITIES = {
     "text_output": 8,
     "token_output": 8,
 }
+# A number that may be too large for a float, which Python would read as infinity.
+_HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
 
 
@@ -64,18 +70,56 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ResultsError(f"{path} holds no JSON object; move it away, it is no results file")
+        raise ResultsRefused(f"{path} holds no JSON object; move it away, it is no results file")
     return content
 
 
-def read_json(path: Path) -> Any:
-    """Any content; raises ResultsError for a file that is not there or torn."""
+def read_json(path: Path, advice: str = "repair it or move it away, it is left as it is") -> Any:
+    """The content of a JSON file, of which every number is finite.
+
+    Args:
+        advice: what to do about a file that cannot be read.
+
+    Raises:
+        ResultsError: not there.
+        ResultsRefused: not a regular file, torn, not UTF-8, nested too deep, or with a number that is not finite, of
+            which it names the place.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parsed_json(read_regular_file(path))
     except (OSError, ValueError) as error:
-        raise ResultsError(
-            f"{path} cannot be read ({error}); repair it or move it away, it is left as it is"
-        ) from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        kind = ResultsError if isinstance(error, FileNotFoundError) else ResultsRefused
+        raise kind(f"{path} cannot be read ({reason}); {advice}") from error
+
+
+def parsed_json(data: bytes) -> Any:
+    """What a JSON text holds; raises ValueError, also for NaN, infinities and what is nested more than 200 deep."""
+    try:
+        content = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        if "recursion" in str(error):
+            raise ValueError("it is nested more than 200 deep") from error
+        # The slower reader takes half surrogate pairs, and NaN, whose place is told below.
+        content = json.loads(data.decode("utf-8"))
+    else:
+        if not _HUGE.search(data):
+            return content
+    for place, value in _numbers(content, ""):
+        if not math.isfinite(value):
+            raise ValueError(f"{place} is {value}, and numbers are finite")
+    return content
+
+
+def _numbers(content: Any, place: str) -> Iterator[tuple[str, float]]:
+    if isinstance(content, float):
+        yield place or "it", content
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            yield from _numbers(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            yield from _numbers(value, f"{place}[{index}]")
 
 
 def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]:
@@ -85,16 +129,29 @@ def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]
         what: it is, for the message: "energy file".
 
     Raises:
-        ResultsError: not there, torn, or of another schema.
+        ResultsError: as `read_json`, or of another schema.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{path} cannot be read ({error}); remove it or measure again") from error
+    content = read_json(path, "remove it or measure again")
     found = content.get("schema_version") if isinstance(content, dict) else None
-    if found != version:
-        raise ResultsError(f"{path} is no {what} of schema {version} (it says {found}); remove it")
+    if type(found) is not int or found != version:
+        raise ResultsRefused(f"{path} is no {what} of schema {version} (it says {shortened(found)}); remove it")
     return dict(content)
+
+
+def field_fault(error: ValidationError) -> str:
+    """A validation's first error as the end of a sentence that began with the file's name."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "missing":
+        above, _, key = field.rpartition(".")
+        return f"lacks {key!r}{f' in {above}' if above else ''}: it is broken or something else"
+    if first["type"] == "string_pattern_mismatch":
+        return (
+            f"is broken: {field} is {shortened(first['input'])}, and it is part of file names: letters, digits, - and "
+            "_ only, 100 at most"
+        )
+    rule = first["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "it should be", 1)
+    return f"is broken: {field} is {shortened(first['input'])}, and {rule}"
 
 
 def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
@@ -108,7 +165,9 @@ def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
     content = read_json_object(path)
     foreign = next((name for name, each in content.items() if not isinstance(each, Mapping)), None)
     if foreign is not None:
-        raise ResultsError(f"{path} holds {foreign!r}, which is no experiment; move the file away, it is left as it is")
+        raise ResultsRefused(
+            f"{path} holds {foreign!r}, which is no experiment; move the file away, it is left as it is"
+        )
     return content
 
 
@@ -122,7 +181,7 @@ def read_rows(path: Path) -> list[Mapping[str, Any]]:
     if isinstance(content, list) and all(isinstance(each, Mapping) for each in content):
         return content
     if not isinstance(content, Mapping):
-        raise ResultsError(f"{path} holds neither a dict nor a list of dicts; give a results file")
+        raise ResultsRefused(f"{path} holds neither a dict nor a list of dicts; give a results file")
     return [content] if _is_one_experiment(content) else named_rows(content)
 
 

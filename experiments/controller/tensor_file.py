@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -10,7 +11,7 @@ from zipfile import is_zipfile
 import torch
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.primitives.files import read_regular_file, replaced_whole
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,8 @@ class FileKind:
 
 def write_tensor_file(path: Path, of: FileKind, content: Mapping[str, Any]) -> None:
     """Write beside `path` and rename over it; raises ResultsNotSaved where the disk does not take it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with failed_writes_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_whole(path) as temporary:
         torch.save({"kind": of.kind, "version": of.version, **content}, temporary)
-        temporary.replace(path)
 
 
 def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
@@ -58,12 +56,12 @@ def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
 
 def _loaded(path: Path, of: FileKind) -> Any:
     try:
-        with path.open("rb") as file:
-            # torch's own reader takes any other bytes for a pickle, and raises whatever these happen to mean.
-            if not is_zipfile(file):
-                raise ResultsError(f"{path} is no {of.kind}, or not the whole of one; {of.advice}")
-            file.seek(0)
-            return torch.load(file, map_location="cpu", weights_only=True)
+        file = BytesIO(read_regular_file(path))
+        # torch's own reader takes any other bytes for a pickle, and raises whatever these happen to mean.
+        if not is_zipfile(file):
+            raise ResultsError(f"{path} is no {of.kind}, or not the whole of one; {of.advice}")
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ResultsError(f"{path} cannot be read as a {of.kind} ({error.strerror or error}); {of.advice}") from error
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:

@@ -41,7 +41,7 @@ from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
-from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.files import replaced_whole, write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.primitives.records import MarkedTokens, StagedRun
@@ -364,7 +364,8 @@ def _measured(given: argparse.Namespace) -> int:
     if given.figure is not None:
         if rates is None or math.isinf(rates.bytes_per_s):
             raise ConfigurationError("--figure needs a GPU: bytes per second of a CPU are not known")
-        draw_roofline(rows, work, rates).savefig(given.figure, dpi=150)
+        with replaced_whole(given.figure, ending=given.figure.suffix) as temporary:
+            draw_roofline(rows, work, rates).savefig(temporary, dpi=150)
     return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
 
 

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.primitives.files import replaced_whole
 from experiments.core_exp.sweep_results import SweepProvenance
 
 # Colours that stay apart in all common kinds of colour blindness, and in grey: M. Okabe and K. Ito, "Color universal
@@ -76,17 +76,18 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
         ResultsNotSaved: the disk does not take it.
     """
     paths = folder / f"{name}.png", folder / f"{name}.svg"
-    with failed_writes_named(paths[0]), styled():
-        folder.mkdir(parents=True, exist_ok=True)
+    with styled():
         pixels = BytesIO()
         figure.savefig(pixels, dpi=DPI, format="png")
         # Few colours are in it, so that a palette is a third of the size. It is spread over all of them, however few
         # pixels have one: by their count alone rare colours of a legend become one.
         picture = Image.open(pixels).convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
-        picture.save(paths[0], optimize=True)
+        with replaced_whole(paths[0]) as temporary:
+            picture.save(temporary, format="png", optimize=True)
         # The places found for the pixels are those of the drawing too.
         figure.set_layout_engine("none")
-        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+        with replaced_whole(paths[1]) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
     return paths
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 
 NO_EXPERTS = "none"
@@ -115,7 +115,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
             drift=_largest_drift(settings),
         )
     except (KeyError, TypeError) as error:
-        raise ResultsError(f"a result of {task} lacks {error}; measure the task again") from error
+        raise ResultsRefused(f"a result of {task} lacks {error}; measure the task again") from error
 
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:

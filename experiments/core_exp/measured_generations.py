@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsRefused
 from experiments.core_exp.stage_decomposition import Generation
 from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 
@@ -14,7 +14,7 @@ def generations_of(sweep: Sweep) -> list[Generation]:
     """The published run of every sample that was measured; those answered in batches have no times and are left out.
 
     Raises:
-        ResultsError: a file without the runs of its samples; it is named.
+        ResultsRefused: a file without the runs of its samples; it is named.
     """
     found = []
     for setting in sweep.settings:
@@ -23,7 +23,7 @@ def generations_of(sweep: Sweep) -> list[Generation]:
                 if sample["runs"]:
                     found.append(_generation(setting, sample))
             except (KeyError, TypeError, StopIteration) as error:
-                raise ResultsError(f"{setting.path} lacks {error} in a sample; measure the setting again") from error
+                raise ResultsRefused(f"{setting.path} lacks {error} in a sample; measure the setting again") from error
     return found
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
 from experiment_core_utils.primitives.csv_cells import Cell
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.sample_table import SAMPLE_COLUMNS, sample_rows
 
@@ -277,8 +277,10 @@ def _further(name: str, result: Mapping[str, Any]) -> float | None:
     return result[name]
 
 
-def _broken(path: Path, error: KeyError | TypeError) -> ResultsError:
-    return ResultsError(f"{path} lacks {error}: it is broken or no result of a setting; remove it or measure it again")
+def _broken(path: Path, error: KeyError | TypeError) -> ResultsRefused:
+    return ResultsRefused(
+        f"{path} lacks {error}: it is broken or no result of a setting; remove it or measure it again"
+    )
 
 
 def vision_label(result: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiments.reference_model.evaluation import Accuracy, Answered, accuracy_by_type, accuracy_of, best_constant
 
@@ -82,7 +83,7 @@ def write_into_card(card: Path, tables: str) -> None:
         raise ResultsError(f"{card} has no place for the tables: it needs the lines {BEGIN} and {END}")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    card.write_text(f"{before}{BEGIN}\n\n{tables}\n{END}{after}")
+    write_text_atomically(f"{before}{BEGIN}\n\n{tables}\n{END}{after}", card)
 
 
 def _said(answered: Sequence[Answered]) -> list[Answer]:

@@ -30,7 +30,7 @@ from experiment_core_utils.models.molmoe.published_layout import published_layou
 from experiment_core_utils.models.molmoe.published_tokenizer import TOKENIZER_FILES, load_published_tokenizer
 from experiment_core_utils.models.tensor_files import INDEX_FILE, Shape, find_tensors, refuse_misfit_tensors
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsNotSaved, first_line
-from experiment_core_utils.primitives.files import flush_folder
+from experiment_core_utils.primitives.files import failed_writes_named, flush_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "config.yaml", "model.pt"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -271,19 +271,14 @@ def verify(folder: Path, shapes: Mapping[str, Shape]) -> None:
 @contextmanager
 def whole_or_not_at_all(output: Path) -> Iterator[Path]:
     """A folder beside `output` to write into; it gets that name at the end, and is gone where an error comes up."""
-    try:
+    with failed_writes_named(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    except OSError as error:
-        raise ResultsNotSaved(
-            f"{output.parent} cannot be written to ({error.strerror}); give another folder"
-        ) from error
     try:
-        yield unfinished
-        unfinished.chmod(0o755)
-        unfinished.rename(output)
-        flush_folder(output.parent)
-    except OSError as error:
-        raise ResultsNotSaved(f"{output} cannot be written ({error.strerror}); make room and repeat") from error
+        with failed_writes_named(output):
+            yield unfinished
+            unfinished.chmod(0o755)
+            unfinished.rename(output)
+            flush_folder(output.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
