@@ -17,6 +17,7 @@ from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.f_experiment_info import environment_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
 from experiment_core_utils.primitives.journal import journals_in, read_journal
 from experiment_core_utils.progress import Ledger
@@ -53,7 +54,7 @@ def fingerprint_parts(
     config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
 ) -> tuple[object, ...]:
     """What must be the same in all processes; of the weights the names and sizes."""
-    choice = block_choice_of(config, source.folder)
+    choice, threads = block_choice_of(config, source.folder), environment_threads()
     return (
         source.revision,
         config.random_weights,
@@ -85,6 +86,7 @@ def fingerprint_parts(
         # Not where it is off: results from before the flag was there still count.
         *((("energy", config.energy),) if config.energy != "off" else ()),
         *((("quantization", config.quantization),) if config.quantization != "none" else ()),
+        *((("OMP_NUM_THREADS", threads),) if config.num_threads is None and threads is not None else ()),
         *((("execution", config.execution),) if config.execution != "eager" else ()),
         *(("memory_timeline",) if config.memory_timeline else ()),
         *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),

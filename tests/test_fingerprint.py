@@ -28,6 +28,16 @@ def test_execution_belongs_to_a_result_and_eager_adds_nothing() -> None:
     assert parts() == parts("--execution", "auto") == (*eager, ("execution", "auto"))
 
 
+def test_threads_of_the_environment_belong_to_a_result_where_no_flag_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    two, flagged = parts(), parts("--num_threads", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert [each for each in two if each not in parts()] == [("OMP_NUM_THREADS", 2)]
+    assert parts("--num_threads", "1") == flagged
+
+
 COMPILED = {"vision": "reference", "prefill": "reference", "decode": "cpu step"}
 PLAIN = {"vision": "reference", "prefill": "reference", "decode": "reference"}
 MODULES = {"vision": "modules", "prefill": "modules", "decode": "modules"}

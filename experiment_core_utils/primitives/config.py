@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from experiment_core_utils.primitives.block_choice import NO_SCORES, read_block_sets, read_importance
+from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flags import MAX_WARMUP_RUNS, PARETO_ALPHA, PARETO_MARGIN, build_parser
 from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
@@ -178,7 +179,9 @@ def _check_profiler(given: argparse.Namespace) -> None:
 
 def _check_threads(wanted: int | None) -> None:
     cores = os.cpu_count() or 1
-    if wanted is not None and wanted > cores:
+    if wanted is None:
+        environment_threads()
+    elif wanted > cores:
         raise ConfigurationError(f"--num_threads {wanted} is more than the {cores} cores of this machine")
 
 

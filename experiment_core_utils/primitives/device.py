@@ -12,6 +12,7 @@ from typing import Protocol
 import psutil
 import torch
 
+from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.records import MemoryReading
 
@@ -123,12 +124,17 @@ class TokenCopies:
 
 
 def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
-    """Threads for torch's CPU work: as asked, else the cores that this process may use, shared among the processes.
+    """Threads for torch's CPU work: as asked, else OMP_NUM_THREADS, else the cores shared among the processes.
 
-    Launchers set OMP_NUM_THREADS=1 where nobody asked for it, so the environment is not a wish.
+    Cores are those that this process may use; OMP_NUM_THREADS takes no more than those.
+
+    Raises:
+        ConfigurationError: OMP_NUM_THREADS is no number of threads.
     """
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(wanted if wanted is not None else max(cores // processes_here, 1))
+    cores, given = len(os.sched_getaffinity(0)), environment_threads()
+    if wanted is None:
+        wanted = max(cores // processes_here, 1) if given is None else min(given, cores)
+    torch.set_num_threads(wanted)
 
 
 def available_memory_bytes() -> int:

@@ -194,7 +194,11 @@ def _add_machine(how: argparse._ArgumentGroup) -> None:
         metavar="GB",
         help="host memory for prepared requests, of each process (default: a quarter of what is free / processes here)",
     )
-    how.add_argument("--num_threads", type=int, help="CPU threads of each process (default: cores / processes here)")
+    how.add_argument(
+        "--num_threads",
+        type=int,
+        help="CPU threads of each process (default: OMP_NUM_THREADS, else cores / processes here)",
+    )
     how.add_argument("--experts_implementation", help="transformers' experts implementation, e.g. grouped_mm, eager")
     how.add_argument("--attn_implementation", help="transformers' attention implementation, e.g. sdpa, eager")
     how.add_argument(

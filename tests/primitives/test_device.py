@@ -110,9 +110,10 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
         choose_device("cuda")
 
 
-def test_cores_are_shared_among_processes() -> None:
+def test_cores_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
         set_cpu_threads(1, 1)
         assert torch.get_num_threads() == 1
@@ -122,6 +123,14 @@ def test_cores_are_shared_among_processes() -> None:
         assert torch.get_num_threads() == 1
         set_cpu_threads(3, 8)
         assert torch.get_num_threads() == 3
+        monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
+        set_cpu_threads(None, 1)
+        assert torch.get_num_threads() == 1
+        set_cpu_threads(3, 1)
+        assert torch.get_num_threads() == 3
+        monkeypatch.setenv("OMP_NUM_THREADS", str(cores + 1))
+        set_cpu_threads(None, 1)
+        assert torch.get_num_threads() == cores
     finally:
         torch.set_num_threads(before)
 
