@@ -135,7 +135,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--new_tokens", type=int, default=16)
     own, flags = parser.parse_known_args()
-    config = parse_config([*(["--model_path", own.model_path] if own.model_path else []), "--num_samples", "1", *flags])
+    config = parse_config(
+        [
+            *(["--model_path", own.model_path] if own.model_path else []),
+            "--num_samples",
+            "1",
+            "--execution",
+            "eager",
+            *flags,
+        ]
+    )
     set_cpu_threads(config.num_threads, 1)
     device = choose_device(config.device)
     cases = (

@@ -104,7 +104,7 @@ def test_every_way_gives_the_same_tokens(
     assert [row["way"] for row in found["rows"]] == ["generate", "generate(static)", "eager", "graph"]
     assert all(row["same_tokens"] and row["decode_ms"] > 0 for row in found["rows"])
     assert [(each["batch"], each["way"]) for each in found["batches"]] == [(2, "eager"), (2, "graph")]
-    assert found["execution"]["execution"] == "straight"
+    assert found["execution"]["execution"] == "cpu"
     floor = found["stages_of_generate"]["floor"]
     assert found["flops_per_s"] > 0 and 0 < floor["prefill"] < 1
     assert found["rows"][0]["prefill_over_floor"] > 1

@@ -126,7 +126,7 @@ def test_accuracy_of_answers_in_groups_is_a_share_of_the_best(tiny_checkpoint: P
 def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):
     job = opened(tiny_checkpoint)
     hardware = {"gpu_name": None, "cpu": "Scripted CPU"}
-    model = {"name": "folder/tiny", "dtype": "float32", "execution": "straight"}
+    model = {"name": "folder/tiny", "dtype": "float32", "execution": "cpu"}
     shown = replace(job, measured=job.measured[:1], source={"hardware": hardware, "model": model})
     assert shown.caption == (
         "Scripted CPU  ·  tiny  ·  float32, straight  ·  n = 1 requests, measured live  ·  reference vqa"
