@@ -218,7 +218,7 @@ def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditiona
             # Those are refused below, by name.
             ignore_mismatched_sizes=True,
         )
-    refuse_misfit(found, source.folder)
+        refuse_misfit(found, source.folder)
     refuse_not_finite(model, source.folder)
     return model
 

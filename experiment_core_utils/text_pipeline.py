@@ -92,7 +92,7 @@ def run_text_experiments(
         sources: what energy is read with; None finds it on the machine.
 
     Raises:
-        ConfigurationError: not a single combination is possible here.
+        ConfigurationError: not a single combination is possible here, or the weights of none can be used.
         MeterUnavailable: energy is required and nothing here tells it.
         WorkerLost: a process is gone or late.
     """
@@ -100,6 +100,7 @@ def run_text_experiments(
     is_main = accelerator.is_main_process
     memory = _ModelInMemory(accelerator)
     failed: dict[str, str] = {}
+    refused: list[ConfigurationError] = []
     measured: list[str] = []
     task_type = _any_config(grid).task_type
     for line in plan.lines() if is_main else ():
@@ -109,12 +110,15 @@ def run_text_experiments(
             name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources)
         except (SettingError, ConfigurationError) as error:
             failed[due.title] = f"{type(error).__name__}: {error}"
+            refused += [error] if isinstance(error, ConfigurationError) else []
             memory.drop()
         else:
             measured.append(name)
             if is_main:
                 add_to_results({name: result}, task_type, results_dir=results_dir)
                 say(_line(due.title, name, result))
+        if len(refused) == len(plan.due) and not plan.saved:
+            raise refused[0]
         if is_main and due.title in failed:
             say(f"{due.title}: failed: {failed[due.title]}")
     # Leaves the process group; torch warns at exit where that is forgotten.

@@ -9,7 +9,6 @@ what is missing and end with exit code 0, but for what `--require` names.
 """
 
 import argparse
-import math
 import platform
 import statistics
 import sys
@@ -23,6 +22,7 @@ from experiment_core_utils.meters.known_load import KnownLoad, matrix_products
 from experiment_core_utils.meters.selftest import missing_lines, selftest_lines
 from experiment_core_utils.meters.watch import watch_lines
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
+from experiment_core_utils.primitives.bounds import MOST_SECONDS
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError
@@ -105,8 +105,10 @@ def _always_missing(using: Instruments) -> dict[str, str]:
 def watch(given: argparse.Namespace, using: Instruments) -> None:
     """Until the time is over or the user stops it."""
     for name, value in (("--interval", given.interval), ("--seconds", given.seconds)):
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigurationError(f"{name} {value:g} is not possible; give seconds greater than 0, such as 1")
+        if value is not None and not 0 < value <= MOST_SECONDS:
+            raise ConfigurationError(
+                f"{name} {value:g} is not possible; give seconds greater than 0 and at most {MOST_SECONDS}, such as 1"
+            )
     for line in missing_lines(using.missing):
         print(line, flush=True)
     if not using.devices:

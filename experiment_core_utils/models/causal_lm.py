@@ -254,7 +254,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
                 ignore_mismatched_sizes=True,
                 **wanted,
             )
-    refuse_misfit(found, folder)
+        refuse_misfit(found, folder)
     _refuse_offload(model)
     refuse_not_finite(model, folder)
     return model.eval()

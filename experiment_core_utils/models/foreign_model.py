@@ -157,7 +157,7 @@ def load_foreign(source: ForeignSource, wish: LoadWish, random_weights: bool) ->
             output_loading_info=True,
             **options,
         )
-    refuse_misfit(found, source.folder)
+        refuse_misfit(found, source.folder)
     refuse_not_finite(model, source.folder)
     return _with_experts(model, wish).eval()
 

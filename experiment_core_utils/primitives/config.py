@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from experiment_core_utils.primitives.block_choice import NO_SCORES, read_block_sets, read_importance
+from experiment_core_utils.primitives.bounds import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flags import MAX_WARMUP_RUNS, PARETO_ALPHA, PARETO_MARGIN, build_parser
@@ -100,7 +101,7 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     """Parse and judge; raises ConfigurationError for what argparse cannot see by itself."""
     given = build_parser().parse_args(argv)
     for name, least in _LEAST.items():
-        _at_least(name, getattr(given, name), least)
+        _within(name, getattr(given, name), least, _MOST[name])
     for check in (_check_strategy, _check_draw, _check_warm_up, _check_search, _check_precision, _check_profiler):
         check(given)
     _check_threads(given.num_threads)
@@ -130,21 +131,28 @@ def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     )
 
 
-# The least that a flag may be given, or each of its values; one that was not given stays so.
+# The least and the most that a flag may be given, or each of its values; one that was not given stays so.
 _LEAST: Mapping[str, float] = {
     **dict.fromkeys(("num_samples", "num_runs_per_sample", "accuracy_batch_size", "top_k_list"), 1),
     **dict.fromkeys(("num_active_blocks_list", "num_processes", "num_threads", "max_new_tokens", "num_configs"), 1),
     **dict.fromkeys(("num_warmup_runs", "max_config_retries", "config_retry_delay", "seed", "drift_check_every"), 0),
     **dict.fromkeys(("request_cache_gb", "num_latency_samples"), 0),
     **dict.fromkeys(("sample_timeout", "worker_timeout"), 0.001),
+    **dict.fromkeys(("vision_tokens_list", "ids"), -math.inf),
+}
+_MOST: Mapping[str, float] = {
+    **dict.fromkeys(_LEAST, MOST_TIMES),
+    **dict.fromkeys(("sample_timeout", "worker_timeout", "config_retry_delay"), MOST_SECONDS),
+    # Room for an answer is taken before it is made.
+    **dict.fromkeys(("max_new_tokens", "accuracy_batch_size", "num_configs"), 1_000_000),
+    **dict.fromkeys(("vision_tokens_list", "ids"), 10**12),
+    "seed": LARGEST_SEED,
 }
 
 
 def _check_draw(given: argparse.Namespace) -> None:
     if given.ids is not None and given.sample_by != "random":
         raise ConfigurationError(f"--ids leaves nothing to draw: --sample_by {given.sample_by} cannot act; drop one")
-    if given.seed >= 2**32:
-        raise ConfigurationError(f"--seed {given.seed} is not possible; give at most {2**32 - 1}")
 
 
 def _check_warm_up(given: argparse.Namespace) -> None:
@@ -207,12 +215,15 @@ def _check_strategy(given: argparse.Namespace) -> None:
         raise ConfigurationError(f"--num_configs {num_configs} is for --sampling_strategy lhs, not for {name}; drop it")
 
 
-def _at_least(name: str, given: Any, least: float) -> None:
+def _within(name: str, given: Any, least: float, most: float) -> None:
     """`given` is a number, a list of numbers, or None."""
     for value in given if isinstance(given, list) else [given]:
-        if value is not None and (not math.isfinite(value) or value < least):
-            allowed = f"at least {least}" if math.isfinite(value) else "a finite number"
-            raise ConfigurationError(f"--{name} {value} is not possible; give {allowed}")
+        if value is None or least <= value <= most:
+            continue
+        allowed = f"at least {least}" if value < least else f"at most {most}"
+        if isinstance(value, float) and not math.isfinite(value):
+            allowed = "a finite number"
+        raise ConfigurationError(f"--{name} {shown(value)} is not possible; give {allowed}")
 
 
 def _unique(values: Sequence[T]) -> tuple[T, ...]:

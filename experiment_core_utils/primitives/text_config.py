@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from experiment_core_utils.primitives.bounds import MOST_SECONDS, MOST_TIMES
 from experiment_core_utils.primitives.config import Device, EnergyWish
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
@@ -66,10 +67,10 @@ class Batching(_Part):
         halve_on_out_of_memory: a batch that does not fit is run in halves, and the record says so.
     """
 
-    batch_size___fixed_batching: int = Field(default=16, ge=1)
+    batch_size___fixed_batching: int = Field(default=16, ge=1, le=MOST_TIMES)
     adaptive_batching: bool = False
-    adaptive_max_tokens: int = Field(default=2048, ge=1)
-    max_batch_size___adaptive_batching: int = Field(default=32, ge=1)
+    adaptive_max_tokens: int = Field(default=2048, ge=1, le=MOST_TIMES)
+    max_batch_size___adaptive_batching: int = Field(default=32, ge=1, le=MOST_TIMES)
     halve_on_out_of_memory: bool = False
 
 
@@ -78,7 +79,7 @@ class Decoding(_Part):
 
     decoding_mode: DecodingMode = "greedy"
     decoder_temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    decoder_top_k: int | None = Field(default=None, ge=1)
+    decoder_top_k: int | None = Field(default=None, ge=1, le=MOST_TIMES)
     decoder_top_p: float | None = Field(default=None, gt=0, le=1)
 
 
@@ -91,11 +92,11 @@ class LatencySimulation(_Part):
     """
 
     simulate: bool = False
-    delay_min: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    delay_max: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    delay_min: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    delay_max: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
     simulate_burst: bool = False
-    burst_interval: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    burst_size: int = Field(default=1, ge=1)
+    burst_interval: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    burst_size: int = Field(default=1, ge=1, le=MOST_TIMES)
 
 
 class PromptSource(_Part):
@@ -136,24 +137,24 @@ class TextConfig(_Part):
 
     device: Device = "auto"
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
-    num_processes: int | None = Field(default=None, ge=1)
-    num_threads: int | None = Field(default=None, ge=1)
-    worker_timeout: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    num_processes: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    num_threads: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    worker_timeout: float = Field(default=3600.0, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
 
     prompts: PromptSource = PromptSource()
-    num_input_prompts: int | None = Field(default=None, ge=1)
-    max_input_tokens: int = Field(default=512, ge=1)
+    num_input_prompts: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    max_input_tokens: int = Field(default=512, ge=1, le=MOST_TIMES)
     sort_prompts: bool = True
 
-    max_output_tokens: int = Field(default=64, ge=1)
+    max_output_tokens: int = Field(default=64, ge=1, le=1_000_000)
     batching_options: Batching = Batching()
     decoder_config: Decoding = Decoding()
     latency_simulation: LatencySimulation = LatencySimulation()
     random_seed: int = Field(default=42, ge=0, lt=2**32)
-    num_warmup_batches: int | None = Field(default=None, ge=0)
+    num_warmup_batches: int | None = Field(default=None, ge=0, le=MOST_TIMES)
 
     task_type: str = "text_generation"
-    cycle_id: int = Field(default=1, ge=0)
+    cycle_id: int = Field(default=1, ge=0, le=MOST_TIMES)
     decode_token_to_text: bool = True
     save_outputs: bool = False
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
@@ -162,7 +163,7 @@ class TextConfig(_Part):
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
     flops_method: Literal["formula", "counter", "ptflops"] = "formula"
     memory_timeline: bool = False
-    flops_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    flops_timeout_s: float = Field(default=10.0, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
     further: Mapping[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")

@@ -27,6 +27,7 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.primitives.bounds import MOST_TIMES, check_within
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
@@ -75,10 +76,11 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
         ConfigurationError: flags, model or task do not allow it.
     """
     loaded = load_model(rest, given.checkpoint) if given.shape is None else shaped_model(given.shape, rest)
+    check_within("--rounds", given.rounds, 1, MOST_TIMES)
     networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
     asked = _asked(loaded, networks.space.knobs.tiers, given.budgets_ms)
-    if not asked or given.rounds < 1:
-        raise ConfigurationError(f"{given.rounds} rounds of {len(asked)} requests measure nothing; give some")
+    if not asked:
+        raise ConfigurationError("no sample and no budget leave nothing to measure; give some of both")
     odds = odds_for(loaded.model, networks)
     adaptive = AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
     started = time.perf_counter()

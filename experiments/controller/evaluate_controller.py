@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.bounds import check_share
+from experiment_core_utils.primitives.bounds import LARGEST_SEED, check_share, check_within
 from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
@@ -95,8 +95,7 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigurationError(f"unknown flag {rest[0]}; flags of the profiler go with --mode live only")
     if given.calibration_share is not None:
         _check_share(given)
-    if given.evaluation_seed < 0:
-        raise ConfigurationError(f"--evaluation_seed {given.evaluation_seed}: give a number from 0")
+    check_within("--evaluation_seed", given.evaluation_seed, 0, LARGEST_SEED)
     check_policy_flags(given)
     if given.mode == "live":
         _check_live(given, rest)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from experiment_core_utils.primitives.bounds import check_above, check_at_least
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.bounds import MOST_TIMES, check_above, check_at_least, check_within
 from experiments.controller.environment import RollOut, log_probabilities
 from experiments.controller.two_stage_networks import TwoStageNetworks
+
+MOST_TOGETHER = 100_000
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class GrpoRecipe:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise ConfigurationError(f"a group of {self.group_size} has nothing to compare; give at least 2")
-        if min(self.asks_per_update, self.epochs) < 1:
-            raise ConfigurationError("asks per update and epochs must be at least 1")
+        # A group of one has nothing to compare; an update holds all its roll-outs in memory.
+        check_within("group_size", self.group_size, 2, MOST_TOGETHER)
+        check_within("asks_per_update", self.asks_per_update, 1, MOST_TOGETHER)
+        check_within("epochs", self.epochs, 1, MOST_TIMES)
         for name in ("clip", "learning_rate", "max_grad_norm", "spread_floor"):
             check_above(name, getattr(self, name), 0.0)
         for name in ("entropy_weight", "kl_weight"):

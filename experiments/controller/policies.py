@@ -1,11 +1,11 @@
 """In: what is known of a request before it runs, and a latency budget; out: the knobs for it."""
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from experiment_core_utils.primitives.bounds import MOST_SECONDS
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobChoice
 
@@ -59,9 +59,12 @@ class Policy(Protocol):
 
 
 def check_budget(budget_s: float) -> None:
-    """Raises ConfigurationError unless the budget is finite and above 0."""
-    if not 0.0 < budget_s < math.inf:
-        raise ConfigurationError(f"a latency budget of {1000 * budget_s:g} ms is not possible; give one above 0")
+    """Raises ConfigurationError unless the budget is above 0 and at most `MOST_SECONDS`."""
+    if not 0.0 < budget_s <= MOST_SECONDS:
+        raise ConfigurationError(
+            f"a latency budget of {1000 * budget_s:g} ms is not possible; give one above 0 and at most "
+            f"{1000 * MOST_SECONDS:g}"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from experiment_core_utils.primitives.bounds import shown
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
@@ -15,6 +16,8 @@ from experiments.controller.policies import Policy, RequestFeatures, check_budge
 
 # A static setting meets a budget where it goes over it for no more than this share of the requests.
 VIOLATIONS_ALLOWED = 0.05
+# Every policy is asked at every budget with every sample.
+MOST_BUDGETS = 10_000
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,10 @@ def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
     Each is the same multiple of the one before, since settings lie closer where they are fast.
 
     Raises:
-        ConfigurationError: fewer than 2.
+        ConfigurationError: fewer than 2, or more than `MOST_BUDGETS`.
     """
+    if number > MOST_BUDGETS:
+        raise ConfigurationError(f"{shown(number)} budgets are too many; give at most {MOST_BUDGETS}")
     if number < 2:
         raise ConfigurationError(f"{number} budgets do not span a range; give at least 2, or name them in ms")
     low = float(np.median(grid.total_s, axis=1).min())

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from experiment_core_utils.primitives.bounds import check_share
+from experiment_core_utils.primitives.bounds import LARGEST_SEED, MOST_TIMES, check_share, check_within
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
@@ -100,10 +100,10 @@ def check_flags(argv: Sequence[str] | None) -> None:
 
 def plan_of(given: argparse.Namespace) -> TrainingPlan:
     """Raises ConfigurationError for values that are not possible."""
-    if given.checkpoint_every < 1 or given.warm_start_steps < 1:
-        raise ConfigurationError("--checkpoint_every and --warm_start_steps must be at least 1")
-    if given.split_seed < 0:
-        raise ConfigurationError(f"--split_seed is {given.split_seed}; give 0 or more")
+    for name in ("checkpoint_every", "warm_start_steps"):
+        check_within(f"--{name}", getattr(given, name), 1, MOST_TIMES)
+    for name in ("split_seed", "training_seed"):
+        check_within(f"--{name}", getattr(given, name), 0, LARGEST_SEED)
     check_share("--calibration_share", given.calibration_share)
     teacher = given.warm_start
     if teacher is None:

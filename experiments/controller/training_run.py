@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.primitives.bounds import MOST_TIMES, check_within
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.environment import Environment
 from experiments.controller.grpo import GrpoRecipe, update
@@ -42,8 +43,7 @@ class TrainingPlan:
     warm_start: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise ConfigurationError(f"{self.updates} updates train nothing; give at least 1")
+        check_within("--updates", self.updates, 1, MOST_TIMES)
 
 
 class TrainingRun:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiment_core_utils.primitives.command import libraries_loading
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 
@@ -22,14 +23,16 @@ def main() -> int:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
         if config.dry_run:
-            from experiment_core_utils.dry_run import describe_plan
+            with libraries_loading():
+                from experiment_core_utils.dry_run import describe_plan
 
             plan = describe_plan(config)
             if plan.is_main_process:
                 print(plan.text)
             return 0
-        from experiment_core_utils.pipeline import run_profiling
-        from experiments.core_exp.closing_lines import closing_lines
+        with libraries_loading():
+            from experiment_core_utils.pipeline import run_profiling
+            from experiments.core_exp.closing_lines import closing_lines
 
         report = run_profiling(config)
     except Stopped as stopped:

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.bounds import LARGEST_SEED, check_within
+from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.core_exp.analysis_files import AnalysisFiles
 from experiments.core_exp.e2_entries import (
@@ -141,10 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     try:
         given: argparse.Namespace = parser.parse_args(argv)
-        if given.num_draws < 100 or given.seed < 0:
-            raise ConfigurationError(
-                f"--num_draws {given.num_draws} --seed {given.seed}: give at least 100 draws and a seed from 0"
-            )
+        # All draws are held in memory at the same time.
+        check_within("--num_draws", given.num_draws, 100, 100_000)
+        check_within("--seed", given.seed, 0, LARGEST_SEED)
         first = given.results[0]
         folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis"
         for path in analyse(given.results, folder, given.percentile, given.num_draws, given.seed):

@@ -42,10 +42,12 @@ from experiment_core_utils.models.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice, read_importance
+from experiment_core_utils.primitives.bounds import MOST_TIMES, check_within
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.sampling import create_sampled_dataset
@@ -58,7 +60,7 @@ MEASURES = ("accuracy", "answer_loss")
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, required=True, help="scores.json, or with --select sets.json")
@@ -153,12 +155,10 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     if own.held_out and own.method != METHODS[0]:
         raise ConfigurationError(f"--held_out compares with --measure, which --method {own.method} does not use")
     for name in ("num_samples", "beam_width", "batch_size"):
-        if getattr(own, name) < 1:
-            raise ConfigurationError(f"--{name} {getattr(own, name)} is not possible; give at least 1")
+        check_within(f"--{name}", getattr(own, name), 1, MOST_TIMES)
     if own.check and (not own.held_out or own.select is not None):
         raise ConfigurationError("--check compares scores on samples that are held out; give --held_out N, no --select")
-    if own.held_out < 0:
-        raise ConfigurationError(f"--held_out {own.held_out} is not possible; give 0 or more")
+    check_within("--held_out", own.held_out, 0, MOST_TIMES)
     if config.execution == "graph":
         raise ConfigurationError("--execution graph calls no modules, and blocks are scored by them; drop it")
     config = replace(config, execution="eager")

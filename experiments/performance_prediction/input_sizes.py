@@ -2,6 +2,9 @@
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 
+# The most of a side of an input, and of images in a batch.
+MOST_PIXELS, MOST_IMAGES = 100_000, 1_000_000
+
 
 def evenly_spread(smallest: int, largest: int, count: int) -> tuple[int, ...]:
     """`count` whole numbers from `smallest` to `largest`, both among them; a single one is the smallest.

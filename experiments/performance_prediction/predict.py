@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.performance_prediction.prediction_commands import fit, predict
 
 DEFAULT_FILE = Path("latency_model.json")
@@ -19,7 +20,7 @@ DEFAULT_FILE = Path("latency_model.json")
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of predict.py."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="predict.py", description="Latency and energy of convolutional networks, from profiles of them."
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -43,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 unreadable or unwritable files, 2 it cannot be done."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         if arguments.command == "fit":
             fit(arguments.results, arguments.output, arguments.held_out_sizes, arguments.figures)
         else:

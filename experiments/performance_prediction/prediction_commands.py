@@ -4,12 +4,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiment_core_utils.primitives.bounds import check_within
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.performance_prediction.algorithm_support import FALLBACK
 from experiments.performance_prediction.best_mix import best_mix, measured_gains
 from experiments.performance_prediction.cnn_models.registry import model_named
 from experiments.performance_prediction.convolution import AlgorithmName, algorithm_named
 from experiments.performance_prediction.device_predictor import DevicePredictor, fit_device
+from experiments.performance_prediction.input_sizes import MOST_IMAGES, MOST_PIXELS
 from experiments.performance_prediction.prediction_file import FittedDevice, load_fitted, save_fitted
 from experiments.performance_prediction.prediction_folds import MODEL, folds
 from experiments.performance_prediction.prediction_plots import save_figures
@@ -86,11 +88,9 @@ def predict(
         ResultsError: a file that is not one of `fit`.
     """
     smallest = model_named(model).smallest_input
-    if min(input_sizes) < smallest or batch_size < 1:
-        raise ConfigurationError(
-            f"{model} takes inputs of {smallest} pixels and more, and batches of 1 and more; given were sizes "
-            f"{', '.join(map(str, input_sizes))} and a batch of {batch_size}"
-        )
+    check_within("--batch-size", batch_size, 1, MOST_IMAGES)
+    for size in input_sizes:
+        check_within(f"--input-size of {model}", size, smallest, MOST_PIXELS)
     fitted = load_fitted(file, device)
     asked = _asked(fitted.predictor, algorithms)
     predictions = [fitted.predictor.predict(model, each, size, batch_size) for size in input_sizes for each in asked]

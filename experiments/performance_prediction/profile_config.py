@@ -8,13 +8,15 @@ from typing import Literal
 
 import torch
 
+from experiment_core_utils.primitives.bounds import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, check_above, check_within
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.performance_prediction.algorithm_support import ON_UNSUPPORTED, OnUnsupported
 from experiments.performance_prediction.cnn_models.registry import MODELS, model_named
 from experiments.performance_prediction.convolution import ALGORITHMS, PRECISIONS, AlgorithmName, algorithm_named
 from experiments.performance_prediction.engines import BACKENDS, Placement
-from experiments.performance_prediction.input_sizes import checked_sizes, evenly_spread
+from experiments.performance_prediction.input_sizes import MOST_IMAGES, MOST_PIXELS, checked_sizes, evenly_spread
 from experiments.performance_prediction.profile_records import ProfileSettings
 
 Energy = Literal["off", "optional", "required"]
@@ -52,7 +54,7 @@ class ProfileConfig:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of run_profile.py."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="run_profile.py", description="Profile convolutional networks by algorithm and input size."
     )
     what = parser.add_argument_group("what")
@@ -151,7 +153,13 @@ def _sizes(arguments: argparse.Namespace, stage: str, model: str) -> tuple[int, 
 
 
 def _require_positive(arguments: argparse.Namespace) -> None:
-    if arguments.batch_size < 1 or arguments.measure < 1 or arguments.warmup < 0 or arguments.energy_window <= 0:
-        raise ConfigurationError(
-            "--batch-size and --measure take 1 and more, --warmup 0 and more, --energy-window more than 0 s"
-        )
+    check_within("--batch-size", arguments.batch_size, 1, MOST_IMAGES)
+    check_within("--measure", arguments.measure, 1, MOST_TIMES)
+    check_within("--warmup", arguments.warmup, 0, MOST_TIMES)
+    check_above("--energy-window", arguments.energy_window, 0)
+    check_within("--energy-window", arguments.energy_window, 0, MOST_SECONDS)
+    check_within("--seed", arguments.seed, 0, LARGEST_SEED)
+    for size in (arguments.min_size, arguments.max_size, *(arguments.sizes or ())):
+        check_within("input size", size, 1, MOST_PIXELS)
+    if arguments.num_sizes is not None:
+        check_within("--num-sizes", arguments.num_sizes, 1, MOST_PIXELS)

@@ -20,14 +20,15 @@ from experiments.performance_prediction.profile_run import run_profiles
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 every size has its row, 1 broke off, 2 it cannot be done or is not covered, 130 stopped."""
-    arguments = build_parser().parse_args(argv)
-    if arguments.list_models:
-        print("\n".join(f"{name} (inputs of {model.smallest_input} pixels and more)" for name, model in MODELS.items()))
-        return 0
-    if arguments.list_algorithms:
-        print("\n".join(ALGORITHMS))
-        return 0
     try:
+        arguments = build_parser().parse_args(argv)
+        if arguments.list_models:
+            for name, model in MODELS.items():
+                print(f"{name} (inputs of {model.smallest_input} pixels and more)")
+            return 0
+        if arguments.list_algorithms:
+            print("\n".join(ALGORITHMS))
+            return 0
         if arguments.check_cuda:
             works, lines = cuda_check()
             print("\n".join(lines))

@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiment_core_utils.primitives.command import libraries_loading
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.text_grid import combinations, read_yaml, with_overrides
@@ -55,8 +56,9 @@ def main() -> int:
         given = build_parser().parse_args()
         grid = combinations(_content(given))
         # torch and transformers take seconds to import; `--help` and a wrong key need neither.
-        from experiment_core_utils.text_pipeline import plan_of, run_text_experiments
-        from experiment_core_utils.text_table import text_table
+        with libraries_loading():
+            from experiment_core_utils.text_pipeline import plan_of, run_text_experiments
+            from experiment_core_utils.text_table import text_table
 
         if given.dry_run:
             plan, accelerator = plan_of(grid, given.output_dir)
