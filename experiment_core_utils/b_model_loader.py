@@ -132,6 +132,12 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
 def _refuse_unbuildable(config: MolmoeConfig, folder: Path) -> None:
     with vendor_errors_named(f"the config in {folder} cannot be used: no model can be built of it"):
         native_shapes(config)
+    rows = config.text_config.vocab_size
+    for name in ("bos_token_id", "image_start_token_id", "image_end_token_id", "image_patch_token_id"):
+        if getattr(config, name) >= rows:
+            raise ConfigurationError(
+                f"the config in {folder} cannot be used: {name} {getattr(config, name)} is not among its {rows} tokens"
+            )
 
 
 def _molmoe_limits(config: MolmoeConfig) -> KnobLimits:

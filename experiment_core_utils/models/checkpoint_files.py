@@ -115,6 +115,11 @@ def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]
     for name in _JSON_OBJECTS:
         if (folder / name).exists():
             _object_in(folder / name)
+    for key in ("text_config", "vision_config"):
+        if not isinstance(config.get(key, {}), dict | None):
+            raise ConfigurationError(
+                f"{folder / 'config.json'} is not possible: {key} is {type(config[key]).__name__}; give an object"
+            )
     for key, value in _fields_of(config):
         if key in _ATTENTION and isinstance(value, str) and not allow_hub_code:
             refuse_hub_code(value, f"{key} in {folder / 'config.json'}")

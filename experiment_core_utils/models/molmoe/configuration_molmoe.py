@@ -64,6 +64,7 @@ class MolmoeConfig(PreTrainedConfig):
         self.image_end_token_id = image_end_token_id
         self.image_patch_token_id = image_patch_token_id
         self.image_column_token_id = image_column_token_id
+        self._check(bos_token_id)
         super().__init__(
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
@@ -71,6 +72,23 @@ class MolmoeConfig(PreTrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    def _check(self, bos_token_id: int) -> None:
+        """Raises ValueError for what a model would fail at later, or take for something else."""
+        ids = {
+            "bos_token_id": bos_token_id,
+            "image_start_token_id": self.image_start_token_id,
+            "image_end_token_id": self.image_end_token_id,
+            "image_patch_token_id": self.image_patch_token_id,
+            "image_column_token_id": self.image_column_token_id,
+        }
+        for name, value in ids.items():
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} is {value!r}; give the id of a token")
+        if type(self.pooling_size) is not int or self.pooling_size < 1:
+            raise ValueError(f"pooling_size is {self.pooling_size!r}; give a whole number of at least 1")
+        if not all(type(layer) is int for layer in self.vision_feature_layers):
+            raise ValueError(f"vision_feature_layers is {self.vision_feature_layers!r}; give numbers of blocks")
 
     @property
     def patches_per_side(self) -> int:
