@@ -19,13 +19,14 @@ from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.paths import REPOSITORY, state_folder
 from experiment_core_utils.primitives.run_ids import next_run_id
 from experiment_core_utils.primitives.text_config import TextConfig, judged
 
 T = TypeVar("T")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-ID_FILE = REPOSITORY / "persistent_progress_trackers" / "experiment_id.txt"
+ID_NAME = "experiment_id.txt"
+RESULTS = REPOSITORY / "results"
 TOKEN_NAME = "seen_by_all"
 
 
@@ -145,7 +146,7 @@ def _machine_id() -> str:
         return platform.node()
 
 
-def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE, results_dir: Path | None = None) -> str:
+def generate_unique_id(accelerator: Accelerator, id_file: Path | None = None, results_dir: Path | None = None) -> str:
     """The next run id, such as "0001", the same on every process.
 
     The main process takes it from the counter file under a lock, so that runs started together get different ids. A
@@ -153,13 +154,16 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path = ID_FILE, result
     of earlier runs are found.
 
     Args:
-        results_dir: whose ids are never given out again; None takes `results` beside the counter's folder.
+        id_file: the counter; None takes the project's, or the user's where the checkout cannot be written to.
+        results_dir: whose ids are never given out again; None takes `results` beside the counter's folder, or in the
+            checkout.
 
     Raises:
         ResultsNotSaved: (in all of them) the counter cannot be written.
     """
-    results = results_dir if results_dir is not None else id_file.parent.parent / "results"
-    return of_main_process(lambda: next_run_id(id_file, results), accelerator)
+    results = results_dir or (RESULTS if id_file is None else id_file.parent.parent / "results")
+    counter = id_file or state_folder(results) / ID_NAME
+    return of_main_process(lambda: next_run_id(counter, results), accelerator)
 
 
 def of_main_process(make: Callable[[], T], accelerator: Accelerator) -> T:

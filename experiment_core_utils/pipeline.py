@@ -1,6 +1,5 @@
 """The letters in order: from a configuration to one result file for each setting of the knobs, and a CSV of all."""
 
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,8 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import (
+    ID_NAME,
+    RESULTS,
     check_folder_is_shared,
     generate_unique_id,
     of_main_process,
@@ -25,7 +26,9 @@ from experiment_core_utils.k_results_aggregation import (
     tidy_journals,
 )
 from experiment_core_utils.l_results_csv_cleaning import (
+    places_of,
     samples_csv_beside,
+    search_sentence,
     write_samples_csv,
     write_settings_csv,
 )
@@ -34,11 +37,13 @@ from experiment_core_utils.pareto_run import (
     check_searchable,
 )
 from experiment_core_utils.primitives.config import ProfilingConfig
-from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
-from experiment_core_utils.primitives.files import remove_leftovers
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, WorkerLost, first_line
+from experiment_core_utils.primitives.files import read_regular_file, remove_leftovers
 from experiment_core_utils.primitives.journal import only_run_in
 from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.paths import state_folder
 from experiment_core_utils.primitives.records import MeasuringOrder, SettingFailure
+from experiment_core_utils.primitives.result_files import parsed_json
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, write_plan
 from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
@@ -105,7 +110,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         of_main_process(lambda: stack.enter_context(only_run_in(config.output_dir / PARTS_FOLDER)), accelerator)
         due_keys = of_main_process(lambda: due_and_tidy(config, asked.order, ledger), accelerator)
         due = settings_of(due_keys, asked.settings)
-        experiment_id, failed = generate_unique_id(accelerator) if due else None, {}
+        experiment_id, failed = new_run_id(config.output_dir, accelerator) if due else None, {}
         plan = plan_of(asked, experiment_id, ledger, due, accelerator.num_processes)
         of_main_process(lambda: write_plan(plan, config.output_dir), accelerator)
         if experiment_id is not None:
@@ -124,6 +129,11 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         csv_path,
         finished_search(config, asked.keys, ledger),
     )
+
+
+def new_run_id(output_dir: Path, accelerator: Accelerator) -> str:
+    """The next run id, from where this run's state is kept."""
+    return generate_unique_id(accelerator, state_folder(output_dir) / ID_NAME, RESULTS)
 
 
 def measure_due(
@@ -205,14 +215,20 @@ def finished_search(config: ProfilingConfig, keys: Sequence[str], ledger: Ledger
     """The run's own `pareto_search.json`, None where there is none of these settings with all their results."""
     if not config.pareto_search:
         return None
+    path = config.output_dir / SEARCH_FILE
     try:
-        content = json.loads((config.output_dir / SEARCH_FILE).read_text())
+        content = parsed_json(read_regular_file(path))
     except (OSError, ValueError):
         return None
     if not isinstance(content, dict) or content.get("fingerprint") != ledger.fingerprint:
         return None
-    searched = list(content["rounds"][0])
-    have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
+    try:
+        searched = list(content["rounds"][0])
+        have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
+        # What the closing lines are made of.
+        places_of(content), search_sentence(content)
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        raise ResultsRefused(f"{path} is broken ({first_line(error)}); remove it, and the search goes on") from error
     return content if have and set(searched) == set(keys) else None
 
 

@@ -1,6 +1,7 @@
 """In: a run's folder and fingerprint; out: which settings are done, which failed, and how often they were tried."""
 
 import hashlib
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,12 +9,10 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.files import shortened, write_json_atomically
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.paths import TRACKERS, state_folder
 from experiment_core_utils.primitives.records import SettingFailure
 from experiment_core_utils.primitives.result_files import parsed_json, read_json
 from experiment_core_utils.stored_results import SCHEMA_VERSION, fault_of
-
-TRACKERS = REPOSITORY / "persistent_progress_trackers"
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,21 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The settings of one run (one output folder and one fingerprint), kept in `persistent_progress_trackers/`.
+    """The settings of one run (one output folder and one fingerprint), kept in a file of the `state_folder`.
 
     A setting is done when its result file is there and carries this run's fingerprint; deleting the file, or
     overwriting it by another run, makes it due again.
     """
 
-    def __init__(self, output_dir: Path, fingerprint: str, trackers: Path = TRACKERS) -> None:
+    def __init__(self, output_dir: Path, fingerprint: str, trackers: Path | None = None) -> None:
         self._output_dir = output_dir.resolve()
         self.fingerprint = fingerprint
-        name = hashlib.sha256(f"{self._output_dir}|{fingerprint}".encode()).hexdigest()[:16]
-        self.path = trackers / f"acc_lat_{name}.json"
-        self._entries = self._read()
+        digest = hashlib.sha256(os.fsencode(f"{self._output_dir}|{fingerprint}")).hexdigest()[:16]
+        name = f"acc_lat_{digest}.json"
+        self.path = (state_folder(self._output_dir) if trackers is None else trackers) / name
+        # A checkout that could be written to may hold what was measured then.
+        before = TRACKERS / name
+        self._entries = self._read(self.path if self.path.exists() or trackers is not None else before)
 
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
@@ -106,14 +108,14 @@ class Ledger:
         }
         write_json_atomically(content, self.path)
 
-    def _read(self) -> dict[str, LedgerEntry]:
-        if not self.path.exists():
+    def _read(self, path: Path) -> dict[str, LedgerEntry]:
+        if not path.exists():
             return {}
         try:
-            settings = read_json(self.path, "delete it")["settings"]
+            settings = read_json(path, "delete it")["settings"]
             return {key: _entry(stored) for key, stored in settings.items()}
         except (ResultsRefused, KeyError, TypeError, AttributeError) as error:
-            raise ResultsRefused(f"{self.path} is not a ledger of this version ({error}); delete it") from error
+            raise ResultsRefused(f"{path} is not a ledger of this version ({error}); delete it") from error
 
 
 def _entry(stored: dict[str, object]) -> LedgerEntry:

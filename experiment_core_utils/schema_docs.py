@@ -31,6 +31,7 @@ from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import FailedSample, KnobProof
 from experiment_core_utils.primitives.run_plan import RunPlan
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.sample_table import SAMPLE_COLUMNS, SampleColumn
 
 PAGE = REPOSITORY / "docs" / "results_schema.md"
@@ -153,4 +154,4 @@ def main(argv: Sequence[str] | None = None, page: Path = PAGE) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

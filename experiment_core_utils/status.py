@@ -18,8 +18,9 @@ from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.journal import JournalContent, journals_in, read_journal
 from experiment_core_utils.primitives.records import FailedSample, JournalHeader, SettingFailure, ShareDone
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, RunPlan, folders_with_plans, read_plan
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.primitives.units import span
-from experiment_core_utils.progress import TRACKERS, Ledger
+from experiment_core_utils.progress import Ledger
 
 FAILURES_SHOWN = 5
 # Longer than most samples take.
@@ -76,7 +77,7 @@ class Status:
         return self.elapsed_s / self.samples_by_run * self.samples_owed if self.samples_by_run > 0 else None
 
 
-def read_status(output_dir: Path, now_unix_s: float, trackers: Path = TRACKERS) -> Status:
+def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = None) -> Status:
     """The state of the last run in a results folder.
 
     Raises:
@@ -233,4 +234,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -5,6 +5,7 @@ A combination is one experiment (`text_experiment`) with an id of its own. It is
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.journal import only_run_in
 from experiment_core_utils.primitives.result_files import raw_result_path
+from experiment_core_utils.primitives.run_plan import PARTS_FOLDER
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
 from experiment_core_utils.text_energy import EnergySources
@@ -62,11 +65,11 @@ class TextReport:
         return 1 if self.failed else 0
 
 
-def plan_of(grid: Sequence[Combination], results_dir: Path) -> tuple[TextPlan, Accelerator]:
-    """What is to be done for a grid, and this process's place in doing it.
+def launched(grid: Sequence[Combination], results_dir: Path) -> Accelerator:
+    """This process's place in measuring a grid.
 
     Raises:
-        ConfigurationError: not a single combination is possible here.
+        ConfigurationError: the results' folder is a file.
         WorkerLost: the processes launched are not those asked for.
     """
     first = _any_config(grid)
@@ -74,12 +77,22 @@ def plan_of(grid: Sequence[Combination], results_dir: Path) -> tuple[TextPlan, A
     set_cpu_threads(first.num_threads, processes_on_this_machine(accelerator))
     if results_dir.exists() and not results_dir.is_dir():
         raise ConfigurationError(f"{results_dir} is a file; give a folder for the results")
-    saved = of_main_process(lambda: load_aggregated_results(first.task_type, results_dir=results_dir), accelerator)
+    return accelerator
+
+
+def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Accelerator) -> TextPlan:
+    """What is to be done for a grid.
+
+    Raises:
+        ConfigurationError: not a single combination is possible here.
+    """
+    task_type = _any_config(grid).task_type
+    saved = of_main_process(lambda: load_aggregated_results(task_type, results_dir=results_dir), accelerator)
 
     def has_outputs(experiment_id: str) -> bool:
         return raw_result_path(experiment_id, "text_output", results_dir).exists()
 
-    return plan_experiments(grid, saved, accelerator, has_outputs), accelerator
+    return plan_experiments(grid, saved, accelerator, has_outputs)
 
 
 def run_text_experiments(
@@ -94,9 +107,23 @@ def run_text_experiments(
     Raises:
         ConfigurationError: not a single combination is possible here, or the weights of none can be used.
         MeterUnavailable: energy is required and nothing here tells it.
+        ResultsRefused: another run is at work in the folder.
         WorkerLost: a process is gone or late.
     """
-    plan, accelerator = plan_of(grid, results_dir)
+    accelerator = launched(grid, results_dir)
+    with ExitStack() as stack:
+        of_main_process(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
+        return _run_alone(grid, results_dir, accelerator, say, sources)
+
+
+def _run_alone(
+    grid: Sequence[Combination],
+    results_dir: Path,
+    accelerator: Accelerator,
+    say: Say,
+    sources: EnergySources | None,
+) -> TextReport:
+    plan = plan_of(grid, results_dir, accelerator)
     is_main = accelerator.is_main_process
     memory = _ModelInMemory(accelerator)
     failed: dict[str, str] = {}

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.models.molmoe.original_checkpoint import DTYPES, convert_original_checkpoint
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def main() -> int:
@@ -33,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -23,6 +23,7 @@ from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForCondition
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
 from experiments.reference_model.card import CardSetting, knob_table, settings_of_card, type_table, write_into_card
 from experiments.reference_model.evaluation import Answered, accuracy_by_type, accuracy_of, answer_pictures
@@ -97,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

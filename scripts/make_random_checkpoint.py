@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def main() -> None:
@@ -29,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -6,11 +6,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.score_blocks import main
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(run_command(main))
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -25,6 +25,7 @@ from experiment_core_utils.models.molmoe import (
     MolmoeProcessor,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.reference_model.batches import BatchSource
 from experiments.reference_model.recipe import OptimiserRecipe, reference_config
 from experiments.reference_model.trainer import Clock, Trainer, run_leg
@@ -121,4 +122,4 @@ def print_knob_table(trainer: Trainer, drawn: list) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

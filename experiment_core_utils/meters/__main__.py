@@ -27,6 +27,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -141,4 +142,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -250,6 +250,7 @@ def only_run_in(folder: Path) -> Iterator[None]:
         ResultsNotSaved: the folder cannot be made or written to.
     """
     path = folder / LOCK_NAME
+    check_replaceable(path)
     with failed_writes_named(path):
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
+from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
 
 # In the results folder: journals, and this file.
 PARTS_FOLDER = ".parts"
@@ -69,14 +69,16 @@ def read_plan(output_dir: Path) -> RunPlan:
     """
     path = plan_path(output_dir)
     try:
-        plan = _PLAN.validate_json(path.read_bytes())
+        plan = _PLAN.validate_json(read_regular_file(path), strict=True)
     except FileNotFoundError as error:
         raise ResultsError(
             f"{output_dir} holds no plan of a run ({PARTS_FOLDER}/{_PLAN_FILE}); give the --output_dir of a run that "
             "has begun"
         ) from error
     except (OSError, ValidationError) as error:
-        raise ResultsError(f"{path} is no plan of this version; begin the run again") from error
+        raise ResultsRefused(f"{path} is no plan of this version; begin the run again") from error
+    if not (0 < plan.started_unix_s < 1e11 and plan.num_processes > 0 and plan.num_samples >= 0):
+        raise ResultsRefused(f"{path} is broken: its numbers are none of a run; begin the run again")
     if plan.schema_version != PLAN_VERSION:
-        raise ResultsError(f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}")
+        raise ResultsRefused(f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}")
     return plan

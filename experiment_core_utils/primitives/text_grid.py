@@ -1,5 +1,6 @@
 """In: a text experiment as YAML, a list of values standing for several; out: its combinations, judged one by one."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,11 +11,17 @@ import yaml
 from pydantic import BaseModel
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.files import read_regular_file
 from experiment_core_utils.primitives.text_config import ImpossibleCombination, TextConfig, judged
 
 # One launch has one of each.
 OF_THE_LAUNCH = ("device", "mixed_precision", "num_processes", "num_threads", "worker_timeout", "task_type")
 _LISTS = ("custom_metrics",)
+# A grid that is meant has hundreds of either at most.
+MOST_BYTES = 100_000
+MOST_VALUES = 20_000
+MOST_DEPTH = 50
+MOST_COMBINATIONS = 10_000
 
 Key = tuple[str, ...]
 
@@ -37,7 +44,10 @@ class Combination:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; raises ConfigurationError for everything else, a key given twice included."""
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise ConfigurationError(f"{path} has {size} bytes, and at most {MOST_BYTES} are read; give less")
+        return parse_yaml(read_regular_file(path).decode("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {first_line(error)}") from error
 
@@ -88,6 +98,12 @@ def combinations(content: Mapping[str, Any]) -> list[Combination]:
             raise ConfigurationError(f"{'.'.join(key)} has an empty list; give one value or more")
         if key[0] in OF_THE_LAUNCH:
             raise ConfigurationError(f"{key[0]} has several values; one launch has one, run a second one for the other")
+    total = math.prod(len(values) for values in axes.values())
+    if total > MOST_COMBINATIONS:
+        raise ConfigurationError(
+            f"the lists make {total} combinations, and at most {MOST_COMBINATIONS} are measured in one run; give "
+            "shorter lists"
+        )
     found = [_combination(content, dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
     if all(each.config is None for each in found):
         raise ConfigurationError(found[0].reason or "no combination is possible")
@@ -121,6 +137,8 @@ def _axes(content: Mapping[str, Any], model: type[BaseModel], above: Key = ()) -
 
 def _without_repeats(values: Sequence[Any]) -> list[Any]:
     """By value and type: true and 1 are two."""
+    if all(isinstance(value, str | int | float | None) for value in values):
+        return [value for _, value in dict.fromkeys((type(value), value) for value in values)]
     return [value for at, value in enumerate(values) if not any(_same(value, other) for other in values[:at])]
 
 
@@ -139,7 +157,30 @@ def _copied(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would keep the last one."""
+    """Refuses a key that is given twice, of which YAML would keep the last one, and what aliases make endless."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One node and all below it; refuses what is nested too deep for a file that is meant."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise ConfigurationError(f"it is nested more than {MOST_DEPTH} deep; write plain `key: value` lines")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The text's tree, before anything is made of it."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            total = _num_values(node, {})
+            if total > MOST_VALUES:
+                raise ConfigurationError(
+                    f"it stands for {_rounded(total)} values once its aliases are written out, and at most "
+                    f"{MOST_VALUES} are read; give less"
+                )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         # `<<: *anchor` takes in another mapping; its keys may be given again.
@@ -151,9 +192,37 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _rounded(total: int) -> str:
+    """Large numbers by their size: one of aliases of aliases may have thousands of digits."""
+    return str(total) if total < 10**15 else f"more than 10^{math.floor((total.bit_length() - 1) * math.log10(2))}"
+
+
+def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Values below a node and itself, each alias counted as often as it is used.
+
+    Args:
+        known: of nodes by id; None for those that are being counted.
+
+    Raises:
+        ConfigurationError: a node is part of itself.
+    """
+    if id(node) not in known:
+        known[id(node)] = None
+        below: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            below = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            below = node.value
+        known[id(node)] = 1 + sum(_num_values(part, known) for part in below)
+    found = known[id(node)]
+    if found is None:
+        raise ConfigurationError(f"line {node.start_mark.line + 1}: a value refers to itself; write it out")
+    return found
+
+
 def _parsed(text: str, name: str) -> Any:
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        return _StrictLoader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""

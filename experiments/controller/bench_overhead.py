@@ -34,6 +34,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, Profiler
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
 from experiments.controller.deciders import NetworkDecider
 from experiments.controller.device_odds import DeviceOdds
@@ -220,4 +221,4 @@ def _spread(values: np.ndarray) -> Mapping[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.evaluation import (
     BEST_STATIC,
     Budget,
@@ -296,4 +297,4 @@ def write(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

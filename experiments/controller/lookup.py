@@ -18,6 +18,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, Profiler
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.result_files import read_json_object
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies import RequestFeatures, check_budget
@@ -239,4 +240,4 @@ def _line(lookup: Lookup, budget_ms: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

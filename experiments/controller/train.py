@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.bounds import LARGEST_SEED, MOST_TIMES, ch
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.learning_curves import TensorboardCurves, summary_writer, write_curves
 from experiments.controller.rewards import RewardRecipe
@@ -180,4 +181,4 @@ def write_summary(job: TrainingJob, run: TrainingRun, folder: Path, spent: dict[
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.primitives.command import libraries_loading
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ProfilerError, Stopped
+from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def main() -> int:
@@ -50,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

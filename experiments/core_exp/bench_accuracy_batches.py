@@ -7,6 +7,7 @@ marks. Best of the rounds, in turn. Flags that are not this script's own go to t
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.tasks.registry import load_task
 
 Answers = list[tuple[int, ...]]
@@ -82,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

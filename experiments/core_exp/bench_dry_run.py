@@ -23,6 +23,7 @@ from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_resu
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def request_ratios(plan: PlanReport, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -73,4 +74,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -29,6 +29,7 @@ from experiment_core_utils.primitives.energy_records import EnergyFigure, StageE
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.stage_energy import IDLE_S, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.tasks.registry import load_task
 
@@ -177,4 +178,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.latency_estimator import KNOBS, LatencyEstimator
 from experiments.core_exp.latency_features import Requests
 
@@ -55,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

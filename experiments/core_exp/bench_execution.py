@@ -45,6 +45,7 @@ from experiment_core_utils.primitives.files import replaced_whole, write_json_at
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.primitives.records import MarkedTokens, StagedRun
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.setting_plan import plan_for
 from experiments.core_exp.execution_table import (
     EAGER,
@@ -382,4 +383,4 @@ def _floors(work: Mapping[str, Mapping[str, Work]], rates: Rates) -> dict[str, d
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

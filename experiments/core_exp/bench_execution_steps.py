@@ -8,6 +8,7 @@ that is than the row before. Host's work that no kernel waits for is not in it.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.bench_decode_kernels import POSITIONS, SLOTS, filled_store
 from experiments.core_exp.bench_prefill_parts import built, crops_of, milliseconds
 
@@ -118,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

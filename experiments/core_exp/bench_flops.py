@@ -9,6 +9,7 @@ the formula, which is over so soon, is repeated a hundred times as often.
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 
@@ -29,6 +30,7 @@ from transformers import (
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.h_metrics_compute import FlopMethod, count_prompt_flops
 from experiment_core_utils.primitives.device import set_cpu_threads
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.primitives.text_config import judged
 
 METHODS: tuple[FlopMethod, ...] = ("formula", "counter", "ptflops")
@@ -111,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -9,6 +9,7 @@ that are not this script's own go to the pipeline's configuration.
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -32,6 +33,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.setting_plan import asked_values
 
 Case = tuple[str, Any, Mapping[str, Any]]
@@ -164,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

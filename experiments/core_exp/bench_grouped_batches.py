@@ -8,6 +8,7 @@ without marks. Best of the rounds, in turn. Flags that are not this script's own
 
 import argparse
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -21,6 +22,7 @@ from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.bench_accuracy_batches import Answers, timed
 
 
@@ -95,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -5,6 +5,7 @@ python -m experiments.core_exp.bench_marks --pairs 40
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
     synchronize,
 )
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.tasks.registry import load_task
 
 
@@ -84,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

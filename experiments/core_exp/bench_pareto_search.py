@@ -47,6 +47,7 @@ from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.distributions import bounded_mean_interval
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.core_exp.recorded_table import Table, read_table
 
@@ -364,4 +365,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -9,6 +9,7 @@ every block's weights come from memory. `--check` compares logits, stored keys a
 import argparse
 import copy
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.standard_streams import run_command
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
 PEAK_FLOPS = 790e12
@@ -188,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

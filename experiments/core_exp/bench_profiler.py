@@ -5,6 +5,7 @@ python -m experiments.core_exp.bench_profiler --rounds 15
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.config import ProfilerMode, parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.torch_profiles import StagesInRanges, new_profiler
 
@@ -96,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

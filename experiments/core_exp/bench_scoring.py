@@ -6,9 +6,11 @@ python -m experiments.core_exp.bench_scoring
 import argparse
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
@@ -114,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -11,6 +11,7 @@ times taken around whole steps of the pipeline, two readings of the clock for ea
 """
 
 import argparse
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,6 +24,7 @@ from experiment_core_utils import measurement, pipeline, profiling_run
 from experiment_core_utils.measurement import ShareMeasurer
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.journal import Journal
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.request_source import RequestSource
 
@@ -123,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from experiment_core_utils.primitives.bounds import LARGEST_SEED, check_within
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.analysis_files import AnalysisFiles
 from experiments.core_exp.e2_entries import (
     FrontAnalysis,
@@ -156,4 +157,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

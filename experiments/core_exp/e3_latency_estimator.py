@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.budget_guardrail import guardrail_curve
 from experiments.core_exp.e3_figures import save_figures
 from experiments.core_exp.e3_report import closing_lines, predictions_csv, validation_entries
@@ -75,4 +76,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.report_analyses import analyse
 from experiments.core_exp.report_content import report_of
 from experiments.core_exp.report_page import page_of
@@ -49,4 +50,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.sweep_results import load_sweep
 
 
@@ -48,4 +49,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

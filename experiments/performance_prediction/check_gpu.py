@@ -6,6 +6,7 @@ python -m experiments.performance_prediction.check_gpu --output check_gpu.json
 import argparse
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.performance_prediction.algorithm_support import conv_shapes
 from experiments.performance_prediction.cnn_models.registry import MODELS, build_model
 from experiments.performance_prediction.convolution import ALGORITHMS, AlgorithmName, ConvShape, Precision
@@ -289,4 +291,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

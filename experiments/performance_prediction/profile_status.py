@@ -11,6 +11,7 @@ from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flat_table import read_table
+from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def status_lines(results: Path) -> Iterator[str]:
@@ -50,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

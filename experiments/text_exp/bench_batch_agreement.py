@@ -8,6 +8,7 @@ python -m experiments.text_exp.bench_batch_agreement --dtypes float32 bfloat16 -
 
 import argparse
 import statistics
+import sys
 from collections.abc import Sequence
 
 from experiment_core_utils.a_distributed import setup_distributed
@@ -20,6 +21,7 @@ from experiment_core_utils.c_prompt_processing import (
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.primitives.device import set_cpu_threads
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.primitives.text_config import PromptSource, judged
 from experiment_core_utils.tasks.prompts import read_prompts
 from experiments.text_exp.agreement import Agreement, compare
@@ -88,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

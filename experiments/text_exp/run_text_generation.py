@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.primitives.command import libraries_loading
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.primitives.text_grid import combinations, read_yaml, with_overrides
 
 
@@ -57,11 +58,12 @@ def main() -> int:
         grid = combinations(_content(given))
         # torch and transformers take seconds to import; `--help` and a wrong key need neither.
         with libraries_loading():
-            from experiment_core_utils.text_pipeline import plan_of, run_text_experiments
+            from experiment_core_utils.text_pipeline import launched, plan_of, run_text_experiments
             from experiment_core_utils.text_table import text_table
 
         if given.dry_run:
-            plan, accelerator = plan_of(grid, given.output_dir)
+            accelerator = launched(grid, given.output_dir)
+            plan = plan_of(grid, given.output_dir, accelerator)
             if accelerator.is_main_process:
                 print("\n".join(plan.lines()))
             return 0
@@ -88,4 +90,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))
