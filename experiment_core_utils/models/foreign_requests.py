@@ -12,25 +12,16 @@ import torch
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-from experiment_core_utils.models.prompt_layout import prompt_layout_of
+from experiment_core_utils.models.prompt_layout import UNUSABLE, check_prompt, prompt_layout_of
 from experiment_core_utils.models.vision_options import fields_in_force, kind_of, known_kinds, vision_options_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.records import PreparedRequest, RequestShape, VisionGeometry
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.interface import Sample
 
 # A crop of the whole of a longer strip would first be scaled to gigabytes.
 LONGEST_ASPECT = 200
-# What processors raise for pictures that they cannot use.
-_PICTURE_ERRORS = (
-    ValueError,
-    TypeError,
-    IndexError,
-    ArithmeticError,
-    RuntimeError,
-    OSError,
-    Image.DecompressionBombError,
-)
 # The names that families have for the token that a picture's feature takes the place of, and for those around it.
 _PLACEHOLDERS = ("image_token_id", "image_token_index")
 _MARKER_IDS = (
@@ -93,16 +84,21 @@ class ForeignRequests:
         Where the number of vision tokens cannot be set, `crops` changes nothing.
 
         Raises:
-            SampleError: a picture that cannot be used, a prompt with a placeholder in it, without any token, or longer
-                than the model's context.
+            SampleError: a picture or a prompt that cannot be used, a prompt with a placeholder in it, without any
+                token, or longer than the model's context.
         """
         image = sample.image if self.has_vision else None
         started = time.perf_counter()
         try:
+            check_prompt(prompt)
             text = self._layout.text(prompt, has_picture=image is not None)
             inputs = self._text_inputs(text) if image is None else self._picture_inputs(text, image, crops)
         except SampleError as error:
-            raise SampleError(f"sample {sample.sample_id}: {error}") from error
+            raise type(error)(f"sample {sample.sample_id}: {error}") from error
+        except UNUSABLE as error:
+            raise SampleError(
+                f"sample {sample.sample_id}: its prompt cannot be used ({shown(first_line(error))})"
+            ) from error
         preprocess_s = time.perf_counter() - started
         tokens = inputs["input_ids"].shape[1]
         if tokens == 0:
@@ -159,8 +155,8 @@ class ForeignRequests:
                     add_special_tokens=not self._layout.has_begin_mark(text),
                     images_kwargs=dict(options),
                 )
-        except _PICTURE_ERRORS as error:
-            raise SampleError(f"its picture cannot be used ({first_line(error)})") from error
+        except UNUSABLE as error:
+            raise SampleError(f"its picture cannot be used ({shown(first_line(error))})") from error
         return _tensors(encoded)
 
     def _in_force(self, crops: CropRange) -> AbstractContextManager[None]:

@@ -4,10 +4,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
+from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.texts import is_text, shown
 
 _PROBE = "probe of the template"
+# What tokenizers, templates and processors raise for one prompt or picture that they cannot use.
+UNUSABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+    Image.DecompressionBombError,
+    TemplateError,
+)
+
+
+def check_prompt(prompt: Any) -> None:
+    """Raises SampleError for what no tokenizer takes."""
+    if not is_text(prompt):
+        raise SampleError(f"its prompt {shown(repr(prompt))} is not a text that can be written as UTF-8")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.prompt_layout import check_prompt
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.adaptive_generation import prompt_ids
@@ -53,10 +54,12 @@ def asked_by_picture(
     for task, sample_id in {(task.name, sample_id): (task, sample_id) for task, sample_id in asked}.values():
         try:
             sample = task[sample_id]
+            prompt = task.prompt(sample)
+            check_prompt(prompt)
         except SampleError as error:
             failed[task.name, sample_id] = str(error)
             continue
-        question = PictureQuestion(task, sample_id, prompt_ids(model, task.prompt(sample)))
+        question = PictureQuestion(task, sample_id, prompt_ids(model, prompt))
         picture = question.key if sample.image is None else picture_digest(sample.image)
         by_picture.setdefault(picture, []).append(question)
     return list(by_picture.values()), failed

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from experiment_core_utils.models.architecture import implementations, stored_bytes
@@ -32,6 +31,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.prompt_traces import PromptTraces
 from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
+from experiment_core_utils.models.prompt_layout import UNUSABLE, check_prompt
 from experiment_core_utils.primitives.components import Component
 from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.config import ExecutionMode
@@ -46,6 +46,7 @@ from experiment_core_utils.primitives.records import (
     StageFlops,
     VisionGeometry,
 )
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.interface import Sample
 
 LOGGER = logging.getLogger(__name__)
@@ -104,9 +105,15 @@ class MolmoeStagedModel:
         """See `StagedModel.prepare`."""
         started = time.perf_counter()
         try:
+            check_prompt(prompt)
             inputs = self.processor(prompt, sample.image, crops)
-        except (ValueError, OSError, Image.DecompressionBombError) as error:
-            raise SampleError(f"sample {sample.sample_id}: its picture cannot be used ({first_line(error)})") from error
+        except SampleError as error:
+            # Of its own class: a sample that is out of time says so.
+            raise type(error)(f"sample {sample.sample_id}: {error}") from error
+        except UNUSABLE as error:
+            raise SampleError(
+                f"sample {sample.sample_id}: its picture or prompt cannot be used ({shown(first_line(error))})"
+            ) from error
         preprocess_s = time.perf_counter() - started
         tokens = inputs["input_ids"].shape[1]
         self.refuse_longer_prompt(sample.sample_id, tokens)

@@ -8,7 +8,14 @@ from types import MappingProxyType
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.official_files import OfficialFile
-from experiment_core_utils.tasks.datasets.published import Asked, Place, PublishedTask, SplitSource, picture_file
+from experiment_core_utils.tasks.datasets.published import (
+    Asked,
+    Place,
+    PublishedTask,
+    SplitSource,
+    listed,
+    picture_file,
+)
 from experiment_core_utils.tasks.datasets.tables import Row
 
 CAPTION_QUESTION = "Provide a one-sentence caption for the provided image."
@@ -45,7 +52,7 @@ class CocoCaption(PublishedTask):
             question_id=row["question_id"],
             image_id=str(int(number)),
             question=CAPTION_QUESTION,
-            answers=tuple(row["answer"] or ()),
+            answers=listed(row["answer"], "answers"),
             picture=row["image"],
         )
 

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
@@ -25,9 +26,11 @@ _KEPT = ("answer_type", "question_type", "multiple_choice_answer")
 
 def answer_texts(answers: Sequence[Any] | Mapping[str, Any]) -> tuple[str, ...]:
     """The annotators' answers as they gave them: OK-VQA's `answer` is a stem, with the text in `raw_answer`."""
-    if isinstance(answers, Sequence) and all(isinstance(answer, str) for answer in answers):
+    if isinstance(answers, list | tuple) and all(isinstance(answer, str) for answer in answers):
         return tuple(answers)
     records = list_of_records(answers)
+    if not all(isinstance(record, Mapping) for record in records):
+        raise SampleError(f"the answers are {shown(repr(answers))}, neither texts nor records")
     names = ["raw_answer" if "raw_answer" in record else "answer" for record in records]
     if not all(name in record for name, record in zip(names, records, strict=True)):
         raise SampleError("an answer has neither raw_answer nor answer")

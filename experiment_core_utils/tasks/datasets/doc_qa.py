@@ -12,6 +12,7 @@ from experiment_core_utils.tasks.datasets.published import (
     PublishedTask,
     SplitSource,
     file_stem,
+    listed,
     picture_file,
     present,
 )
@@ -50,7 +51,7 @@ class DocVQA(PublishedTask):
             question_id=str(row["questionId"]),
             image_id=page or file_stem(row["image"]) or f"document-{row['docId']}",
             question=row["question"],
-            answers=tuple(row["answers"] or ()),
+            answers=listed(row["answers"], "answers"),
             picture=row["image"],
             metadata=present(row, ("docId", "question_types")),
         )
@@ -59,7 +60,7 @@ class DocVQA(PublishedTask):
         """See `PublishedTask`."""
         if "question_types" not in row or not row["question_types"]:
             return UNTYPED
-        return "+".join(sorted(row["question_types"]))
+        return "+".join(sorted(listed(row["question_types"], "question types")))
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`."""

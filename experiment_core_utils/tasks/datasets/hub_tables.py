@@ -11,13 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub.constants
 from datasets.exceptions import DatasetsError
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.tables import Row
 
-# What `load_dataset` and `load_from_disk` raise: no network, no such dataset or split, broken files, a loading script.
-_UNREADABLE = (OSError, ValueError, RuntimeError, DatasetsError)
+# What `load_dataset` and `load_from_disk` raise: no network, no such dataset or split, broken files, a loading script,
+# a description of the rows that is of other types than the library writes.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    MemoryError,
+    DatasetsError,
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMATS = ("parquet", "arrow")
 UNKNOWN_COMMIT = "unknown"
@@ -45,10 +60,9 @@ class HubTable:
     """Rows held by the `datasets` library (memory-mapped). Implements `Table`."""
 
     def __init__(self, rows: datasets.Dataset, roots: tuple[Path, ...], source: Mapping[str, str]) -> None:
-        for name, feature in rows.features.items():
-            if isinstance(feature, datasets.Image):
-                rows = rows.cast_column(name, datasets.Image(decode=False))
-        self._rows = rows
+        # As they are stored: the library would decode pictures, sounds, films and PDF files, also in lists, in any
+        # format that it knows.
+        self._rows = rows.with_format("arrow")
         self.columns = frozenset(rows.column_names)
         self.roots = roots
         self.source = source
@@ -58,13 +72,13 @@ class HubTable:
 
     def row(self, index: int) -> Row:
         """See `Table`."""
-        row: dict[str, Any] = self._rows[index]
+        row: dict[str, Any] = self._rows[index].to_pylist()[0]
         return row
 
     def select(self, columns: Sequence[str]) -> list[Row]:
         """See `Table`."""
-        values = self._rows.select_columns(list(columns))[:]
-        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        rows: list[Row] = self._rows.select_columns(list(columns))[:].to_pylist()
+        return rows
 
     def has_picture(self, column: str) -> list[bool]:
         """See `Table`."""
@@ -89,7 +103,7 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
             cache_dir=None if cache_dir is None else str(cache_dir),
         )
     except _UNREADABLE as error:
-        raise ConfigurationError(first_line(error)) from error
+        raise ConfigurationError(shown(first_line(error))) from error
     commit = _commit_of(rows)
     if _COMMIT.fullmatch(hub.revision) and commit != hub.revision:
         raise ConfigurationError(f"revision {hub.revision} was asked for, and the cache holds {commit}")
@@ -103,6 +117,12 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
         "fingerprint": rows._fingerprint,
     }
     return HubTable(rows, (), source)
+
+
+def cache_folders(cache_dir: Path | None) -> tuple[Path, ...]:
+    """Where the libraries keep what they download and unpack."""
+    own = Path(datasets.config.HF_DATASETS_CACHE) if cache_dir is None else cache_dir
+    return own, Path(datasets.config.HF_DATASETS_CACHE), Path(huggingface_hub.constants.HF_HUB_CACHE)
 
 
 def _commit_of(rows: datasets.Dataset) -> str:
@@ -130,7 +150,8 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
         if (copied / "dataset_dict.json").is_file() or (copied / "state.json").is_file():
             return _saved(copied, split)
         for kind in _FORMATS:
-            files = [path for path in sorted(copied.rglob(f"*.{kind}")) if _is_of_split(path, copied, split)]
+            found = [path for path in sorted(copied.rglob(f"*.{kind}")) if _is_of_split(path, copied, split)]
+            files = [path for path in found if path.is_file()]
             if hub.config is not None and copied == folder:
                 files = [path for path in files if _is_at_the_top(path, folder, split)]
             if files:
@@ -144,12 +165,16 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
                 source = {"read_from": f"{kind} files", "path": str(folder), "split": split, "files": listed}
                 return HubTable(rows, (copied,), source)
     except _UNREADABLE as error:
-        reason = first_line(error.__cause__ or error)
+        reason = shown(first_line(error.__cause__ or error))
         raise ConfigurationError(f"split {split!r} in {copied} cannot be read: {reason}") from error
     return None
 
 
 def _saved(folder: Path, split: str) -> HubTable:
+    for path in (each for pattern in ("*.json", "*.arrow") for each in folder.rglob(pattern)):
+        # Reading a pipe or a device may never end.
+        if not path.is_file() and not path.is_dir():
+            raise ConfigurationError(f"{folder} cannot be read: {path.name} is no regular file; copy the folder again")
     saved = datasets.load_from_disk(str(folder))
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import Asked, Place, PublishedTask, SplitSource, present
 from experiment_core_utils.tasks.datasets.tables import Row
@@ -24,9 +25,12 @@ def literal_list(text: str, what: str) -> list[Any]:
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise SampleError(f"{what} is not a list: {text!r}") from error
+        raise SampleError(f"{what} is not a list: {shown(repr(text))}") from error
     if not isinstance(found, list):
-        raise SampleError(f"{what} is not a list: {text!r}")
+        raise SampleError(f"{what} is not a list: {shown(repr(text))}")
+    odd = [each for each in found if not isinstance(each, str | int | float)]
+    if odd:
+        raise SampleError(f"{what} holds {shown(repr(odd[0]))}, neither a text nor a number")
     return found
 
 

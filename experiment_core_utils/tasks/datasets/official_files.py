@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.texts import shown
 
 # COCO's archives unpack into this subfolder.
 _SUBFOLDERS = (".", "annotations")
+# The largest of the nine datasets' files, the answers of VQA v2's training split, has 0.4 GB.
+MOST_BYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,21 @@ def find_files(folder: Path, patterns: Sequence[str]) -> list[Path] | None:
 
 
 def read_official(path: Path) -> OfficialFile:
-    """The parsed file; raises ConfigurationError where it cannot be read or is not JSON."""
+    """The parsed file; raises ConfigurationError where it cannot be read, is not JSON or is above `MOST_BYTES`."""
+    # Reading a pipe or a device may never end.
+    if not path.is_file():
+        raise ConfigurationError(f"{path} cannot be read as JSON: it is no regular file; put the official file there")
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigurationError(
+                f"{path} has {path.stat().st_size} bytes, and no official file has more than {MOST_BYTES}; "
+                "put the official file there"
+            )
         data = path.read_bytes()
         return OfficialFile(path, json.loads(data), hashlib.sha256(data).hexdigest())
+    except (RecursionError, MemoryError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read as JSON: it is nested too deeply or too large; put the official file there"
+        ) from error
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read as JSON: {first_line(error)}") from error
+        raise ConfigurationError(f"{path} cannot be read as JSON: {shown(first_line(error))}") from error

@@ -1,19 +1,25 @@
 """In: the bytes or the file of a picture; out: an upright 8-bit RGB picture, or a `SampleError` of one line.
 
-A picture that cannot be read is one failed sample, never the end of a run.
+A picture that cannot be read is one failed sample, never the end of a run. No other module opens pictures: Pillow tries
+every format that it knows, whatever a file is called, and for PostScript it runs Ghostscript.
 """
 
 import io
+import os
 import struct
 import warnings
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiment_core_utils.primitives.errors import SampleError, first_line
+from experiment_core_utils.primitives.texts import shown
 
+# By their content, not by their names. All are decoded inside this process.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Above this a small file may claim more memory than a machine has; Pillow's own limit for a warning.
 MAX_PIXELS = 89_478_485
 
@@ -23,9 +29,12 @@ _BROKEN = (
     SyntaxError,
     ValueError,
     EOFError,
-    IndexError,
-    KeyError,
+    LookupError,
     TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
     RuntimeError,
     struct.error,
     zlib.error,
@@ -43,28 +52,72 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
         name: what an error calls it.
 
     Raises:
-        SampleError: missing, truncated, not a picture, more than `MAX_PIXELS` pixels, or grey values whose range is
-            not stated (32-bit and floating-point pixels).
+        SampleError: missing, no regular file, truncated, not a picture of one of the `FORMATS`, no or more than
+            `MAX_PIXELS` pixels, or grey values whose range is not stated (32-bit and floating-point pixels).
     """
-    if isinstance(content, Path) and not content.is_file():
-        raise SampleError(f"picture {name} is missing: there is no file {content}")
+    name = shown(name)
+    if isinstance(content, Path):
+        _check_regular(content, name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
+            stream = io.BytesIO(content) if isinstance(content, bytes) else content
+            with Image.open(stream, formats=FORMATS) as picture:
+                size = f"{picture.width} x {picture.height} pixels"
                 if picture.width * picture.height > MAX_PIXELS:
-                    raise SampleError(
-                        f"picture {name} is too large: {picture.width} x {picture.height} pixels, at most {MAX_PIXELS}"
-                    )
+                    raise SampleError(f"picture {name} is too large: {size}, at most {MAX_PIXELS}")
+                if picture.width * picture.height == 0:
+                    raise SampleError(f"picture {name} is empty: {size}")
                 picture.load()
                 return _rgb(ImageOps.exif_transpose(picture), name)
     except _HUGE as error:
-        raise SampleError(f"picture {name} is too large: {first_line(error)}") from error
+        raise SampleError(f"picture {name} is too large: {first_line(error)}, at most {MAX_PIXELS}") from error
     except UnidentifiedImageError as error:
         # Pillow's message holds the address of a buffer, different in every run.
-        raise SampleError(f"picture {name} cannot be read: it is in no known picture format") from error
+        raise SampleError(
+            f"picture {name} cannot be read: it is in no known picture format ({', '.join(FORMATS)}); convert it"
+        ) from error
     except _BROKEN as error:
-        raise SampleError(f"picture {name} cannot be read: {first_line(error)}") from error
+        raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
+
+
+def find_picture(path: str, roots: Sequence[Path], folders: Sequence[Path]) -> Path:
+    """The file of a picture that a row names by its path.
+
+    Args:
+        roots: the path is relative to one of them, with or without its subfolders: archives differ in whether they
+            keep those.
+        folders: the file, behind all links, has to lie in one of them.
+
+    Raises:
+        SampleError: there is none, or only outside the folders.
+    """
+    candidates = [root / name for root in roots for name in (path, Path(path).name)] or [Path(path)]
+    # Not Path.is_file: it raises for a name that is too long or a folder that is closed to this user.
+    there = [each for each in candidates if os.path.isfile(each)]
+    inside = [each for each in there if is_inside(each, folders)]
+    if there and not inside:
+        raise SampleError(
+            f"picture {shown(path)} is not read: it is outside {shown(str(folders[0]))} (an absolute path, '..' or a "
+            "link); copy it there"
+        )
+    return inside[0] if inside else candidates[0]
+
+
+def is_inside(path: Path, folders: Sequence[Path]) -> bool:
+    """Whether what the path leads to, behind all links, lies in one of the folders."""
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
+
+
+def _check_regular(path: Path, name: str) -> None:
+    """Raises SampleError for anything else than a regular file: reading a pipe or a device may never end."""
+    if os.path.isfile(path):
+        return
+    where = shown(str(path))
+    if os.path.lexists(path):
+        raise SampleError(f"picture {name} cannot be read: {where} is no regular file")
+    raise SampleError(f"picture {name} is missing: there is no file {where}")
 
 
 def _rgb(picture: Image.Image, name: str) -> Image.Image:

@@ -8,6 +8,7 @@ import string
 from collections.abc import Sequence
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.texts import is_text
 
 OPEN_TEMPLATE = " User: {style}: {question} Assistant:"
 CHOICE_TEMPLATE = " User: {style}: {question}\n{options} Assistant:"
@@ -27,6 +28,8 @@ def check_template(template: str, required: Sequence[str]) -> str:
     Raises:
         ConfigurationError: an unknown or missing field, a conversion or format specification, a lone brace.
     """
+    if not is_text(template):
+        raise ConfigurationError(f"prompt template {template!r} is not valid UTF-8; write it in UTF-8")
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:

@@ -4,6 +4,7 @@ What the nine published datasets share. A reader of one of them says how a row o
 rows are made of its official files; see docs/datasets.md.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +14,19 @@ from typing import Any
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
-from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
+from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, cache_folders, read_folder, read_hub
 from experiment_core_utils.tasks.datasets.official_files import OfficialFile, find_files, read_official
-from experiment_core_utils.tasks.datasets.pictures import open_picture
+from experiment_core_utils.tasks.datasets.pictures import find_picture, open_picture
 from experiment_core_utils.tasks.datasets.prompt_templates import CHOICE_TEMPLATE, OPEN_TEMPLATE, check_template, fill
 from experiment_core_utils.tasks.datasets.tables import OfficialTable, Row, Table
 from experiment_core_utils.tasks.interface import Sample
 
 UNTYPED = "all"
 
-# What a reader meets in a row that is not as the dataset's layout says: a null, a number for a text, a missing field.
-ODD_ROW = (TypeError, ValueError, AttributeError, KeyError, IndexError)
+# What a reader meets in a row that is not as the dataset's layout says: a null, a number for a text, a missing field,
+# an infinite id, lists within lists within lists.
+ODD_ROW = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class PublishedTask(ABC):
         self.split = split
         self._template = prompt_template
         hub = self.hub if revision is None else HubDataset(self.hub.id, self.hub.config, revision)
+        self._folders = cache_folders(cache_dir) if data_dir is None else (data_dir, *_blobs_of(data_dir))
         self._table = self._open(hub, data_dir, cache_dir)
         self.source: Mapping[str, str] = self._table.source
         missing = sorted(self.columns - self._table.columns) if len(self._table) else []
@@ -172,17 +176,18 @@ class PublishedTask(ABC):
         try:
             asked = self.ask(self._table.row(place.row), place)
         except SampleError as error:
-            raise SampleError(f"{self.name} {self.split} sample {index}: {error}") from error
+            # Of its own class: a sample that is out of time says so.
+            raise type(error)(f"{self.name} {self.split} sample {index}: {error}") from error
         except ODD_ROW as error:
             raise SampleError(f"{self.name} {self.split} sample {index}: {self._other_layout(error)}") from error
-        where = f"{self.name} {self.split} question {asked.question_id}"
+        where = f"{self.name} {self.split} question {shown(asked.question_id)}"
         if not asked.answers:
             raise SampleError(f"{where} has no reference answers")
         try:
             check_texts(asked)
             image = self._picture(asked)
         except SampleError as error:
-            raise SampleError(f"{where}: {error}") from error
+            raise type(error)(f"{where}: {error}") from error
         return Sample(
             sample_id=index,
             image_id=asked.image_id,
@@ -201,7 +206,10 @@ class PublishedTask(ABC):
             raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
         if self._types is None:
             columns = [name for name in self.type_columns if name in self._table.columns]
-            rows = self._table.select(columns) if columns else [{}] * len(self._table)
+            try:
+                rows = self._table.select(columns) if columns else [{}] * len(self._table)
+            except ODD_ROW as error:
+                raise ConfigurationError(f"{self.name} {self.split}: {self._other_layout(error)}") from error
             self._types = [self._type_at(rows[place.row], place) for place in self._places]
         return self._types[index]
 
@@ -223,12 +231,13 @@ class PublishedTask(ABC):
     def _type_at(self, row: Row, place: Place) -> str:
         """`type_of`; a row that does not tell is untyped (asked as a sample, it says itself what it lacks)."""
         try:
-            return self.type_of(row, place)
+            found = self.type_of(row, place)
         except ODD_ROW:
             return UNTYPED
+        return found if is_text(found) else UNTYPED
 
     def _other_layout(self, error: BaseException) -> str:
-        return f"a row is not as in {self.hub.id} ({type(error).__name__}: {first_line(error)})"
+        return f"a row is not as in {self.hub.id} ({type(error).__name__}: {shown(first_line(error))})"
 
     def _open(self, hub: HubDataset, data_dir: Path | None, cache_dir: Path | None) -> Table:
         split = self.splits[self.split]
@@ -268,7 +277,7 @@ class PublishedTask(ABC):
             named = ", ".join(file.path.name for file in files)
             raise ConfigurationError(
                 f"{self.name} {self.split}: {named} in {data_dir} are not the official files of that name "
-                f"({type(error).__name__}: {first_line(error)})"
+                f"({type(error).__name__}: {shown(first_line(error))})"
             ) from error
 
     def _how_to_get(self, hub: HubDataset) -> str:
@@ -289,23 +298,47 @@ class PublishedTask(ABC):
             raise SampleError("the row has no picture")
         if not isinstance(asked.picture, Mapping):
             raise SampleError(f"the picture is {type(asked.picture).__name__}, not bytes with a path as on the hub")
-        if asked.picture["bytes"] is not None:
-            return open_picture(asked.picture["bytes"], asked.image_id)
-        if asked.picture["path"] is None:
+        content, path = asked.picture.get("bytes"), asked.picture.get("path")
+        if isinstance(content, bytes):
+            return open_picture(content, asked.image_id)
+        if content is not None:
+            raise SampleError(f"the picture's bytes are {shown(repr(content))}, not bytes")
+        if path is None:
             raise SampleError("the row has a picture without bytes and without a path")
-        path = Path(asked.picture["path"])
-        # Archives differ in whether they keep the annotation's subfolders.
-        candidates = [root / name for root in self._table.roots for name in (path, path.name)] or [path]
-        return open_picture(next((file for file in candidates if file.is_file()), candidates[0]), str(path))
+        if not isinstance(path, str):
+            raise SampleError(f"the picture's path is {shown(repr(path))}, not a text")
+        return open_picture(find_picture(path, self._table.roots, self._folders), path)
+
+
+def _blobs_of(folder: Path) -> tuple[Path, ...]:
+    """Where the files are that a snapshot in the hub's cache links to: REPOSITORY/snapshots/COMMIT, /blobs."""
+    above = (folder.absolute(), *folder.absolute().parents)
+    return tuple(each.parent / "blobs" for each in above if each.name == "snapshots")
 
 
 def check_texts(asked: Asked) -> None:
-    """Raises SampleError where the question, an answer or an option is no text."""
-    if not isinstance(asked.question, str) or not asked.question.strip():
-        raise SampleError(f"the question is {asked.question!r}, not a text")
-    odd = [text for text in (*asked.answers, *asked.options) if not isinstance(text, str)]
+    """Raises SampleError where the question, an answer, an option or an id is no text, or the rest is not JSON."""
+    if not is_text(asked.question) or not asked.question.strip():
+        raise SampleError(f"the question is {shown(repr(asked.question))}, not a text")
+    odd = [text for text in (*asked.answers, *asked.options) if not is_text(text)]
     if odd:
-        raise SampleError(f"{odd[0]!r} stands among the answers or options, which are texts")
+        raise SampleError(f"{shown(repr(odd[0]))} stands among the answers or options, which are texts")
+    for name, value in (("question's id", asked.question_id), ("picture's name", asked.image_id)):
+        if not is_text(value):
+            raise SampleError(f"the {name} is {shown(repr(value))}, not a text")
+    try:
+        json.dumps(dict(asked.metadata), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SampleError(f"what is kept of the row beside the question is not JSON ({first_line(error)})") from error
+
+
+def listed(values: Any, what: str) -> tuple[Any, ...]:
+    """The entries of a list; none of a null. Raises SampleError for anything else: letters would pass for answers."""
+    if values is None:
+        return ()
+    if not isinstance(values, list | tuple):
+        raise SampleError(f"the {what} are {shown(repr(values))}, not a list")
+    return tuple(values)
 
 
 def picture_file(path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
@@ -13,6 +14,7 @@ from experiment_core_utils.tasks.datasets.published import (
     PublishedTask,
     SplitSource,
     file_stem,
+    listed,
     picture_file,
     present,
 )
@@ -48,7 +50,10 @@ class ScienceQAImages(PublishedTask):
 
     def ask(self, row: Row, place: Place) -> Asked:
         """See `PublishedTask`. The hub's rows have no ids: their number in the split stands for one."""
-        options = tuple(row["choices"])
+        options = listed(row["choices"], "options")
+        # Joined below, where anything would become a text.
+        if not is_text(row["question"]) or not (row["hint"] is None or is_text(row["hint"])):
+            raise SampleError(f"question or hint is no text: {shown(repr((row['question'], row['hint'])))}")
         if not 0 <= row["answer"] < len(options):
             raise SampleError(f"the answer is option {row['answer']} of {len(options)}, counted from 0")
         question_id = str(row["question_id"]) if "question_id" in row else f"{self.split}-{place.row}"

@@ -17,6 +17,7 @@ from experiment_core_utils.tasks.datasets.published import (
     PublishedTask,
     SplitSource,
     file_stem,
+    listed,
     picture_file,
     present,
 )
@@ -55,7 +56,7 @@ class SceneTextQA(PublishedTask):
             question_id=str(row["question_id"]),
             image_id=named or f"question-{row['question_id']}",
             question=row["question"],
-            answers=tuple(row["answers"] or ()),
+            answers=listed(row["answers"], "answers"),
             picture=row["image"],
             metadata=present(row, ("dataset",)),
         )

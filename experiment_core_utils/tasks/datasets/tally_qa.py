@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from types import MappingProxyType
 
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
@@ -47,6 +49,8 @@ class TallyQA(PublishedTask):
         """See `PublishedTask`. The hub's rows have no ids: row and place stand for them."""
         asked = list_of_records(row["qa"])[place.item]
         question_id = str(asked["question_id"]) if "question_id" in asked else f"{place.row}-{place.item}"
+        if not isinstance(asked["answer"], str | int | None):
+            raise SampleError(f"the answer is {shown(repr(asked['answer']))}, neither a number nor a text")
         named = row["image_name"] if "image_name" in row else file_stem(row["image"])
         return Asked(
             question_id=question_id,

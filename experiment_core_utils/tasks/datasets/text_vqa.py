@@ -10,6 +10,7 @@ from experiment_core_utils.tasks.datasets.published import (
     Place,
     PublishedTask,
     SplitSource,
+    listed,
     picture_file,
     present,
 )
@@ -42,7 +43,7 @@ class TextVQA(PublishedTask):
             question_id=str(row["question_id"]),
             image_id=str(row["image_id"]),
             question=row["question"],
-            answers=tuple(row["answers"] or ()),
+            answers=listed(row["answers"], "answers"),
             picture=row["image"],
             metadata=present(row, ("ocr_tokens", "image_classes")),
         )

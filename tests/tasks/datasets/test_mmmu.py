@@ -1,5 +1,6 @@
 """MMMU from the hub's columns: options read as literals, open answers, questions with several pictures."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +94,18 @@ def test_other_spellings_and_rows_that_are_none(task: MMMU) -> None:
         task[7]
     with pytest.raises(SampleError, match="is of type 'essay', not multiple-choice or open"):
         task[10]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"options": r"['\ud800', 'b']", "answer": "A"}, r"'\\ud800' stands among the answers or options"),
+        ({"options": "[{}, 'b']", "answer": "B"}, "holds {}, neither a text nor a number"),
+        ({"options": "[" * 5000, "answer": "A"}, "is not a list: .*5002 characters"),
+        ({"options": "['a']*10**9", "answer": "A"}, "is not a list"),
+    ],
+)
+def test_options_that_no_tokenizer_takes_fail_alone(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    folder = write_hub(tmp_path, "validation", layouts.MMMU, [choice(1, **changes)])
+    with pytest.raises(SampleError, match=words):
+        MMMU(data_dir=folder, cache_dir=tmp_path)[0]

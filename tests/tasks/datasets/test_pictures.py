@@ -1,5 +1,6 @@
-"""Pictures as they come: turned, truncated, 16-bit, transparent, huge, missing."""
+"""Pictures as they come: turned, truncated, 16-bit, transparent, huge, missing; and files that are none."""
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -9,8 +10,16 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.tasks.datasets.pictures import open_picture
-from tests.tasks.datasets.layouts import BLUE, RED, encoded, plain
+from experiment_core_utils.tasks.datasets.pictures import FORMATS, MAX_PIXELS, find_picture, open_picture
+from tests.tasks.datasets.layouts import BLUE, GREEN, RED, encoded, plain, write_picture
+
+# Run by an interpreter, it would write a file.
+POSTSCRIPT = b"""%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 9 9
+%%EndComments
+(written) (w) file closefile
+showpage
+"""
 
 
 def test_a_picture_is_turned_upright() -> None:
@@ -77,3 +86,94 @@ def test_unknown_ranges_and_missing_files_are_named(tmp_path: Path) -> None:
         open_picture(tmp_path / "a.jpg", "gone")
     (tmp_path / "b.png").write_bytes(plain(BLUE))
     assert open_picture(tmp_path / "b.png", "there").getpixel((0, 0)) == BLUE
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "MPO"])
+def test_the_formats_that_are_read(kind: str, tmp_path: Path) -> None:
+    # A second JPEG picture in the same file, as cameras write them, is left alone.
+    more = {"save_all": True, "append_images": [Image.new("RGB", (6, 4), BLUE)]} if kind == "MPO" else {}
+    write_picture(tmp_path / "named.wrongly", encoded(Image.new("RGB", (6, 4), GREEN), kind, **more))
+    picture = open_picture(tmp_path / "named.wrongly", "plain")
+    assert (picture.mode, picture.size) == ("RGB", (6, 4))
+    # Lossy formats keep a plain colour to a few of 255 levels.
+    assert np.abs(np.subtract(picture.getpixel((3, 2)), GREEN)).max() <= 4
+
+
+@pytest.mark.parametrize("kind", ["PPM", "ICO", "PCX", "TGA", "SGI", "PDF", "DDS"])
+def test_other_formats_are_not_tried(kind: str) -> None:
+    with pytest.raises(SampleError, match=r"in no known picture format \(JPEG, PNG, WEBP, GIF, BMP, TIFF\); convert it"):
+        open_picture(encoded(Image.new("RGB", (16, 16), RED), kind), "other")
+
+
+def test_postscript_is_never_interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt("a process was started")
+
+    for name in ("Popen", "check_call", "run"):
+        monkeypatch.setattr(f"subprocess.{name}", run)
+    monkeypatch.chdir(tmp_path)
+    write_picture(tmp_path / "photo.jpg", POSTSCRIPT)
+    with pytest.raises(SampleError, match="no known picture format"):
+        open_picture(tmp_path / "photo.jpg", "photo")
+    assert os.listdir(tmp_path) == ["photo.jpg"]
+
+
+def test_pictures_are_opened_in_one_place() -> None:
+    root = Path(__file__).parents[3]
+    openers = [
+        path.relative_to(root).as_posix()
+        for folder in ("experiment_core_utils", "experiments", "scripts")
+        for path in sorted((root / folder).rglob("*.py"))
+        if "Image.open(" in path.read_text(encoding="utf-8")
+    ]
+    assert openers == ["experiment_core_utils/tasks/datasets/pictures.py"]
+
+
+def test_what_is_no_picture_file_fails_at_once(tmp_path: Path) -> None:
+    (tmp_path / "folder.jpg").mkdir()
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    for path, message in (
+        (tmp_path / "folder.jpg", "no regular file"),
+        (tmp_path / "pipe.jpg", "no regular file"),
+        (tmp_path / "zero.jpg", "no regular file"),
+        (tmp_path / "loop.jpg", "no regular file"),
+        (tmp_path / ("x" * 5000), r"is missing: there is no file .* \(\d+ characters\)$"),
+        (tmp_path / "a\0b.jpg", r"is missing: there is no file .*a\\x00b.jpg$"),
+    ):
+        with pytest.raises(SampleError, match=message) as caught:
+            open_picture(path, path.name)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_sizes_that_no_picture_has() -> None:
+    empty = b"GIF89a" + struct.pack("<HHBBB", 0, 0, 0, 0, 0) + b";"
+    with pytest.raises(SampleError, match="picture empty (is empty: 0 x 0 pixels|cannot be read)"):
+        open_picture(empty, "empty")
+    bomb = b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 30000, 30000, 1, 24, *[0] * 6)
+    with pytest.raises(SampleError, match=f"picture bomb is too large: .*at most {MAX_PIXELS}"):
+        open_picture(bomb, "bomb")
+
+
+def test_pictures_outside_the_folder_are_not_read(tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    write_picture(data / "train" / "in.png", plain(RED))
+    write_picture(other / "out.png", plain(BLUE))
+    (data / "train" / "link.png").symlink_to(other / "out.png")
+    (data / "train" / "linked").symlink_to(other)
+    (data / "train" / "within.png").symlink_to("in.png")
+    roots, folders = [data / "train"], [data]
+    inside = ("in.png", "sub/in.png", "within.png", str(data / "train" / "in.png"), "../train/in.png")
+    for name in inside:
+        found = find_picture(name, roots, folders)
+        assert open_picture(found, name).getpixel((0, 0)) == RED
+    for name in (str(other / "out.png"), "../../other/out.png", "link.png", "linked/out.png"):
+        with pytest.raises(SampleError, match=r"^picture .* is not read: it is outside .*data \(an absolute path"):
+            find_picture(name, roots, folders)
+    # Where the folder has a file of that name itself, that one is meant.
+    write_picture(data / "train" / "out.png", plain(RED))
+    assert find_picture(str(other / "out.png"), roots, folders) == data / "train" / "out.png"
+    # No folder of pictures: a path of the hub's rows, relative to nothing.
+    with pytest.raises(SampleError, match="is not read: it is outside"):
+        find_picture(str(other / "out.png"), [], folders)

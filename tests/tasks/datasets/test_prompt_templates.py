@@ -35,3 +35,9 @@ def test_there_are_26_letters() -> None:
     assert options_block(["x"] * 26).endswith("Z: x\n")
     with pytest.raises(SampleError, match="27 options"):
         options_block(["x"] * 27)
+
+
+def test_a_template_is_utf_8() -> None:
+    # What Python makes of an argument that is not.
+    with pytest.raises(ConfigurationError, match="is not valid UTF-8; write it in UTF-8"):
+        check_template("{question} \udcff", ("question",))

@@ -1,9 +1,12 @@
 """What the nine published datasets share: how they are found, what is said where they are not, templates, errors."""
 
 import json
+import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -22,7 +25,7 @@ from experiment_core_utils.tasks.datasets.tally_qa import TallyQA
 from experiment_core_utils.tasks.datasets.text_vqa import TextVQA
 from experiment_core_utils.tasks.registry import get_metric_for_dataset, list_tasks, load_task
 from tests.tasks.datasets import layouts
-from tests.tasks.datasets.layouts import GREEN, RED, plain, stored, write_hub, write_json
+from tests.tasks.datasets.layouts import GREEN, RED, plain, stored, write_hub, write_json, write_picture
 
 READERS = (Coco2014VQA, TextVQA, OKVQA, ScienceQAImages, SceneTextQA, DocVQA, TallyQA, CocoCaption, MMMU)
 TOKENS_AND_METRIC = {
@@ -233,7 +236,7 @@ def test_pictures_are_decoded_only_when_asked_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Image, "open", fail)
     task = TextVQA(data_dir=folder, cache_dir=tmp_path)
     assert (len(task), task.question_type(0)) == (1, "all")
-    with pytest.raises(AssertionError, match="a picture was decoded"):
+    with pytest.raises(SampleError, match="a picture was decoded"):
         task[0]
 
 
@@ -287,3 +290,185 @@ def test_another_configuration_in_the_folder_is_not_taken_for_ours(tmp_path: Pat
         DocVQA(data_dir=tmp_path, cache_dir=tmp_path)
     write_hub(tmp_path / "data", "validation", layouts.DOC_VQA, [{**row, "question": "Which?"}])
     assert DocVQA(data_dir=tmp_path, cache_dir=tmp_path)[0].question == "Which?"
+
+
+def tally_entry(**changes: Any) -> dict[str, Any]:
+    return {"question_id": 1, "image": "VG_100K/a.png", "question": "How many?", "answer": 2, **changes}
+
+
+def official_tally(folder: Path, *entries: dict[str, Any]) -> TallyQA:
+    write_picture(folder / "VG_100K" / "a.png", plain(RED))
+    write_json(folder / "test.json", list(entries))
+    return TallyQA("test", data_dir=folder)
+
+
+DEEP: list[Any] = []
+for _ in range(400):
+    DEEP = [DEEP]
+
+# Case, what it changes in the entry, words of the reason of the failed sample.
+HOSTILE_ENTRIES: list[tuple[str, dict[str, Any], str]] = [
+    ("picture is an object", {"image": {"a": 1}}, "KeyError|TypeError|path is|name is"),
+    ("picture is a number", {"image": 7}, "the picture's path is 7, not a text"),
+    ("picture is a list", {"image": ["VG_100K/a.png"]}, "the picture's path is .*not a text"),
+    ("picture is nothing", {"image": None}, "without bytes and without a path"),
+    ("picture is the folder", {"image": "."}, "no regular file"),
+    ("picture is empty text", {"image": ""}, "no regular file"),
+    ("name of 5,000 characters", {"image": "x" * 5000}, r"is missing.*\(5000 characters\)"),
+    ("NUL in the name", {"image": "VG_100K/a\0.png"}, r"is missing.*a\\x00.png"),
+    ("line break in the name", {"image": "VG_100K/a\n.png"}, r"is missing.*a\\n.png"),
+    ("surrogate in the name", {"image": "a\ud800.png"}, "the picture's name is .*not a text|is missing"),
+    ("absolute path", {"image": "/proc/self/environ"}, "is not read: it is outside"),
+    ("way out", {"image": "../../../../../../../../proc/self/environ"}, "is not read: it is outside"),
+    ("pipe", {"image": "VG_100K/pipe.png"}, "no regular file"),
+    ("missing", {"image": "VG_100K/b.png"}, "is missing: there is no file"),
+    ("question is a number", {"question": 3}, "the question is 3, not a text"),
+    ("question is a list", {"question": ["What?"]}, "the question is .*not a text"),
+    ("question is an object", {"question": {"text": "What?"}}, "the question is .*not a text"),
+    ("question no tokenizer takes", {"question": "Wh\ud800t?"}, r"the question is 'Wh\\ud800t\?', not a text"),
+    ("answer is an object", {"answer": {"a": 1}}, "the answer is .*neither a number nor a text"),
+    ("answer is a list", {"answer": DEEP}, "the answer is .*neither a number nor a text"),
+    ("answer no file takes", {"answer": "\udfff"}, "stands among the answers or options"),
+    ("id with a line break", {"question_id": "1\n2", "question": 3}, r"question 1\\n2: the question is 3"),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "words"), HOSTILE_ENTRIES, ids=[each[0] for each in HOSTILE_ENTRIES])
+def test_a_hostile_entry_is_one_failed_sample(case: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    task = official_tally(tmp_path, tally_entry(**changes), tally_entry())
+    os.mkfifo(tmp_path / "VG_100K" / "pipe.png")
+    assert task.question_type(0) == "all"
+    with pytest.raises(SampleError, match=words) as caught:
+        task[0]
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+    str(caught.value).encode("utf-8")
+    assert task[1].answers == ("2",)
+
+
+def written(content: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(content) and None
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(3 * 10**9)
+
+
+# Case, how the annotation file is made, words of the line.
+HOSTILE_FILES: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("pipe", os.mkfifo, "is no regular file"),
+    ("folder", lambda path: path.mkdir(), "is no regular file"),
+    ("device", lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+    ("loop", lambda path: path.symlink_to(path.name), "is no regular file"),
+    ("nested 100,000 deep", written(b"[" * 100_000), "nested too deeply"),
+    ("nested objects", written(b'{"a":' * 100_000), "nested too deeply"),
+    ("not UTF-8", written(b'[{"question": "\xff\xfe"}]'), "cannot be read as JSON: 'utf-8' codec"),
+    ("NUL", written(b"\0" * 64), "cannot be read as JSON"),
+    ("empty", written(b""), "cannot be read as JSON"),
+    ("a number of 5,000 digits", written(b"[" + b"9" * 5000 + b"]"), "cannot be read as JSON: Exceeds the limit"),
+    ("3 GB", sparse, "has 3000000000 bytes, and no official file has more than 2000000000"),
+    ("no list", written(b"{}"), "has no list of entries"),
+    ("a list of numbers", written(b"[1]"), "entry 0 lacks one of"),
+    ("no entries", written(b"[]"), "tally_qa test has no samples"),
+]
+
+
+@pytest.mark.parametrize(("case", "make", "words"), HOSTILE_FILES, ids=[each[0] for each in HOSTILE_FILES])
+def test_a_hostile_annotation_file_is_one_line(
+    case: str, make: Callable[[Path], Any], words: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "test.json")
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        TallyQA("test", data_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_odd_types_in_official_files_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "val2014").mkdir()
+    questions, answers = (f"{kind}_mscoco_val2014_{end}.json" for kind, end in
+                          (("v2_OpenEnded", "questions"), ("v2", "annotations")))  # fmt: skip
+    asked = {"question_id": 1, "image_id": 1, "question": "What?"}
+    annotated = {"question_id": 1, "answers": [], "answer_type": "other"}
+    for changes, more in (({"image_id": float("inf")}, {}), ({}, {"question_id": [1]}), ({"image_id": [DEEP]}, {})):
+        write_json(tmp_path / questions, {"questions": [asked | changes]})
+        write_json(tmp_path / answers, {"annotations": [annotated | more]})
+        with pytest.raises(ConfigurationError, match="are not the official files of that name"):
+            Coco2014VQA(data_dir=tmp_path)
+    # A text for the list of answers: its letters are no answers.
+    write_json(tmp_path / questions, {"questions": [asked]})
+    write_json(tmp_path / answers, {"annotations": [annotated | {"answers": "red"}]})
+    with pytest.raises(SampleError, match="the answers are 'red', neither texts nor records"):
+        Coco2014VQA(data_dir=tmp_path)[0]
+
+
+def test_stored_rows_of_any_kind_are_not_decoded(tmp_path: Path) -> None:
+    """The library would open pictures in lists and other columns by itself, in any format that Pillow knows."""
+    row = {**text_vqa_rows()[0], "more": [{"bytes": b"%!PS-Adobe-3.0 EPSF-3.0", "path": None}]}
+    features = datasets.Features({**layouts.TEXT_VQA, "more": [datasets.Image()]})
+    task = TextVQA(data_dir=write_hub(tmp_path, "validation", features, [row]), cache_dir=tmp_path)
+    assert task[0].question == "What?"
+
+
+@pytest.mark.parametrize(
+    ("picture", "words"),
+    [
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no known picture format"),
+        (b"", "no known picture format"),
+        ({"bytes": None, "path": "/proc/self/environ"}, "is not read: it is outside"),
+        ({"bytes": None, "path": None}, "without bytes and without a path"),
+    ],
+)
+def test_hostile_pictures_in_parquet_fail_alone(picture: Any, words: str, tmp_path: Path) -> None:
+    held = stored(picture) if isinstance(picture, bytes) else picture
+    folder = write_hub(tmp_path, "validation", layouts.TEXT_VQA, [{**text_vqa_rows()[0], "image": held}])
+    with pytest.raises(SampleError, match=f"question 1: .*{words}"):
+        TextVQA(data_dir=folder, cache_dir=tmp_path)[0]
+
+
+def test_columns_of_other_types_fail_alone(tmp_path: Path) -> None:
+    number, text = layouts.NUMBER, layouts.TEXT
+    features = datasets.Features(
+        {"question_id": number, "image_id": text, "question": number, "image": text, "answers": text}
+    )
+    row = {"question_id": 1, "image_id": "a", "question": 5, "image": "a.png", "answers": "red"}
+    task = TextVQA(data_dir=write_hub(tmp_path, "validation", features, [row]), cache_dir=tmp_path)
+    with pytest.raises(SampleError, match="the answers are 'red', not a list"):
+        task[0]
+
+
+def test_pictures_that_a_hub_snapshot_links_to_are_read(tmp_path: Path) -> None:
+    """The hub's cache keeps contents in `blobs`, and a snapshot is links to them."""
+    snapshot = tmp_path / "datasets--lmms-lab--tally" / "snapshots" / COMMIT
+    blobs = snapshot.parents[1] / "blobs"
+    write_json(blobs / "1", [tally_entry(), tally_entry(image="VG_100K/out.png")])
+    write_picture(blobs / "2", plain(GREEN))
+    write_picture(tmp_path / "out.png", plain(RED))
+    (snapshot / "VG_100K").mkdir(parents=True)
+    (snapshot / "test.json").symlink_to("../../blobs/1")
+    (snapshot / "VG_100K" / "a.png").symlink_to("../../../blobs/2")
+    (snapshot / "VG_100K" / "out.png").symlink_to(tmp_path / "out.png")
+    task = TallyQA("test", data_dir=snapshot)
+    picture = task[0].image
+    assert picture is not None and picture.getpixel((0, 0)) == GREEN
+    with pytest.raises(SampleError, match="is not read: it is outside"):
+        task[1]
+
+
+@pytest.mark.parametrize("name", ["state.json", "dataset_info.json", "data-00000-of-00001.arrow"])
+def test_a_saved_dataset_with_a_pipe_in_it_is_one_line(tmp_path: Path, name: str) -> None:
+    rows = datasets.Dataset.from_list([{"ocr_tokens": [], **text_vqa_rows()[0]}], features=layouts.TEXT_VQA)
+    rows.save_to_disk(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigurationError):
+        TextVQA(data_dir=tmp_path, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", "[" * 100_000, '{"_data_files": [{"filename": 3}]}', "\0"])
+def test_a_saved_dataset_whose_state_is_odd_is_one_line(tmp_path: Path, state: str) -> None:
+    rows = datasets.Dataset.from_list([{"ocr_tokens": [], **text_vqa_rows()[0]}], features=layouts.TEXT_VQA)
+    rows.save_to_disk(tmp_path)
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(ConfigurationError, match="cannot be read") as caught:
+        TextVQA(data_dir=tmp_path, cache_dir=tmp_path)
+    assert "\n" not in str(caught.value)

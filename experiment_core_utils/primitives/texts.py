@@ -1,0 +1,25 @@
+"""Texts that come from files of others: whether they can be used as text, and how a one-line message shows them."""
+
+from typing import Any
+
+_MOST_SHOWN = 200
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a string that can be written as UTF-8; half a surrogate pair cannot; no tokenizer takes it."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: Any) -> str:
+    """A name or value as part of a one-line message: without line breaks and the like, and short."""
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > _MOST_SHOWN:
+        half = _MOST_SHOWN // 2
+        text = f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
