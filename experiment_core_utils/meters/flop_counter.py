@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
@@ -72,9 +73,21 @@ def count_flops(run: Callable[[], object]) -> int:
     Operators without a formula (elementwise work, norms, look-ups, packed weights) count as nothing. Never use it while
     timing.
     """
-    with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=extra_flop_formulas()) as counter:
+    counter = FlopCounterMode(display=False, custom_mapping=extra_flop_formulas())
+    counter.mod_tracker = _NoModules()
+    with torch.inference_mode(), counter:
         run()
     return int(counter.get_total_flops())
+
+
+class _NoModules(ModuleTracker):
+    """Tells no modules apart: torch's own tracker wants gradients of a parameter that is handed to a module."""
+
+    def __enter__(self) -> "_NoModules":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) -> int:

@@ -133,9 +133,9 @@ class DecoderKnobs:
         """
         self.judge(top_k, active_blocks)
         setting = (top_k, tuple(active_blocks))
-        changes = self._plan(setting)
+        # Lists by block are known by their length, which is that of the full model only.
         self.restore()
-        self._changes.put(changes)
+        self._changes.put(self._plan(setting))
         self._in_force = setting
 
     def _plan(self, setting: Setting) -> list[AttributeChange]:

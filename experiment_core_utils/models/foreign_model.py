@@ -26,6 +26,7 @@ from experiment_core_utils.models.checkpoint_files import refuse_misfit, refuse_
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_processors import load_foreign_processor
 from experiment_core_utils.models.foreign_requests import ForeignRequests
+from experiment_core_utils.models.generate_stages import loose_tensors, stages_refusal
 from experiment_core_utils.models.quantisation import (
     QuantisationWish,
     own_method,
@@ -95,6 +96,11 @@ def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSour
             f"{name}, a {config.model_type}, is an encoder-decoder: its prompt does not run through the blocks of its "
             "decoder; give a decoder-only model"
         )
+    if getattr(config.get_text_config(decoder=True), "cross_attention_layers", None):
+        raise ConfigurationError(
+            f"{name}, a {config.model_type}, reads pictures by cross-attention: they take no place in its prompt, so "
+            "that no vision token can be counted; give a model whose pictures are tokens of the prompt"
+        )
     return ForeignSource(name, folder, config, own_method(raw))
 
 
@@ -109,8 +115,13 @@ def skeleton_of(source: ForeignSource) -> PreTrainedModel:
 
 
 def limits_of(source: ForeignSource) -> KnobLimits:
-    """What can be set, tried on a model without storage."""
-    knobs = DecoderKnobs(skeleton_of(source))
+    """What can be set, tried on a model without storage; raises ConfigurationError for one without separate stages."""
+    skeleton = skeleton_of(source)
+    made = loose_tensors(skeleton)
+    knobs = DecoderKnobs(skeleton)
+    refusal = stages_refusal(skeleton, made)
+    if refusal is not None:
+        raise ConfigurationError(f"{source.name}, a {source.config.model_type}, cannot be profiled: {refusal}")
     return KnobLimits(
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,

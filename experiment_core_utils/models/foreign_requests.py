@@ -224,9 +224,15 @@ class ForeignRequests:
         if not self.has_vision:
             return f"{self.name} is a text model: it has no vision tokens"
         if self._options is None:
+            kind = kind_of(self._processor.image_processor)
+            if kind in known_kinds():
+                return (
+                    f"{self.name} borrows the {kind} of another family without the fields by which that one's number of "
+                    "vision tokens is set"
+                )
             return (
-                f"the number of vision tokens of {self.name} is fixed, or no option of its "
-                f"{kind_of(self._processor.image_processor)} is known to set it; known are those of "
+                f"the number of vision tokens of {self.name} is fixed, or no option of its {kind} is known to set it; "
+                "known are those of "
                 f"{', '.join(known_kinds())}"
             )
         return None

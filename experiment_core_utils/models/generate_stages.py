@@ -6,7 +6,7 @@ gives back what was encoded before.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from experiment_core_utils.primitives.errors import SettingError
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 _ENCODER = "get_image_features"
+# What `forward` calls its cache; the second name is that of the Mamba models.
+_CACHE_NAMES = ("past_key_values", "cache_params")
 
 
 @dataclass
@@ -34,8 +36,14 @@ class GenerationState:
 
     @property
     def cache(self) -> Any:
-        """Keys and values."""
-        return self.steps[-1][1]["past_key_values"]
+        """Keys and values, and the states of recurrent blocks."""
+        carried = self.steps[-1][1]
+        return next(carried[name] for name in _CACHE_NAMES if carried.get(name) is not None)
+
+    @property
+    def filled_layers(self) -> int:
+        """Layers of the cache that hold keys or a recurrent state."""
+        return sum(map(_is_filled, self.cache.layers))
 
 
 class GenerateStages:
@@ -46,6 +54,7 @@ class GenerateStages:
         self._kernels = DecodeKernels(model)
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
+        self._cache_name = next((name for name in _CACHE_NAMES if name in taken), _CACHE_NAMES[0])
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         encoder = getattr(model.base_model, _ENCODER, None)
         self._encoder_arguments = None if encoder is None else tuple(inspect.signature(encoder).parameters)
@@ -73,7 +82,7 @@ class GenerateStages:
             kwargs["attention_mask"] = None
         kwargs |= self._last_only
         kwargs["use_cache"] = True
-        kwargs["past_key_values"] = DynamicCache(config=model.config.get_text_config(decoder=True))
+        kwargs[self._cache_name] = DynamicCache(config=model.config.get_text_config(decoder=True))
         prepared = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
         with ExitStack() as stack:
             if features is not None:
@@ -117,3 +126,34 @@ class GenerateStages:
     def _carried_on(self, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         carried: dict[str, Any] = self._model._update_model_kwargs_for_generation(outputs, dict(kwargs))
         return carried
+
+
+def stages_refusal(model: PreTrainedModel, made: Set[str]) -> str | None:
+    """Why the stages of a model cannot be run one by one; None where they can.
+
+    Args:
+        model: after its decoder ran a prompt.
+        made: its `loose_tensors` before that.
+    """
+    if not model._supports_default_dynamic_cache():
+        return "it keeps a cache of a kind of its own, which prefill and decode steps cannot share outside generate()"
+    left = sorted(loose_tensors(model) - made)
+    if left:
+        return f"its blocks keep the state of a request in themselves and not in the cache ({left[0]})"
+    return None
+
+
+def loose_tensors(model: PreTrainedModel) -> frozenset[str]:
+    """Names of tensors that modules hold beside their parameters and buffers."""
+    return frozenset(
+        f"{place}.{name}"
+        for place, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def _is_filled(layer: Any) -> bool:
+    """Whether a layer of a cache holds anything; a recurrent one has states in place of keys, each under a number."""
+    held = [each for value in vars(layer).values() for each in (value.values() if isinstance(value, dict) else [value])]
+    return bool(getattr(layer, "is_initialized", False)) or any(isinstance(each, torch.Tensor) for each in held)

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -23,14 +24,18 @@ _PER_BLOCK_ENDINGS = ("_types", "_type", "_pattern", "_freq", "_layers", "_per_l
 _KNOWN_PER_BLOCK = ("no_rope_layers",)
 _OTHER_BLOCKS = "mtp_"
 # Lists that name blocks by their indices.
-_KNOWN_INDEX_LISTS = ("moe_layers", "mlp_only_layers")
+_KNOWN_INDEX_LISTS = ("moe_layers", "mlp_only_layers", "rope_scaling_layers")
 _INDEX_MARKS = ("layers", "blocks", "idx", "indices", "indexes")
 # Other names for a block's number, which no rule here renumbers.
 _FOREIGN_NUMBERS = ("layer_id", "layer_number", "layer_index", "block_idx", "block_id")
 # Kinds of blocks that keep a state of one size instead of keys and values of every token.
 _NOT_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "moe", "mlp")
+# What knobs and modes set in a block.
+_NO_CONSTANTS = ("layer_idx", "top_k", "training")
 # What foreign properties raise where they do not apply to a config.
 _PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+# What a decoder raises that more than its config is needed for.
+_BUILD_ERRORS = (*_PROPERTY_ERRORS, ImportError, NotImplementedError, RuntimeError)
 
 
 class KeptBlocks:
@@ -90,6 +95,7 @@ class KeptBlocks:
         ]
         for config in self._configs:
             changes += _config_changes(config, active_blocks, len(self.every))
+        changes += _own_lists(self._stack, active_blocks, len(self.every))
         kept = nn.ModuleList(self.every[index] for index in active_blocks)
         return [*changes, AttributeChange(self._stack, "layers", kept)]
 
@@ -106,8 +112,9 @@ class KeptBlocks:
         ]
         if beside:
             return f"its decoder has a second list with an entry for each block ({', '.join(beside)})"
-        reasons = (_refuse_config(config, total) for config in self._configs)
-        return next((reason for reason in (*reasons, self._refuse_numbers()) if reason is not None), None)
+        reasons = [_refuse_config(config, total) for config in self._configs]
+        reasons.append(self._refuse_numbers())
+        return next((reason for reason in reasons if reason is not None), None) or self._refuse_constants()
 
     def _refuse_numbers(self) -> str | None:
         for index, block in enumerate(self.every):
@@ -122,6 +129,51 @@ class KeptBlocks:
             index for index, modules in enumerate(self._numbered) if any(_number(module) != index for module in modules)
         ]
         return f"the numbers in blocks {misnumbered} are not their places" if misnumbered else None
+
+    def _refuse_constants(self) -> str | None:
+        """Build the decoder without block 0 anew, without storage: its blocks must hold what the kept ones hold.
+
+        Not told is what a decoder is made of that its config alone does not build.
+        """
+        total = len(self.every)
+        config = vars(self._stack).get("config")
+        if total == 1 or not any(config is each for each in self._configs):
+            return None
+        active, trial = range(1, total), copy.deepcopy(config)
+        for change in _config_changes(trial, active, total):
+            setattr(trial, change.name, change.value)
+        try:
+            with torch.device("meta"):
+                built = type(self._stack)(trial)
+        except _BUILD_ERRORS:
+            return None
+        for change in _own_lists(self._stack, active, total):
+            if vars(built).get(change.name) != change.value:
+                return f"its decoder derives {change.name} from the places of the blocks"
+        for index, new in zip(active, built.layers, strict=True):
+            other = _other_constant(self.every[index], new)
+            if other is not None:
+                return f"its blocks hold a constant that follows from their number or place ({other})"
+        return None
+
+
+def _other_constant(block: nn.Module, new: nn.Module) -> str | None:
+    """The first number, switch or word that two blocks of the same make do not share."""
+    modules = dict(block.named_modules())
+    for name, module in new.named_modules():
+        mine = modules.get(name)
+        # A block of another make, such as a dense one, says so in a switch.
+        if mine is None or _makes(mine) != _makes(module):
+            continue
+        for attribute, value in vars(module).items():
+            is_constant = isinstance(value, int | float | str) and attribute not in _NO_CONSTANTS
+            if is_constant and vars(mine).get(attribute, value) != value:
+                return attribute
+    return None
+
+
+def _makes(module: nn.Module) -> list[type]:
+    return [type(module), *map(type, module.children())]
 
 
 def _stack_of(model: PreTrainedModel) -> Any:
@@ -157,6 +209,15 @@ def _config_changes(config: Any, active_blocks: Sequence[int], total: int) -> li
             continue
         changes.append(AttributeChange(config, name, type(value)(kept)))
     return changes
+
+
+def _own_lists(stack: nn.Module, active_blocks: Sequence[int], total: int) -> list[AttributeChange]:
+    """Lists by block that a decoder keeps beside its config."""
+    return [
+        AttributeChange(stack, name, type(value)(value[index] for index in active_blocks))
+        for name, value in vars(stack).items()
+        if isinstance(value, list | tuple) and len(value) == total
+    ]
 
 
 def _lists(config: Any) -> list[tuple[str, Any]]:

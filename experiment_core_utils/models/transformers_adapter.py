@@ -24,6 +24,7 @@ from experiment_core_utils.models.architecture import (
 )
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
+from experiment_core_utils.models.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.captured_generation import (
     CapturedGeneration,
     RequestsAhead,
@@ -222,10 +223,12 @@ class TransformersModel:
         """See `StagedModel.prove`; of a replay, that it gives the logits of the modules, which are counted.
 
         Raises:
-            KnobDidNotAct: it does not, and graphs were asked for; under `auto` the setting runs eagerly then.
+            KnobDidNotAct: it does not, and graphs were asked for (under `auto` the setting runs eagerly then); or a block
+                is given another mask, position or window than in the full model.
         """
         self.apply(setting)
         features = self.encode_image(inputs)
+        self._prove_blocks_inputs(setting, inputs, features)
         ran, ran_decode = RanExperts(self.model), RanExperts(self.model)
         with self.knobs.counted() as counted:
             with ran:
@@ -241,12 +244,31 @@ class TransformersModel:
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
-            cache_layers=sum(1 for layer in state.cache.layers if layer.is_initialized),
+            cache_layers=state.filled_layers,
             execution=execution,
             execution_reason=reason,
             experts_implementation=ran.names,
             experts_implementation_decode=ran_decode.names,
         )
+
+    def _prove_blocks_inputs(self, setting: KnobSetting, inputs: Mapping[str, Any], features: Any) -> None:
+        """Each block that runs is given what it is given in the full model, its hidden states apart."""
+        if setting.num_active_blocks == self.num_total_blocks:
+            return
+        with self.knobs.turned(setting.top_k, range(self.num_total_blocks)):
+            whole = self._given(inputs, features)
+        found = self._given(inputs, features)
+        for block in setting.active_blocks:
+            other = other_inputs(found[block], whole[block])
+            if other is not None:
+                raise KnobDidNotAct(f"{setting.key}: block {block} is given another {other} than in the full model")
+
+    def _given(self, inputs: Mapping[str, Any], features: Any) -> dict[int, BlockInputs]:
+        with inputs_seen(self._blocks) as seen:
+            logits, state = self._stages.prefill(inputs, features)
+            self._stages.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+        layers = dict(zip(self.active_setting[1], state.cache.layers, strict=False))
+        return {block: BlockInputs(given, layer_kind(layers.get(block))) for block, given in seen.items()}
 
     def _compared(
         self, inputs: Mapping[str, Any], features: Any, token: torch.Tensor, expected: Sequence[torch.Tensor]

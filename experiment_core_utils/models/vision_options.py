@@ -167,7 +167,11 @@ def vision_options_of(processor: Any, config: Any) -> VisionOptions | None:
         config: of the model.
     """
     make = _KINDS.get(kind_of(processor.image_processor))
-    return None if make is None else make(processor, config)
+    try:
+        return None if make is None else make(processor, config)
+    except (AttributeError, LookupError, TypeError):
+        # A family that borrows another's image processor need not have the fields that this one's rule reads.
+        return None
 
 
 @contextmanager
