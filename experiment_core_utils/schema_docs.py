@@ -24,6 +24,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     STEADINESS_COLUMNS,
     UTILISATION_COLUMNS,
 )
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.compute_records import HardwareUtilisation
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
@@ -31,7 +32,6 @@ from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import FailedSample, KnobProof
 from experiment_core_utils.primitives.run_plan import RunPlan
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.sample_table import SAMPLE_COLUMNS, SampleColumn
 
 PAGE = REPOSITORY / "docs" / "results_schema.md"

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.journal import JournalContent, journals_in, read_journal
 from experiment_core_utils.primitives.records import FailedSample, JournalHeader, SettingFailure, ShareDone
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, RunPlan, folders_with_plans, read_plan
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.progress import Ledger
 

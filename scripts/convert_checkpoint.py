@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.models.molmoe.original_checkpoint import DTYPES, convert_original_checkpoint
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def main() -> int:

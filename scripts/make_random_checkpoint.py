@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def main() -> None:

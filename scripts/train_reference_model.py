@@ -25,7 +25,7 @@ from experiment_core_utils.models.molmoe import (
     MolmoeProcessor,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.primitives.standard_streams import run_command
+from experiment_core_utils.primitives.command import run_command
 from experiments.reference_model.batches import BatchSource
 from experiments.reference_model.recipe import OptimiserRecipe, reference_config
 from experiments.reference_model.trainer import Clock, Trainer, run_leg

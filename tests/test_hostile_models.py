@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiment_core_utils.primitives.command import libraries_loading, make_output_safe
+from experiment_core_utils.primitives.command import libraries_loading, run_command
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiments.core_exp import acc_lat_profiling
@@ -254,13 +254,14 @@ def test_numbers_beyond_any_run_are_refused_with_the_limit(
     assert words in line
 
 
-def test_a_letter_that_the_encoding_lacks_is_printed_as_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    make_output_safe()
-    print("0.1 \u2013 0.2 in \udcff")
-    sys.stdout.flush()
-    assert raw.getvalue() == b"0.1 \\u2013 0.2 in \\udcff\n"
+def test_a_letter_that_the_encoding_lacks_is_printed_as_an_escape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "printed"
+    with path.open("w", encoding="ascii") as printed:
+        monkeypatch.setattr(sys, "stdout", printed)
+        assert run_command(lambda: print("0.1 \u2013 0.2 in \udcff")) == 0
+    assert path.read_bytes() == b"0.1 \\u2013 0.2 in \\udcff\n"
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from experiment_core_utils.meters.watch import watch_lines
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.primitives.bounds import MOST_SECONDS
 from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -223,8 +223,8 @@ class TransformersModel:
         """See `StagedModel.prove`; of a replay, that it gives the logits of the modules, which are counted.
 
         Raises:
-            KnobDidNotAct: it does not, and graphs were asked for (under `auto` the setting runs eagerly then); or a block
-                is given another mask, position or window than in the full model.
+            KnobDidNotAct: it does not, and graphs were asked for (under `auto` the setting runs eagerly then); or a
+                block is given another mask, position or window than in the full model.
         """
         self.apply(setting)
         features = self.encode_image(inputs)

@@ -1,9 +1,11 @@
-"""What commands have in common before they do anything: output that cannot fail on a letter, libraries that load."""
+"""What every command shares: standard streams that cannot end it, and its late imports."""
 
 import io
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TextIO
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
@@ -11,14 +13,66 @@ from experiment_core_utils.primitives.errors import ConfigurationError, first_li
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 
-def make_output_safe() -> None:
-    """From here on a letter that the terminal's encoding lacks is printed as an escape.
+class _MayClose(io.FileIO):
+    """A descriptor of which a refused write is dropped with all that follow.
 
-    A dash under `LC_ALL=POSIX`, or a folder whose name is not UTF-8, would else end the command after its work.
+    Attributes:
+        refused: the system's reason where that is not a reader that went away; None where nothing was lost that
+            anybody reads.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+
+    refused: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """As of any file, but never refused."""
+        try:
+            written = super().write(data)
+        except OSError as error:
+            self.refused = None if isinstance(error, BrokenPipeError) else error
+            # What libraries and processes started from here write is dropped, too.
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self.fileno())
+            written = memoryview(data).nbytes
+        return written or 0
+
+
+def run_command(main: Callable[[], int | None]) -> int:
+    """Run a command's `main` and return its exit code, 1 in place of 0 where standard output took not all of it.
+
+    A reader that goes away (`| head -1`) changes nothing: what is to be saved is saved. Output that cannot be written
+    for another reason is one line on standard error.
+    """
+    output = _guarded("stdout")
+    _guarded("stderr")
+    code = main() or 0
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    if output is not None and output.refused is not None:
+        print(f"error: standard output cannot be written: {first_line(output.refused)}", file=sys.stderr)
+        return code or 1
+    return code
+
+
+def _guarded(name: str) -> _MayClose | None:
+    """Put a stream that may close in the place of `sys.stdout` or `sys.stderr`; None where the program has none.
+
+    A letter that the terminal's encoding lacks (a dash under `LC_ALL=POSIX`, a name that is not UTF-8) becomes an
+    escape.
+    """
+    stream: TextIO | None = getattr(sys, name)
+    if not isinstance(stream, io.TextIOWrapper):
+        return None
+    stream.flush()
+    raw = _MayClose(stream.fileno(), "w", closefd=False)
+    made = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering or name == "stderr",
+        write_through=stream.write_through,
+    )
+    setattr(sys, name, made)
+    return raw
 
 
 @contextmanager

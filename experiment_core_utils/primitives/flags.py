@@ -1,11 +1,9 @@
 """The flags of `acc_lat_profiling.py`, their help and defaults; what argparse cannot judge is judged in `config`."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from experiment_core_utils.primitives.command import make_output_safe
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
@@ -17,12 +15,7 @@ MAX_WARMUP_RUNS = 6
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage; what the command prints after it is safe output."""
-
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """As argparse's, which `parse_args` calls too."""
-        make_output_safe()
-        return super().parse_known_args(args, namespace)
+    """Says what is wrong in one line, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigurationError."""

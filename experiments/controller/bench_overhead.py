@@ -28,13 +28,13 @@ from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.bounds import MOST_TIMES, check_within
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
 from experiments.controller.deciders import NetworkDecider
 from experiments.controller.device_odds import DeviceOdds

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.bounds import LARGEST_SEED, check_share, check_within
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.csv_cells import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.evaluation import (
     BEST_STATIC,
     Budget,

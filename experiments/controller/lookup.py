@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from experiment_core_utils.primitives.bounds import check_at_least
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.result_files import read_json_object
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies import RequestFeatures, check_budget

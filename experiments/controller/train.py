@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import get_args
 
 from experiment_core_utils.primitives.bounds import LARGEST_SEED, MOST_TIMES, check_share, check_within
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.learning_curves import TensorboardCurves, summary_writer, write_curves
 from experiments.controller.rewards import RewardRecipe

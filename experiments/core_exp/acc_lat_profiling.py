@@ -9,10 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import libraries_loading
+from experiment_core_utils.primitives.command import libraries_loading, run_command
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ProfilerError, Stopped
-from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def main() -> int:

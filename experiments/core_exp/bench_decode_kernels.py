@@ -26,7 +26,7 @@ from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder, pack_decoder
-from experiment_core_utils.primitives.standard_streams import run_command
+from experiment_core_utils.primitives.command import run_command
 from experiments.core_exp.bench_prefill_parts import built, relative
 
 # Bytes per second that the card's memory attains, as the project's other floors take it.

@@ -21,9 +21,9 @@ from typing import Any
 from experiment_core_utils.dry_run import PlanReport, describe_plan
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
-from experiment_core_utils.primitives.standard_streams import run_command
 
 
 def request_ratios(plan: PlanReport, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:

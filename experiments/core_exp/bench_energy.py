@@ -23,13 +23,13 @@ from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.stage_energy import IDLE_S, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.tasks.registry import load_task
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.latency_estimator import KNOBS, LatencyEstimator
 from experiments.core_exp.latency_features import Requests
 

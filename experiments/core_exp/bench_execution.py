@@ -38,6 +38,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.transformers_adapter import TransformersModel
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
@@ -45,7 +46,6 @@ from experiment_core_utils.primitives.files import replaced_whole, write_json_at
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.primitives.records import MarkedTokens, StagedRun
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.setting_plan import plan_for
 from experiments.core_exp.execution_table import (
     EAGER,

@@ -18,11 +18,11 @@ from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.grouped_answers import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.bench_accuracy_batches import Answers, timed
 
 

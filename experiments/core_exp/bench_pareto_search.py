@@ -43,11 +43,11 @@ from experiment_core_utils.pareto_search import (
     run_search,
 )
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.distributions import bounded_mean_interval
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.core_exp.recorded_table import Table, read_table
 

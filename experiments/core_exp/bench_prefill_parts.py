@@ -25,8 +25,8 @@ from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.standard_streams import run_command
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
 PEAK_FLOPS = 790e12

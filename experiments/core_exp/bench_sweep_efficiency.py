@@ -22,9 +22,9 @@ from typing import Any
 
 from experiment_core_utils import measurement, pipeline, profiling_run
 from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.journal import Journal
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.request_source import RequestSource
 

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from matplotlib.figure import Figure
 
 from experiment_core_utils.primitives.bounds import LARGEST_SEED, check_within
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.core_exp.analysis_files import AnalysisFiles
 from experiments.core_exp.e2_entries import (
     FrontAnalysis,

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.device import (
     choose_device,
     new_marks,
@@ -27,7 +28,6 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.performance_prediction.algorithm_support import conv_shapes
 from experiments.performance_prediction.cnn_models.registry import MODELS, build_model
 from experiments.performance_prediction.convolution import ALGORITHMS, AlgorithmName, ConvShape, Precision

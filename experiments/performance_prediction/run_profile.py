@@ -9,9 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiments.performance_prediction.cnn_models.registry import MODELS
 from experiments.performance_prediction.convolution import ALGORITHMS
 from experiments.performance_prediction.cuda_check import cuda_check

@@ -11,10 +11,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import libraries_loading
+from experiment_core_utils.primitives.command import libraries_loading, run_command
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.primitives.standard_streams import run_command
 from experiment_core_utils.primitives.text_grid import combinations, read_yaml, with_overrides
 
 
