@@ -5,15 +5,16 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState, is_initialized
+from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from torch import distributed
 
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device
@@ -28,6 +29,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ID_NAME = "experiment_id.txt"
 RESULTS = REPOSITORY / "results"
 TOKEN_NAME = "seen_by_all"
+LEAVING_S = 5.0  # that a process which ends waits for the others
 
 
 def setup_distributed(experiment_config: Any) -> Accelerator:
@@ -51,10 +53,10 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
     if not on_cpu:
         _refuse_shared_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
     mixed_precision = config.mixed_precision if isinstance(config, TextConfig) else None
+    # Once, however often this is called; also where what follows is refused.
+    atexit.unregister(leave_process_group)
+    atexit.register(leave_process_group)
     accelerator = _new_accelerator(on_cpu, mixed_precision, config.worker_timeout)
-    if on_cpu and accelerator.num_processes > 1:
-        # gloo's threads abort a process now and then that ends with its process group.
-        atexit.register(PartialState().destroy_process_group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     wanted = config.num_processes or launched
     if accelerator.num_processes != launched or accelerator.num_processes != wanted:
@@ -64,6 +66,31 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
             "(accelerate launch starts one there)"
         )
     return accelerator
+
+
+def leave_process_group() -> None:
+    """End this process's part in the process group; every end of a process that has called `setup_distributed` does.
+
+    A process that ends with its group may be aborted by gloo's threads, and torch warns about NCCL's. To destroy NCCL's
+    group waits for all other processes, without end where one was killed: here they wait `LEAVING_S` seconds at most,
+    through the store in which they met, and each closes its own connections then.
+    """
+    if not distributed.is_initialized():
+        return
+    if distributed.get_backend() == "nccl":
+        # The store ends with the process that holds it, and with it what is waited for.
+        with suppress(RuntimeError):
+            _wait_until_all_leave()
+        distributed.distributed_c10d._get_default_group().abort()
+    distributed.destroy_process_group()
+
+
+def _wait_until_all_leave() -> None:
+    store, deadline = distributed.distributed_c10d._get_default_store(), time.monotonic() + LEAVING_S
+    leaving = store.add("leaving", 1)
+    while leaving < distributed.get_world_size() and time.monotonic() < deadline:
+        time.sleep(0.05)
+        leaving = store.add("leaving", 0)
 
 
 def _new_accelerator(on_cpu: bool, mixed_precision: str | None, timeout_s: float) -> Accelerator:

@@ -148,8 +148,6 @@ def _run_alone(
             raise refused[0]
         if is_main and due.title in failed:
             say(f"{due.title}: failed: {failed[due.title]}")
-    # Leaves the process group; torch warns at exit where that is forgotten.
-    accelerator.end_training()
     everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
     # Also where nothing was due: a run that was killed may have left it short.
     csv_path = add_to_results({}, task_type, results_dir=results_dir)[1] if everything else None

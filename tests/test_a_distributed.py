@@ -1,6 +1,8 @@
 """Run ids under concurrency, and launches that do not match what was asked for."""
 
+import atexit
 import multiprocessing
+import os
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -9,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import distributed
 
 from experiment_core_utils.a_distributed import (
     generate_unique_id,
+    leave_process_group,
     local_group,
     of_all_processes,
     of_local_processes,
@@ -181,3 +186,32 @@ def test_ten_processes_at_once_get_different_ids(accelerator: Accelerator, tmp_p
     assert [worker.exitcode for worker in workers] == [0] * 10
     ids = [identifier for file in taken.iterdir() for identifier in file.read_text().split()]
     assert sorted(ids) == [f"{number:04d}" for number in range(1, 201)]
+
+
+def _end_with_an_error(found: "multiprocessing.Queue[object]") -> None:
+    """A process of a group of one whose launch does not match what is asked for, and its end."""
+    atexit._clear()
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update(place)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        setup_distributed(Wanted(num_processes=2))
+    except WorkerLost as error:
+        found.put(str(error))
+    found.put(distributed.is_initialized())
+    atexit._run_exitfuncs()
+    found.put(distributed.is_initialized())
+
+
+def test_a_process_that_ends_with_an_error_leaves_its_group() -> None:
+    context = multiprocessing.get_context("fork")
+    found: multiprocessing.Queue[object] = context.Queue()
+    process = context.Process(target=_end_with_an_error, args=(found,))
+    process.start()
+    assert "2 processes were asked for" in str(found.get(timeout=60))
+    assert [found.get(timeout=60) for _ in range(2)] == [True, False]
+    process.join()
+
+
+def test_to_leave_where_there_is_no_group_does_nothing() -> None:
+    leave_process_group()
