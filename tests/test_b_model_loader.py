@@ -24,6 +24,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.text_config import judged, published_form
 from tests.models.molmoe.golden_model import load_goldens
+from tests.same_floats import assert_same_floats
 from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 CPU = torch.device("cpu")
@@ -191,4 +192,4 @@ def test_wrapped_models_give_logits_for_ids(build: Callable[[], PreTrainedModel]
     with torch.inference_mode():
         logits = ModelWrapper(model)(ids)
         assert logits.shape == (2, 3, 512)
-        assert torch.equal(logits, model(ids).logits)
+        assert_same_floats(logits, model(ids).logits)

@@ -1,7 +1,7 @@
 """In: an environment, recipes, a folder; out: trained networks, their curves and checkpoints to go on from.
 
-The same seed gives the same networks bit by bit where the environment gives the same latencies, in one go or with
-stops in between.
+On one machine the same seed gives the same networks, up to rounding, where the environment gives the same latencies,
+in one go or with stops in between.
 """
 
 import copy

@@ -40,7 +40,7 @@ def test_points_of_one_cluster_are_not_independent() -> None:
     # 10 copies of each point: the interval of those who count copies is about 10^0.5 = 3.2 times too narrow.
     width = (together.slope_ci95[1] - together.slope_ci95[0]) / (alone.slope_ci95[1] - alone.slope_ci95[0])
     assert 2.3 < width < 4.3
-    assert both.slope_ci95 == together.slope_ci95 and both.num_clusters == 20
+    assert both.slope_ci95 == pytest.approx(together.slope_ci95) and both.num_clusters == 20
 
 
 def test_without_spread_there_is_no_line_and_without_clusters_no_interval() -> None:

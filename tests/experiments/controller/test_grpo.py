@@ -15,6 +15,7 @@ from experiments.controller.tabled_environment import TabledEnvironment
 from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.two_stage_networks import TwoStageNetworks
 from experiments.controller.warm_start import warm_start
+from tests.same_floats import assert_same_floats
 
 REWARD = RewardRecipe(latency_weight=0.1, over_budget_penalty=1.0)
 
@@ -90,7 +91,8 @@ def test_fresh_samples_are_of_the_same_kinds_and_shown_by_other_noise() -> None:
         synthetic_environment(num_samples=600, num_budgets=2, seed=seed, fresh=fresh).tables
         for seed, fresh in ((0, None), (0, 1), (1, None))
     )
-    assert torch.equal(trained.accuracy, fresh.accuracy) and torch.equal(trained.budgets_s, fresh.budgets_s)
+    assert_same_floats(trained.accuracy, fresh.accuracy)
+    assert_same_floats(trained.budgets_s, fresh.budgets_s)
     # Of each kind's 200 samples the mean has noise of 0.3 / sqrt(200) = 0.02; between seeds directions are 1 apart.
     means = [tables.prompts.view(200, 3, -1).mean(dim=0) for tables in (trained, fresh, other)]
     assert (means[0] - means[1]).abs().max() < 0.15
@@ -120,7 +122,7 @@ def test_grpo_finds_the_best_policy() -> None:
     assert (on_others - lookup) / (best - lookup) > 0.9
 
 
-def test_a_training_that_was_stopped_goes_on_bit_by_bit(tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     environment = synthetic_environment(num_samples=8, num_budgets=4, seed=0)
     whole = TrainingRun(networks_for(environment), environment, plan(6))
     while not whole.is_finished:
@@ -134,9 +136,10 @@ def test_a_training_that_was_stopped_goes_on_bit_by_bit(tmp_path: Path) -> None:
     second.resume(tmp_path / CHECKPOINT)
     while not second.is_finished:
         second.step()
-    assert second.rows == whole.rows
+    for row, expected in zip(second.rows, whole.rows, strict=True):
+        assert row == pytest.approx(expected, rel=1e-4, abs=1e-4)
     for name, tensor in whole.networks.state_dict().items():
-        assert torch.equal(tensor, second.networks.state_dict()[name]), name
+        assert_same_floats(second.networks.state_dict()[name], tensor)
     other = TrainingRun(networks_for(environment), environment, plan(6, seed=1))
     other.step()
     assert other.rows[0] != whole.rows[0]

@@ -16,6 +16,7 @@ from experiments.controller.two_stage_networks import (
     num_parameters,
     width_for,
 )
+from tests.same_floats import assert_same_floats
 
 PUBLISHED = KnobSpace(("low", "medium", "high"), (4, 5, 6, 7, 8), (12, 13, 14, 15, 16), 16, 8)
 # Block 2 is the least important, then 15, 14, 13.
@@ -65,7 +66,7 @@ def test_what_is_impossible_has_no_odds() -> None:
     odds = networks.second(torch.randn(2, 2, 16), torch.tensor([[0, 1], [2, 4]]))
     _, blocks = networks.split_second(odds)
     assert torch.isfinite(blocks[0]).all()
-    assert blocks[1].tolist() == [-math.inf] * 4 + [0.0]
+    assert blocks[1].tolist() == pytest.approx([-math.inf] * 4 + [0.0], abs=1e-6)
 
 
 def test_each_choice_is_about_equally_likely_at_first_and_seeds_decide() -> None:
@@ -76,8 +77,8 @@ def test_each_choice_is_about_equally_likely_at_first_and_seeds_decide() -> None
     tier, pause = networks.split_first(first)
     assert (tier.exp() - 1 / 3).abs().max() < 0.1 and (pause.exp() - 0.2).abs().max() < 0.1
     same, other = (TwoStageNetworks(space, 16, 1.0, seed=seed) for seed in (4, 5))
-    assert torch.equal(same.first(prompts, same.code_of(budgets)), first)
-    assert not torch.equal(other.first(prompts, other.code_of(budgets)), first)
+    assert_same_floats(same.first(prompts, same.code_of(budgets)), first)
+    assert not torch.allclose(other.first(prompts, other.code_of(budgets)), first, atol=1e-2)
 
 
 def test_features_of_a_budget_by_hand() -> None:

@@ -13,6 +13,7 @@ from experiments.performance_prediction.convolution import AlgorithmName, Algori
 from experiments.performance_prediction.engines import Placement
 from experiments.performance_prediction.layer_swap import AlgorithmConv2d, SwappedConvolutions
 from experiments.performance_prediction.numerical_error import relative_l2
+from tests.same_floats import assert_same_floats
 
 CPU = Placement(torch.device("cpu"))
 NAMED: tuple[AlgorithmName, ...] = ("direct", "gemm", "fft", "fft tiling", "winograd", "winograd nonfused", "guess")
@@ -60,7 +61,7 @@ def test_each_algorithm_leaves_what_the_network_computes(name: str) -> None:
             assert error is not None and error < 1e-5, algorithm
             assert len(swapped.report.refused) == REFUSED.get(name, {}).get(algorithm, 0), algorithm
             assert all(layer.runs == "torch" for layer in swapped.report.refused)
-        assert torch.equal(model(images).double(), expected)
+        assert_same_floats(model(images).double(), expected)
 
 
 def test_bias_groups_and_what_is_put_back(small: nn.Module) -> None:
@@ -75,7 +76,7 @@ def test_bias_groups_and_what_is_put_back(small: nn.Module) -> None:
         with pytest.raises(ConfigurationError, match=r"prepared for an input of \(2, 3, 11, 9\), not \(1, 3, 11, 9\)"):
             small(given[:1])
     assert isinstance(small.first, nn.Conv2d) and list(small.state_dict()) == state
-    assert torch.equal(small(given), before)
+    assert_same_floats(small(given), before)
     swapped.restore()
 
 

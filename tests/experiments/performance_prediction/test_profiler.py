@@ -32,7 +32,8 @@ def test_each_layer_is_as_near_to_float64_as_its_numbers_allow() -> None:
     errors = profiler_of(TwoConvolutions(), algorithm="gemm").profile(16).errors
     assert all(error.relative is not None and 0 < error.relative < 1e-6 for error in errors.values())
     exact = profiler_of(TwoConvolutions(), placement=Placement(CPU, torch.float64)).profile(16)
-    assert [error.relative for error in exact.errors.values()] == [0.0, 0.0]
+    # Both are computed in float64; sums of up to 72 products may still be in another order: 72 roundings of 1.1e-16.
+    assert all(error.relative is not None and error.relative < 1e-14 for error in exact.errors.values())
 
 
 def test_an_output_of_zeros_or_without_bounds_has_no_error_but_a_reason() -> None:

@@ -6,6 +6,7 @@ import torch
 from experiment_core_utils.models.molmoe.cpu_kernels.attention import compiled_attention
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.molmoe.cpu_compiler import needs_compiler
+from tests.same_floats import assert_same_floats
 
 
 def reference(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -66,7 +67,7 @@ def test_what_lies_far_below_the_maximum_counts_nothing() -> None:
     """A key that scores 200 less; its value is huge and would show in any share that float32 holds."""
     queries, keys, values = torch.ones(1, 1, 2, 32), torch.zeros(1, 1, 2, 32), torch.ones(1, 1, 2, 32)
     keys[0, 0, 1], values[0, 0, 1] = -200.0 / 32**0.5, 1e37
-    assert torch.equal(compiled_attention(32)(queries, keys, values, False), torch.ones(1, 2, 32))
+    assert_same_floats(compiled_attention(32)(queries, keys, values, False), torch.ones(1, 2, 32))
 
 
 @needs_compiler
@@ -85,7 +86,7 @@ def test_why_it_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="heads in multiples of 32, not 24"):
         compiled_attention(24)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigurationError, match=r"there is no C\+\+ compiler \(no-such-compiler\)"):
+    with pytest.raises(ConfigurationError, match="CXX=no-such-compiler names no program that can be run"):
         compiled_attention(96)
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(ConfigurationError, match="refuses attention.cpp: nothing"):

@@ -14,6 +14,7 @@ from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange
 from tests.conftest import tiny_config
+from tests.same_floats import assert_same_floats
 
 LAYERS = "model.language_model.layers."
 PROMPT = torch.tensor([[7, 20, 33, 46, 59, 72, 85, 98]])
@@ -135,7 +136,7 @@ def test_skipping_blocks_equals_a_model_built_without_them(
     smaller = built_with_blocks(model, kept)
     inputs = BatchFeature({"input_ids": PROMPT})
     with model.knobs(active_blocks=kept):
-        assert torch.equal(model(input_ids=PROMPT).logits, smaller(input_ids=PROMPT).logits)
+        assert_same_floats(model(input_ids=PROMPT).logits, smaller(input_ids=PROMPT).logits)
         assert torch.equal(greedy(model, inputs), greedy(smaller, inputs))
         assert torch.equal(generated(model, inputs), generated(smaller, inputs))
         assert torch.equal(generated(model, inputs), greedy(model, inputs))
@@ -165,7 +166,7 @@ def test_a_decode_step_returns_to_the_setting_of_its_prefill(model: MolmoeForCon
     expected = model.decode_step(token, state)
     _, again = model.prefill(PROMPT, top_k=1, active_blocks=(0, 2))
     model.prefill(PROMPT)  # another request at another setting in between
-    assert torch.equal(model.decode_step(token, again), expected)
+    assert_same_floats(model.decode_step(token, again), expected)
     assert model.active_setting == (1, (0, 2))
 
 
@@ -182,7 +183,7 @@ def test_top_k_equals_a_model_built_with_it_where_block_0_keeps_its_own(
     with model.knobs(top_k=top_k):
         assert [block.mlp.gate.top_k for block in model.all_blocks] == [4, top_k, top_k, top_k]
         knobbed = model(input_ids=PROMPT).logits
-        assert torch.equal(knobbed, built(input_ids=PROMPT).logits)
+        assert_same_floats(knobbed, built(input_ids=PROMPT).logits)
         assert torch.equal(generated(model, inputs), generated(built, inputs))
     assert not torch.allclose(knobbed, plain, atol=1e-4)
 
@@ -192,7 +193,7 @@ def test_both_knobs_together(model: MolmoeForConditionalGeneration) -> None:
     for layer in built.model.language_model.layers[1:]:
         layer.mlp.gate.top_k = 2
     with model.knobs(top_k=2, active_blocks=(0, 1, 3)):
-        assert torch.equal(model(input_ids=PROMPT).logits, built(input_ids=PROMPT).logits)
+        assert_same_floats(model(input_ids=PROMPT).logits, built(input_ids=PROMPT).logits)
 
 
 # --- setting and restoring --------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def test_knobs_come_back_after_the_block_and_after_an_error(model: MolmoeForCond
     assert model.active_setting == (4, (0, 1, 2, 3))
     assert [block.self_attn.layer_idx for block in model.all_blocks] == [0, 1, 2, 3]
     assert model.config.text_config.num_hidden_layers == 4
-    assert torch.equal(model(input_ids=PROMPT).logits, plain)
+    assert_same_floats(model(input_ids=PROMPT).logits, plain)
 
 
 @pytest.mark.parametrize(
@@ -250,14 +251,14 @@ def test_a_copy_turns_its_own_knobs(model: MolmoeForConditionalGeneration) -> No
     assert not {id(block) for block in duplicate.all_blocks} & {id(block) for block in model.all_blocks}
     plain = model(input_ids=PROMPT).logits
     duplicate.reset_knobs()
-    assert torch.equal(duplicate(input_ids=PROMPT).logits, plain)
+    assert_same_floats(duplicate(input_ids=PROMPT).logits, plain)
     for parameter in duplicate.parameters():
         parameter.mul_(0.5)
     halved = duplicate(input_ids=PROMPT).logits
     with duplicate.knobs(top_k=1, active_blocks=(0, 1)):
         assert model.active_setting == (4, (0, 1, 2, 3))
-    assert torch.equal(duplicate(input_ids=PROMPT).logits, halved)
-    assert torch.equal(model(input_ids=PROMPT).logits, plain)
+    assert_same_floats(duplicate(input_ids=PROMPT).logits, halved)
+    assert_same_floats(model(input_ids=PROMPT).logits, plain)
 
 
 def test_saving_while_knobs_are_turned_saves_every_block(model: MolmoeForConditionalGeneration, tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_saving_while_knobs_are_turned_saves_every_block(model: MolmoeForConditi
     loaded = MolmoeForConditionalGeneration.from_pretrained(tmp_path).eval()
     assert loaded.num_total_blocks == 4
     assert loaded.default_top_k == 4
-    assert torch.equal(loaded(input_ids=PROMPT).logits, plain)
+    assert_same_floats(loaded(input_ids=PROMPT).logits, plain)
 
 
 def test_a_change_of_dtype_while_knobs_are_turned_reaches_every_block(model: MolmoeForConditionalGeneration) -> None:
