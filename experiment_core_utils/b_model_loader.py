@@ -211,7 +211,7 @@ def eager_reason(config: ProfilingConfig) -> str | None:
         ("--experts_implementation", config.experts_implementation is not None),
     )
     given = [flag for flag, is_given in about_modules if is_given]
-    return f"{' and '.join(given)} acts on the model's modules alone" if given else None
+    return f"the model's modules alone heed {' and '.join(given)}" if given else None
 
 
 def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:

@@ -193,3 +193,29 @@ def test_wrapped_models_give_logits_for_ids(build: Callable[[], PreTrainedModel]
         logits = ModelWrapper(model)(ids)
         assert logits.shape == (2, 3, 512)
         assert_same_floats(logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("flags", "runs", "reason"),
+    [
+        ([], "cpu", "there are no CUDA graphs on the CPU"),
+        (["--use_profiler"], "eager", "the model's modules alone heed --use_profiler"),
+        (
+            ["--attn_implementation", "eager", "--experts_implementation", "eager"],
+            "eager",
+            "the model's modules alone heed --attn_implementation and --experts_implementation",
+        ),
+        (["--execution", "eager", "--use_profiler"], "eager", None),
+    ],
+)
+def test_the_default_takes_engines_unless_a_flag_is_about_the_modules(
+    flags: list[str], runs: str, reason: str | None
+) -> None:
+    """Of the embedded model every stage has a compiled kernel."""
+    config = parse_config(["--device", "cpu", "--precision", "float32", *flags])
+    described = load_staged_model(config, find_model(config.model_path), CPU).describe()
+    assert described["execution"] == runs
+    said = described["execution_reason"]
+    assert said is None if reason is None else said.endswith(reason)
+    engines = ["modules"] * 3 if runs == "eager" else ["cpu blocks", "cpu blocks", "cpu step"]
+    assert [described["execution_stages"][stage] for stage in ("vision", "prefill", "decode")] == engines
