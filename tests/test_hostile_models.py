@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.primitives.command import libraries_loading, run_command
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.text_config import judged
 from experiments.core_exp import acc_lat_profiling
 from experiments.performance_prediction import predict, run_profile
 from experiments.text_exp import run_text_generation
+from tests.models.tiny_checkpoints import write_checkpoint
 from tests.tiny_language_models import save_checkpoint, tiny_llama
 
 Spoil = Callable[[Path], Any]
@@ -290,3 +294,33 @@ def test_a_pickled_text_model_that_is_allowed_runs(llama: Path, tmp_path: Path, 
     (folder / "pytorch_model.bin").write_bytes(b"nothing")
     arguments += ["--set", "allow_pickled_weights=true"]
     assert "cannot be loaded" in one_line(run_text_generation, arguments, capfd, monkeypatch)
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_weights_that_are_quantised_while_loading_are_looked_at_before(
+    llama: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
+) -> None:
+    folder = spoilt(llama, weight(float("nan")), tmp_path / "model")
+    width = ("quantization_config.quantization=true", "quantization_config.load_in_8bit=true")
+    arguments = ["--model_name", str(folder), "--output_dir", str(tmp_path / "out"), *TEXT]
+    arguments += [part for each in width for part in ("--set", each)]
+    assert "are not finite" in one_line(run_text_generation, arguments, capfd, monkeypatch)
+
+
+def test_a_tokenizer_that_is_not_the_processors_is_one_line(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    folder = write_checkpoint("llava", tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED_MODEL / name, folder / name)
+    line = one_line(acc_lat_profiling, ["--model_path", str(folder), *DRIVER], capfd, monkeypatch)
+    assert "do not go together" in line
+
+
+def test_a_full_standard_error_does_not_pass_for_unreadable_weights(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = judged({"model_name": str(llama), "device": "cpu"})
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        model, _ = load_model_tokenizer(wanted)
+        monkeypatch.undo()
+    assert model.config.model_type == "llama"

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
     download,
+    refuse_files_not_finite,
     refuse_misfit,
     refuse_not_finite,
     refuse_too_large,
@@ -240,6 +241,8 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         elements = _skeleton(config, source, dtype).num_parameters()
         refuse_too_large(elements * dtype.itemsize, source.name, device)
     folder = _with_weights(config, source)
+    if options["quantization_config"] is not None:
+        refuse_files_not_finite(folder)
     with vendor_errors_named(f"the weights in {folder} cannot be loaded"):
         if source.is_published_molmoe:
             tensors = published_language_tensors(folder, dtype)

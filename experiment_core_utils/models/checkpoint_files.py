@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
 from torch import nn
 from transformers import GenerationConfig
 
@@ -172,15 +173,30 @@ def refuse_hub_code(attention: str | None, named: str) -> None:
 def refuse_not_finite(model: nn.Module, folder: Path) -> None:
     """Raises ConfigurationError for a weight that is NaN or infinite: nothing that such a model answers means anything.
 
-    The numbers by which quantised weights are scaled are looked at like weights: a block of 4-bit weights with a NaN in
-    it has the scale NaN.
+    The numbers by which quantised weights are scaled are looked at like weights.
     """
     for name, tensor in model.state_dict().items():
-        if isinstance(tensor, torch.Tensor) and not _is_finite(tensor):
-            raise ConfigurationError(
-                f"the weights in {folder} are not finite: {name} holds NaN or infinity; copy the files again, or give "
-                "a precision that holds their numbers, such as bfloat16"
-            )
+        if isinstance(tensor, torch.Tensor):
+            _refuse_not_finite(name, tensor, folder)
+
+
+def refuse_files_not_finite(folder: Path) -> None:
+    """The same for files that are quantised while they are loaded: whole numbers of few bits do not show it any more.
+
+    One tensor is in memory at a time; pickled files are not looked at.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        with vendor_errors_named(f"the weights in {file} cannot be read"), safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118
+                _refuse_not_finite(name, handle.get_tensor(name), folder)
+
+
+def _refuse_not_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
+    if not _is_finite(tensor):
+        raise ConfigurationError(
+            f"the weights in {folder} are not finite: {name} holds NaN or infinity; copy the files again, or give a "
+            "precision that holds their numbers, such as bfloat16"
+        )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

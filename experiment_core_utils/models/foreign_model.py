@@ -22,7 +22,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from experiment_core_utils.models.checkpoint_files import refuse_misfit, refuse_not_finite, refuse_too_large
+from experiment_core_utils.models.checkpoint_files import (
+    refuse_files_not_finite,
+    refuse_misfit,
+    refuse_not_finite,
+    refuse_too_large,
+)
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_processors import load_foreign_processor
 from experiment_core_utils.models.foreign_requests import ForeignRequests
@@ -67,7 +72,9 @@ class ForeignSource:
     @cached_property
     def requests(self) -> ForeignRequests:
         """What makes its requests, read once; raises ConfigurationError where processor or tokenizer cannot be used."""
-        return ForeignRequests(load_foreign_processor(self.folder), self.config, self.name)
+        processor = load_foreign_processor(self.folder)
+        with vendor_errors_named(f"the processor, the tokenizer and the config of {self.name} do not go together"):
+            return ForeignRequests(processor, self.config, self.name)
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,8 @@ def load_foreign(source: ForeignSource, wish: LoadWish, random_weights: bool) ->
         )
     _judge_quantisation(source, wish)
     quantised_by = transformers_config(wish.quantisation, wish.dtype)
+    if quantised_by is not None:
+        refuse_files_not_finite(source.folder)
     options: dict[str, Any] = {} if quantised_by is None else {"quantization_config": quantised_by}
     if wish.attn_implementation is not None:
         options["attn_implementation"] = wish.attn_implementation
