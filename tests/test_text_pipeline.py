@@ -18,7 +18,9 @@ from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.models.causal_lm import judge_loadable
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsRefused
+from experiment_core_utils.primitives.journal import only_run_in
+from experiment_core_utils.primitives.run_plan import PARTS_FOLDER
 from experiment_core_utils.primitives.text_config import judged
 from experiment_core_utils.primitives.text_grid import combinations
 from experiment_core_utils.tasks.prompts import read_prompts
@@ -432,3 +434,11 @@ def test_energy_off_is_the_same_as_not_tracking(values: dict[str, Any], tmp_path
     measured(values, folder)
     again = measured({**values, "track_energy": True, "energy": "off"}, folder)
     assert again.num_measured == 0
+
+
+def test_one_run_at_a_time_works_in_a_folder(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    with only_run_in(folder / PARTS_FOLDER), pytest.raises(ResultsRefused, match="another process") as caught:
+        measured(values, folder)
+    assert caught.value.exit_code == 2 and not (folder / "text_generation_results.json").exists()
+    assert measured(values, folder).num_measured == 1

@@ -1,14 +1,17 @@
 """Files written whole or not at all."""
 
+import errno
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsNotSaved
+from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused, ResultsNotSaved
 from experiment_core_utils.primitives.files import (
     check_file_name_part,
+    failed_writes_named,
     locked,
     remove_leftovers,
     write_json_atomically,
@@ -54,6 +57,54 @@ def test_a_name_that_is_taken_by_a_folder_leaves_no_temporary_file(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to a device", "gone"])
+def test_only_a_regular_file_is_written_over(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "result.json", tmp_path / "other"
+    other.write_text("mine")
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"link": other, "link to a device": Path("/dev/null"), "gone": tmp_path / "none"}[kind])
+    before = path.lstat()
+    with pytest.raises(OutputRefused, match="and only a regular file is written over; give another name") as caught:
+        write_json_atomically({}, path)
+    assert caught.value.exit_code == 2 and path.lstat() == before and other.read_text() == "mine"
+
+
+def test_a_device_stays_one() -> None:
+    before = Path("/dev/null").stat()
+    with pytest.raises(OutputRefused, match="/dev/null is a device or a pipe"):
+        write_text_atomically("text", Path("/dev/null"))
+    assert Path("/dev/null").stat().st_rdev == before.st_rdev
+
+
+def test_a_link_beside_the_file_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / ".result.json.tmp").symlink_to(tmp_path / "other")
+    write_json_atomically({}, tmp_path / "result.json")
+    assert (tmp_path / "other").read_text() == "mine" and (tmp_path / "result.json").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (errno.ENOSPC, 1, "make room, and the same command goes on"),
+        (errno.EDQUOT, 1, "make room"),
+        (errno.EIO, 1, "see that the disk is there"),
+        (errno.EACCES, 2, "give a place that you may write to"),
+        (errno.EROFS, 2, "give a place that you may write to"),
+        (errno.EISDIR, 2, "a folder stands in its place"),
+        (errno.ENOTDIR, 2, "a file stands where a folder is needed"),
+        (errno.ENAMETOOLONG, 2, "give a shorter name"),
+    ],
+)
+def test_each_cause_has_its_own_advice(number: int, code: int, words: str) -> None:
+    with pytest.raises(ResultsNotSaved) as caught, failed_writes_named(Path("r.json")):
+        raise OSError(number, os.strerror(number))
+    assert words in str(caught.value) and caught.value.exit_code == code
+    assert ("make room" in str(caught.value)) == (number in (errno.ENOSPC, errno.EDQUOT))
+
+
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     for name in (".drift.json.tmp", ".a_settings.csv.tmp", "drift.json", ".mine.tmp"):
         (tmp_path / name).write_text("")
@@ -79,7 +130,7 @@ def test_one_after_the_other_holds_the_lock(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == [".r.json.lock"]
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "a\n", "é"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "a\n", "é", "a\0", "x" * 101])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     check_file_name_part("text_generation-2", "the task type")
     with pytest.raises(ConfigurationError, match="the task type .* is part of file names; use letters"):

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.errors import ResultsError, ResultsNotSaved
+from experiment_core_utils.primitives.errors import OutputRefused, ResultsError, ResultsNotSaved, ResultsRefused
 from experiment_core_utils.primitives.files import failed_writes_named
 from experiment_core_utils.primitives.journal import (
     JOURNAL_VERSION,
     Journal,
     Line,
     journal_path,
+    journals_in,
     only_run_in,
     read_end,
     read_journal,
@@ -180,3 +181,34 @@ def test_no_space_left_is_said_in_the_systems_words(tmp_path: Path) -> None:
         failed_writes_named(tmp_path / "r.json"),
     ):
         full.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"prefill_s":', '"prefill_s":NaN,"x":', "prefill_s is nan, and numbers are finite"),
+        ('"prefill_s":', '"prefill_s":"x","y":', "prefill_s is 'x', and it should be a valid number"),
+        ('"prefill_s":', '"prefill_s":-1.0,"y":', "prefill_s is -1.0, and a time is above 0"),
+        ('"total_s":', '"total_s":0,"y":', "total_s is 0.0, and a time is above 0"),
+        ('"runs":', '"runs":null,"y":', "runs is None"),
+        ('"fingerprint":', '"fingerprint":"../../x","y":', "fingerprint is '../../x', which is part of file names"),
+        ('"key":', '"key":"another","y":', "is of 'another', process 0, and not what its name says"),
+    ],
+)
+def test_an_edited_line_is_named_with_its_field(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = written(tmp_path, MEASURED)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ResultsRefused) as caught:
+        read_journal(path)
+    assert words in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_with_the_name_of_a_journal_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / PATH_NAME).mkdir()
+    (tmp_path / "notes.rankings.jsonl").write_text("not a journal's name")
+    with pytest.raises(ResultsRefused, match="is no journal, but a folder"):
+        list(journals_in(tmp_path))
+    with pytest.raises(OutputRefused, match="a folder stands in its place"):
+        Journal(tmp_path, HEADER)

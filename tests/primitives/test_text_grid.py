@@ -92,3 +92,32 @@ def test_an_empty_group_can_be_overridden_and_merge_keys_are_yaml() -> None:
         "decoding_mode": "top_k",
         "decoder_top_k": 3,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: &a [*a]", "line 1: a value refers to itself"),
+        ("a: &a {b: *a}", "line 1: a value refers to itself"),
+        (
+            "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+            "values once",
+        ),
+        ("a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 99)), "10^"),
+        ("a: " + "[" * 10000, "nested more than 50 deep"),
+    ],
+    ids=["list", "mapping", "aliases", "merged", "deep"],
+)
+def test_what_grows_without_end_is_refused_by_its_size(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_yaml(text, "grid.yaml")
+    assert str(caught.value).startswith("grid.yaml, ") and words in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_a_grid_that_nobody_can_measure_is_refused_with_its_number(tmp_path: Path) -> None:
+    long = list(range(1, 200))
+    with pytest.raises(ConfigurationError, match="make 7880599 combinations, and at most 10000 are measured"):
+        combinations({"max_output_tokens": long, "max_input_tokens": long, "num_input_prompts": long})
+    (tmp_path / "large.yaml").write_text("#" * 200_000)
+    with pytest.raises(ConfigurationError, match="has 200000 bytes, and at most 100000 are read"):
+        read_yaml(tmp_path / "large.yaml")
