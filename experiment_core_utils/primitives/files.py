@@ -52,7 +52,10 @@ def read_regular_file(path: Path) -> bytes:
     Raises:
         OSError: the system refuses it, or it is a folder, a pipe or a device, from which reading might never end.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path.read_bytes()
 
