@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
@@ -54,19 +54,19 @@ def _text_or_number(value: Any) -> Any:
 Text = Annotated[Any, AfterValidator(_text)]
 
 
+@with_config(_STRICT)
 class Task(TypedDict):
     """`provenance.task`; its name is part of file names."""
 
-    __pydantic_config__ = _STRICT
     name: Name
     split: str
     metric: NotRequired[str]
 
 
+@with_config(_STRICT)
 class Model(TypedDict, total=False):
     """`provenance.model`."""
 
-    __pydantic_config__ = _STRICT
     name: str
     revision: str | None
     model_class: str
@@ -77,26 +77,26 @@ class Model(TypedDict, total=False):
     execution: str
 
 
+@with_config(_STRICT)
 class Hardware(TypedDict, total=False):
     """`provenance.hardware`."""
 
-    __pydantic_config__ = _STRICT
     gpu_name: str | None
     cpu: str | None
     torch_threads: Count
 
 
+@with_config(_STRICT)
 class Variables(TypedDict, total=False):
     """`provenance.experimental_variables`."""
 
-    __pydantic_config__ = _STRICT
     random_weights: bool
 
 
+@with_config(_STRICT)
 class Provenance(TypedDict):
     """How a setting was measured."""
 
-    __pydantic_config__ = _STRICT
     task: Task
     model: NotRequired[Model]
     hardware: NotRequired[Hardware]
@@ -108,10 +108,10 @@ class Provenance(TypedDict):
     timestamp: NotRequired[str]
 
 
+@with_config(_STRICT)
 class Run(TypedDict):
     """One of a sample's `runs`."""
 
-    __pydantic_config__ = _STRICT
     T_vision_total: Delay | None
     T_LLM_prefill: Time
     T_LLM_decode: Time | None
@@ -120,10 +120,10 @@ class Run(TypedDict):
     T_inter_token: list[Delay]
 
 
+@with_config(_STRICT)
 class Metadata(TypedDict):
     """What a sample's answer is judged against."""
 
-    __pydantic_config__ = _STRICT
     question: NotRequired[Text]
     answers: list[Text]
     image_id: Annotated[Any, AfterValidator(_text_or_number)]
@@ -131,10 +131,10 @@ class Metadata(TypedDict):
     answer_index: NotRequired[Count | None]
 
 
+@with_config(_STRICT)
 class Sample(TypedDict):
     """One of `per_sample_results`."""
 
-    __pydantic_config__ = _STRICT
     sample_id: Count
     target_crops: Count | None
     actual_num_crops: Count | None
@@ -171,27 +171,27 @@ class Sample(TypedDict):
     runs: list[Run]
 
 
+@with_config(_STRICT)
 class FailedSample(TypedDict):
     """One of `failed_samples`."""
 
-    __pydantic_config__ = _STRICT
     sample_id: Count
     error: Text
     reason: Text
 
 
+@with_config(_STRICT)
 class Drift(TypedDict):
     """One of the readings of the control setting."""
 
-    __pydantic_config__ = _STRICT
     before: Ratio | None
     after: Ratio | None
 
 
+@with_config(_STRICT)
 class Conditions(TypedDict):
     """What else went on while a process measured."""
 
-    __pydantic_config__ = _STRICT
     sm_clock_mhz: list[Amount | None] | None
     memory_clock_mhz: list[Amount | None] | None
     cpu_frequency_mhz: list[Amount | None] | None
@@ -202,24 +202,24 @@ class Conditions(TypedDict):
     foreign_cpu_share: Amount | None
 
 
+@with_config(_STRICT)
 class Order(TypedDict):
     """The place of a setting in the run."""
 
-    __pydantic_config__ = _STRICT
     position: Count | None
 
 
+@with_config(_STRICT)
 class Memory(TypedDict):
     """Memory of a setting."""
 
-    __pydantic_config__ = _STRICT
     peak_memory_bytes: Amount | None
 
 
+@with_config(_STRICT)
 class Utilisation(TypedDict):
     """Peaks of the device, and how far they were used."""
 
-    __pydantic_config__ = _STRICT
     mfu_vision: NotRequired[Amount | None]
     mfu_prefill: NotRequired[Amount | None]
     mfu_decode: NotRequired[Amount | None]
@@ -229,10 +229,10 @@ class Utilisation(TypedDict):
     utilisation_reason: str | None
 
 
+@with_config(_STRICT)
 class EnergySummary(TypedDict, total=False):
     """The figures of one source."""
 
-    __pydantic_config__ = _STRICT
     vision_j: Number | None
     prefill_j: Number | None
     decode_j: Number | None
@@ -248,17 +248,17 @@ class EnergySummary(TypedDict, total=False):
     kind: str | None
 
 
+@with_config(_STRICT)
 class Energy(TypedDict):
     """Energy of the stages of one request."""
 
-    __pydantic_config__ = _STRICT
     summary: NotRequired[EnergySummary | None]
 
 
+@with_config(_STRICT)
 class Setting(TypedDict):
     """The top level."""
 
-    __pydantic_config__ = _STRICT
     fingerprint: str
     tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
     vision_tokens_target: Knob | None
