@@ -3,9 +3,9 @@
 python -m experiments.core_exp.bench_many_settings results/quickstart --sizes 1250 2500 5000
 
 The folders are made from one result of a real run, so that they have its schema: a grid of targets of vision tokens,
-top-k and blocks, with times that grow with the knobs and accuracy that falls with them, both with noise of a fixed
-seed. Each command runs as its own process on these cores; printed are its wall time, its largest memory, and over the
-size before, how many times as long it took (2 is linear where the sizes double).
+top-k and blocks, with times that grow with the knobs and accuracy that does, both with noise of a fixed seed.
+Each command runs as its own process on these cores; printed are its wall time, its largest memory, and over the size
+before, how many times as long it took (2 is linear where the sizes double).
 """
 
 import argparse

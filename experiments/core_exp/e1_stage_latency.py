@@ -33,6 +33,7 @@ from experiments.core_exp.e1_figures import (
     draw_stages_over_tokens,
 )
 from experiments.core_exp.figures import caption_of
+from experiments.core_exp.many_settings import Steps
 from experiments.core_exp.measured_generations import generations_of
 from experiments.core_exp.profile_traces import load_profiles
 from experiments.core_exp.stage_decomposition import display_lengths, regimes, settings_shares
@@ -47,7 +48,9 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
         ResultsError: no results, broken ones, or none with times.
         ResultsNotSaved: the disk does not take a file.
     """
+    steps = Steps()
     sweep = load_sweep(results_dir)
+    steps.say(len(sweep.settings), f"{len(sweep.settings)} settings are read; shares and lines are computed")
     generations = generations_of(sweep)
     if not generations:
         raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
@@ -69,6 +72,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
         "e1_flops_vs_latency": point_rows(points),
         "e1_attention_ffn_breakdown": component_rows(profiles),
     }
+    steps.say(len(sweep.settings), "figures are drawn")
     caption = caption_of(sweep.provenance, len(sweep.settings), len(generations))
     figures = {
         "e1_stage_shares": draw_shares(by_regime, caption),

@@ -10,6 +10,7 @@ from experiment_core_utils.primitives.csv_cells import Cell
 from experiments.core_exp.knob_coupling import Coupling, FixedValue, SingleKnob
 from experiments.core_exp.knob_effects import Effects, is_beyond_noise
 from experiments.core_exp.knob_grid import KNOBS, TaskGrid, levels_of
+from experiments.core_exp.many_settings import MOST_SETTINGS, MOST_VALUES
 from experiments.core_exp.paired_objectives import FEWEST_PICTURES, Cost, NoObjectives, Objectives
 from experiments.core_exp.pareto_fronts import Front, TaskDifference
 
@@ -74,6 +75,7 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
                 f"{analysis.grid.task}: the control setting's time changed by up to {100 * analysis.grid.drift:.0f} %; "
                 "a latency counts as lower only by more than that"
             )
+        found += _left_out_of_many(analysis)
         for each in present(analysis):
             task, of, n = each.found.task, each.found.of, each.found.num_cost_samples
             if n < FEWEST_FOR.get(of.statistic, 0):
@@ -87,6 +89,24 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
             if each.found.left_out:
                 found.append(f"{task}, {of.name}: {len(each.found.left_out)} settings are left out")
     return found
+
+
+def _left_out_of_many(analysis: TaskAnalysis) -> list[str]:
+    """What is not computed of so many settings, or of knobs of so many values."""
+    task, points, said = analysis.grid.task, analysis.grid.points, []
+    if len(points) > MOST_SETTINGS:
+        draws = min((len(each.found.cost_draws) for each in present(analysis)), default=0)
+        said.append(
+            f"{task}: of {len(points)} settings, intervals stand on {draws} draws, and the spread is not split into "
+            f"effects; both are whole up to {MOST_SETTINGS} settings"
+        )
+    for knob in KNOBS:
+        values = len(levels_of(points, knob))
+        if values > MOST_VALUES:
+            said.append(
+                f"{task}: {knob} has {values} values and is not held at each of them; it is up to {MOST_VALUES}"
+            )
+    return said
 
 
 def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[str]) -> dict[str, Any]:
@@ -144,7 +164,7 @@ def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
         {
             **_names(each),
             "setting": point.key,
-            **_knob_cells(each, point.key),
+            **cells[point.key],
             "accuracy": point.accuracy,
             "accuracy_ci95_low": point.accuracy_ci95[0],
             "accuracy_ci95_high": point.accuracy_ci95[1],
@@ -159,6 +179,7 @@ def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
         }
         for analysis in analyses
         for each in present(analysis)
+        for cells in [{point.key: {knob: point.value(knob) for knob in KNOBS} for point in each.found.points}]
         for point in each.front.points
     ]
 
@@ -210,11 +231,6 @@ def effect_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
 
 def _names(each: FrontAnalysis) -> Row:
     return {"task": each.found.task, "cost": each.found.of.name, "unit": each.found.of.unit}
-
-
-def _knob_cells(each: FrontAnalysis, key: str) -> Row:
-    point = next(point for point in each.found.points if point.key == key)
-    return {knob: point.value(knob) for knob in KNOBS}
 
 
 def _cost_entry(task: str, of: Cost) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from matplotlib.lines import Line2D
 from experiments.core_exp.e2_entries import FrontAnalysis, TaskAnalysis
 from experiments.core_exp.figures import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION, new_figure, styled
 from experiments.core_exp.knob_coupling import FixedValue
-from experiments.core_exp.knob_effects import Effects, LevelMean, Term, is_beyond_noise
+from experiments.core_exp.knob_effects import NOT_SPLIT, Effects, LevelMean, Term, is_beyond_noise
 from experiments.core_exp.knob_grid import KNOBS, KnobPoint
+from experiments.core_exp.many_settings import MOST_SETTINGS
 from experiments.core_exp.paired_objectives import LATENCY_MEAN, Objectives
 from experiments.core_exp.pareto_fronts import FrontPoint, on_front
+from experiments.core_exp.plot_parts import thinned
 
 KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
 KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
@@ -71,7 +73,9 @@ def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
     found, front = each.found, each.front
     scale, label = _scale(found)
     _steps(axes, found, np.arange(len(found.points)), scale, color=BLUE, linewidth=1.6, alpha=0.55, zorder=2)
-    for point in front.points:
+    off = [point for point in front.points if not point.on_front]
+    drawn = [*(off[at] for at in thinned(len(off), MOST_SETTINGS)), *(p for p in front.points if p.on_front)]
+    for point in front.points if len(drawn) == len(front.points) else drawn:
         x, y = point.cost / scale, point.accuracy
         if point.on_front:
             ends = [[y - point.accuracy_ci95[0]], [point.accuracy_ci95[1] - y]]
@@ -86,7 +90,8 @@ def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
     on, sure = [
         sum(test) for test in ([p.on_front for p in front.points], [p.status == "established" for p in front.points])
     ]
-    axes.set_title(f"{found.task.replace('_', ' ')}: {sure} of {on} front settings are established")
+    thin = "" if len(drawn) == len(front.points) else f"; {len(front.points) - len(drawn)} off it not drawn"
+    axes.set_title(f"{found.task.replace('_', ' ')}: {sure} of {on} front settings are established{thin}")
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, -0.02 * found.best), high + 0.12 * (high - low))
     axes.set_xlim(0, None)
@@ -212,9 +217,13 @@ def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
         return figure
 
 
+def _is_too_large(effects: Effects) -> bool:
+    return effects.reason is not None and effects.reason.startswith(NOT_SPLIT)
+
+
 def _share_bars(axes: Axes, effects: Effects, title: str, drifts: bool) -> None:
     terms = [term for term in effects.terms if term.share is not None]
-    axes.set_title(_effects_title(title, terms))
+    axes.set_title(f"{title}: {effects.reason}" if _is_too_large(effects) else _effects_title(title, terms))
     if not terms:
         axes.set_axis_off()
         return

@@ -36,6 +36,7 @@ from experiments.core_exp.e2_study import load_study
 from experiments.core_exp.knob_coupling import couplings, fixed_values, moving_knobs, single_knobs
 from experiments.core_exp.knob_effects import Effects, effects
 from experiments.core_exp.knob_grid import KNOBS, TaskGrid
+from experiments.core_exp.many_settings import Steps
 from experiments.core_exp.paired_objectives import (
     ENERGY,
     FLOPS,
@@ -61,10 +62,14 @@ def analyse(
         ResultsError: no results, broken ones, or ones of different sweeps.
         ResultsNotSaved: the disk does not take a file.
     """
+    steps = Steps()
     study = load_study(results)
+    count = sum(len(grid.points) for grid in study.grids)
+    steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
     costs = (TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS)
     analyses = [analyse_task(grid, costs, num_draws, seed) for grid in study.grids]
     differences = {of.name: compare(analyses, of) for of in costs} if len(analyses) > 1 else {}
+    steps.say(count, "figures are drawn")
     shared = Shared(study.source, num_draws, seed)
     contents = {
         "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, study.random_weights)),

@@ -22,7 +22,8 @@ from experiments.core_exp.e3_figures import save_figures
 from experiments.core_exp.e3_report import closing_lines, predictions_csv, validation_entries
 from experiments.core_exp.estimator_validation import validate
 from experiments.core_exp.latency_estimator import LEVEL, LatencyEstimator
-from experiments.core_exp.latency_features import timed_samples
+from experiments.core_exp.latency_features import of_fewer_settings, timed_samples
+from experiments.core_exp.many_settings import Steps
 from experiments.core_exp.recalibration_study import study_by_order, study_of_synthetic, study_of_target
 from experiments.core_exp.sweep_results import load_sweep, samples_frame
 
@@ -44,9 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = build_parser().parse_args(argv)
         output_dir = given.output_dir or given.results_dir / "e3"
+        steps = Steps()
         sweep = load_sweep(given.results_dir)
-        samples = timed_samples(samples_frame(sweep))
+        steps.say(len(sweep.settings), f"{len(sweep.settings)} settings are read; the estimator is fitted")
+        samples, left_out = of_fewer_settings(timed_samples(samples_frame(sweep)))
         estimator = LatencyEstimator(given.level).fit(samples)
+        steps.say(len(sweep.settings), "it is validated on settings left out")
         validation = validate(samples, given.level)
         if given.target_dir is None:
             studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]
@@ -54,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
         curve = guardrail_curve(validation.left_out.times["T_total"], samples.times["T_total"])
         estimator.save(output_dir / "e3_latency_estimator.json")
+        steps.say(len(sweep.settings), "files and pictures are written")
         entries = validation_entries(sweep, samples, estimator, validation, studies, curve)
+        if left_out is not None:
+            entries["caveats"].append(left_out)
         write_json_atomically(entries, output_dir / "e3_validation.json")
         write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
         drift = entries["control_drift"]
@@ -70,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for line in (*closing_lines(estimator, validation, studies, curve), f"written to {output_dir}"):
+    lines = [*closing_lines(estimator, validation, studies, curve)]
+    lines += [] if left_out is None else [f"caveat: {left_out}"]
+    for line in (*lines, f"written to {output_dir}"):
         print(line)
     return 0
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from experiment_core_utils.primitives.components import STAGES
@@ -47,16 +48,21 @@ def stage_points(samples: pd.DataFrame, peak_flops_per_s: float | None) -> list[
     """A point for each setting and stage, settings in the frame's order; none where operations are not known."""
     points = []
     frame = with_stage_flops(samples)
-    for (task, setting), group in frame.groupby(["task", "setting"], sort=False):
+    columns = {stage: frame[[f"{stage}_tflop", f"{stage}_ms"]].to_numpy(np.float64) for stage in STAGES}
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, name in enumerate(zip(frame["task"], frame["setting"], strict=True)):
+        places.setdefault(name, []).append(place)
+    for (task, setting), own in places.items():
         for stage in STAGES:
-            known = group[[f"{stage}_tflop", f"{stage}_ms"]].dropna()
-            if known.empty:
+            known = columns[stage][own]
+            known = known[~np.isnan(known).any(axis=1)]
+            if not len(known):
                 continue
-            work, time_ms = float(known.iloc[:, 0].sum()), float(known.iloc[:, 1].sum())
+            work, time_ms = float(known[:, 0].sum()), float(known[:, 1].sum())
             speed = work / time_ms * 1e3
             mfu = None if peak_flops_per_s is None else speed * TERA / peak_flops_per_s
             n = len(known)
-            points.append(StagePoint(str(task), str(setting), stage, n, work / n, time_ms / n, speed, mfu))
+            points.append(StagePoint(task, setting, stage, n, work / n, time_ms / n, speed, mfu))
     return points
 
 

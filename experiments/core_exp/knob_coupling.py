@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from experiments.core_exp.knob_grid import KNOBS, levels_of
+from experiments.core_exp.many_settings import MOST_VALUES
 from experiments.core_exp.paired_objectives import TAIL, Objectives, interval
 from experiments.core_exp.pareto_fronts import area, areas, on_front, reference_cost_of
 
@@ -118,8 +119,9 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
     whole = areas(found, everything)
     rows = []
     for knob in moving_knobs(found):
+        places = _places(found, (knob,))
         for value in levels_of(found.points, knob):
-            members = _members(found, {knob: value})
+            members = places[(value,)]
             own = on_front(found.cost[members], found.accuracy[members])
             ordered = sorted(members[own], key=lambda at: float(found.cost[at]))
             rows.append(
@@ -138,11 +140,12 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
 
 def single_knobs(found: Objectives) -> list[SingleKnob]:
     """For each knob that moves: what it reaches alone."""
-    moving = moving_knobs(found)
     whole = areas(found, np.arange(len(found.points)))
     rows = []
-    for knob in moving:
-        others = {other: levels_of(found.points, other)[-1] for other in moving if other != knob}
+    for knob in moving_knobs(found):
+        others = {
+            other: values[-1] for other in KNOBS if other != knob and len(values := levels_of(found.points, other)) > 1
+        }
         members = _members(found, others)
         loss = _loss(found, whole, members) if len(members) else None
         rows.append(SingleKnob(knob, others, len(members), loss))
@@ -160,8 +163,8 @@ def couplings(found: Objectives) -> list[Coupling]:
 
 
 def moving_knobs(found: Objectives) -> tuple[str, ...]:
-    """Those with two values or more."""
-    return tuple(knob for knob in KNOBS if len(levels_of(found.points, knob)) > 1)
+    """Those with two values or more, but no more than MOST_VALUES."""
+    return tuple(knob for knob in KNOBS if 1 < len(levels_of(found.points, knob)) <= MOST_VALUES)
 
 
 def _members(found: Objectives, values: dict[str, Value]) -> np.ndarray:
@@ -186,9 +189,12 @@ def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
     unseen = (whole[2] - part[2]) / whole[0]
     held_out = interval(unseen) if np.isfinite(unseen).any() else None
     # The others slower by what the device may have drifted, these as measured.
-    factors = np.full(len(found.points), 1 + found.drift_allowance)
-    factors[members] = 1.0
-    lasting = area(found.cost_draws * factors, found.accuracy_draws, reference_cost_of(found), found.unseen_accuracy)
+    lasting = whole[2]
+    if found.drift_allowance > 0:
+        factors = np.full(len(found.points), 1 + found.drift_allowance)
+        factors[members] = 1.0
+        limit = reference_cost_of(found)
+        lasting = area(found.cost_draws * factors, found.accuracy_draws, limit, found.unseen_accuracy)
     return Loss(
         hypervolume=part[0],
         share=max(whole[0] - part[0], 0.0) / whole[0],
@@ -225,11 +231,18 @@ def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
 
 def _complete_rows(found: Objectives, knob: str, given: str) -> dict[Value, list[np.ndarray]]:
     """For each value of `given` at which every value of `knob` was measured: the settings with each of the latter."""
-    values = levels_of(found.points, knob)
-    cells = {
-        at: [_members(found, {knob: value, given: at}) for value in values] for at in levels_of(found.points, given)
-    }
+    values, places = levels_of(found.points, knob), _places(found, (given, knob))
+    none = np.zeros(0, dtype=np.int64)
+    cells = {at: [places.get((at, value), none) for value in values] for at in levels_of(found.points, given)}
     return {at: members for at, members in cells.items() if all(len(each) for each in members)}
+
+
+def _places(found: Objectives, knobs: Sequence[str]) -> dict[tuple[Value, ...], np.ndarray]:
+    """The settings at each combination of values of these knobs."""
+    places: dict[tuple[Value, ...], list[int]] = {}
+    for at, point in enumerate(found.points):
+        places.setdefault(tuple(point.value(knob) for knob in knobs), []).append(at)
+    return {values: np.array(own, dtype=np.int64) for values, own in places.items()}
 
 
 def _slowed_area(found: Objectives, members: np.ndarray) -> np.ndarray:

@@ -18,10 +18,13 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
+from experiments.core_exp.many_settings import MOST_SETTINGS, MOST_VALUES
 from experiments.core_exp.paired_objectives import TAIL, interval
 
 Value = str | int
 _TOLERANCE = 1e-9
+# How the reason begins where a spread is too large to be split.
+NOT_SPLIT = "not split: more than"
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,16 @@ def effects(levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: n
         return Effects(
             is_full, None, (), None, (), "one setting has no spread" if len(figures) < 2 else "no knob moves"
         )
+    if any(len(set(values)) > MOST_VALUES for values in moving.values()):
+        return Effects(is_full, float(figures.std(ddof=1)), (), None, (), f"{NOT_SPLIT} {MOST_VALUES} values of a knob")
     codes = {knob: _codes(values) for knob, values in moving.items()}
     means = _level_means(moving, codes, figures, draws)
     total = float(((figures - figures.mean()) ** 2).sum())
     std = float(figures.std(ddof=1))
     if total <= _TOLERANCE * max(float((figures**2).sum()), 1e-300):
         return Effects(is_full, std, (), None, means, "all settings are equal")
+    if len(figures) > MOST_SETTINGS:
+        return Effects(is_full, std, (), None, means, f"{NOT_SPLIT} {MOST_SETTINGS} settings")
     split = [_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes))]
     terms = tuple(replace(each, settings_p_value=_against(each, split[-1])) for each in split)
     return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)

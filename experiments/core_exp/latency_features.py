@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.core_exp.many_settings import MOST_SETTINGS
 
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")
@@ -156,6 +157,19 @@ def timed_samples(frame: pd.DataFrame) -> TimedSamples:
     tasks = frame["task"].to_numpy(str)
     settings = np.array([f"{task} {key}" for task, key in zip(tasks, frame["setting"], strict=True)])
     return TimedSamples(requests, times, settings, tasks)
+
+
+def of_fewer_settings(samples: TimedSamples, most: int = MOST_SETTINGS) -> tuple[TimedSamples, str | None]:
+    """The samples of at most so many settings, drawn at random with a fixed seed, and what is to be said of that.
+
+    A fit has a dozen coefficients: more settings cost time and change nothing that can be seen.
+    """
+    names = np.unique(samples.knobs)
+    if len(names) <= most:
+        return samples, None
+    chosen = np.random.default_rng(0).choice(names, size=most, replace=False)
+    said = f"fitted to and validated on {most} of {len(names)} settings, drawn at random; {len(names) - most} left out"
+    return samples.take(np.isin(samples.knobs, chosen)), said
 
 
 def _later_experts(requests: Requests) -> np.ndarray:

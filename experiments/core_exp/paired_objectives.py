@@ -13,8 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from experiment_core_utils.pareto_search import mean_bound
+from experiment_core_utils.pareto_search import normal_quantile, t_quantile
 from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
+from experiments.core_exp.many_settings import draws_for
 
 Statistic = Literal["mean", "p95", "p99"]
 PERCENT = {"p95": 95.0, "p99": 99.0}
@@ -63,8 +64,8 @@ class Objectives:
         unseen_accuracy: [B, S], on the samples that the draw left out; nan where it left out none.
         drift_allowance: share by which a latency must be lower to be confidently so; 0 for other costs, and where no
             drift was read.
-        more_accurate: [S, S], row is confidently more accurate than column.
-        cheaper: [S, S], row costs confidently less than column.
+        scores: [S, n], of the samples on which all have one.
+        clusters: [n], the number of each of these samples' picture.
     """
 
     task: str
@@ -83,8 +84,27 @@ class Objectives:
     cost_draws: np.ndarray
     unseen_accuracy: np.ndarray
     drift_allowance: float
-    more_accurate: np.ndarray
-    cheaper: np.ndarray
+    scores: np.ndarray
+    clusters: np.ndarray
+
+    def more_accurate(self, at: int) -> np.ndarray:
+        """[S], the settings that this one is confidently more accurate than.
+
+        By Student's t over pictures with a few made-up samples, since few samples that differ may all agree.
+        """
+        highest, means = float(self.scores.max()), self.scores.mean(axis=1)
+        found = np.zeros(len(means), dtype=bool)
+        lower = np.flatnonzero(means[at] > means)
+        if highest > 0 and len(lower):
+            found[lower] = _lower_bounds(self.scores[at] - self.scores[lower], self.clusters, highest) > 0
+        return found
+
+    def cheaper(self, at: int) -> np.ndarray:
+        """[S], the settings that this one costs confidently less than."""
+        if self.num_cost_pictures < FEWEST_PICTURES:
+            return np.zeros(len(self.points), dtype=bool)
+        cost = self.cost_draws[:, [at]] * (1 + self.drift_allowance)
+        return np.asarray((cost < self.cost_draws).mean(axis=0) >= 1 - TAIL)
 
 
 @dataclass(frozen=True)
@@ -115,7 +135,7 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
     if not scored.any() or not paid.any():
         what = "a score" if not scored.any() else of.label
         return NoObjectives(grid.task, of, f"no sample has {what} at all {len(kept)} settings, so none can be paired")
-    counts = draw_counts(grid.pictures, scored + 2 * paid, num_draws, seed)
+    counts = draw_counts(grid.pictures, scored + 2 * paid, draws_for(len(kept), num_draws), seed)
     accuracy_draws = _over_draws(scores[:, scored], counts[:, scored], "mean")
     cost_draws = _over_draws(costs[:, paid], counts[:, paid], of.statistic)
     allowance = (grid.drift or 0.0) if of.quantity == "total_ms" else 0.0
@@ -137,10 +157,8 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         cost_draws=cost_draws,
         unseen_accuracy=_unseen(scores[:, scored], counts[:, scored]),
         drift_allowance=allowance,
-        more_accurate=_more_accurate(
-            scores[:, scored], [p for p, has in zip(grid.pictures, scored, strict=True) if has]
-        ),
-        cheaper=_cheaper(cost_draws, num_cost_pictures, allowance),
+        scores=scores[:, scored],
+        clusters=np.unique(np.asarray(grid.pictures, dtype=str)[scored], return_inverse=True)[1],
     )
 
 
@@ -169,6 +187,14 @@ def interval(draws: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def intervals(draws: np.ndarray) -> list[tuple[float, float]]:
+    """`interval` of each column of [B, S] draws."""
+    if not np.isfinite(draws).all():
+        return [interval(column) for column in draws.T]
+    low, high = np.percentile(draws, (100 * TAIL, 100 - 100 * TAIL), axis=0)
+    return list(zip(low.tolist(), high.tolist(), strict=True))
+
+
 def _statistic(values: np.ndarray, statistic: Statistic) -> np.ndarray:
     if statistic == "mean":
         return np.asarray(values.mean(axis=-1))
@@ -189,23 +215,19 @@ def _unseen(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.where(number > 0, unseen @ scores.T / np.maximum(number, 1), np.nan)
 
 
-def _more_accurate(scores: np.ndarray, pictures: Sequence[Hashable]) -> np.ndarray:
-    """By Student's t over pictures with a few made-up samples, since few samples that differ may all agree."""
-    clusters = np.unique(np.asarray(pictures, dtype=str), return_inverse=True)[1]
-    highest, size = float(scores.max()), len(scores)
-    found = np.zeros((size, size), dtype=bool)
-    if highest <= 0:
-        return found
-    means = scores.mean(axis=1)
-    for row, column in zip(*np.nonzero(means[:, None] > means[None, :]), strict=True):
-        found[row, column] = mean_bound(scores[row] - scores[column], clusters, TAIL, highest).low > 0
-    return found
-
-
-def _cheaper(cost_draws: np.ndarray, num_pictures: int, allowance: float) -> np.ndarray:
-    size = cost_draws.shape[1]
-    if num_pictures < FEWEST_PICTURES:
-        return np.zeros((size, size), dtype=bool)
-    return np.stack(
-        [(cost_draws[:, [row]] * (1 + allowance) < cost_draws).mean(axis=0) >= 1 - TAIL for row in range(size)]
-    )
+def _lower_bounds(differences: np.ndarray, clusters: np.ndarray, best: float) -> np.ndarray:
+    """[R], the lower end of `mean_bound` for each row of [R, n] differences, none of them nan."""
+    counts = np.bincount(clusters).astype(np.float64)
+    # In the order of the samples, as np.bincount adds.
+    sums = np.zeros((len(differences), len(counts)))
+    for sample, cluster in enumerate(clusters):
+        sums[:, cluster] += differences[:, sample]
+    if len(counts) < 2:
+        return np.full(len(differences), -np.inf)
+    outcomes = normal_quantile(TAIL) ** 2 / 8
+    groups, n = len(counts) + 4 * outcomes, differences.shape[1] + 4 * outcomes
+    mean = sums.sum(axis=1) / n
+    squares = ((sums - counts * mean[:, None]) ** 2).sum(axis=1)
+    squares += outcomes * ((best - mean) ** 2 + (best + mean) ** 2 + 2 * mean**2)
+    half = t_quantile(TAIL, len(counts) - 1) * np.sqrt(squares * groups / (groups - 1)) / n
+    return np.asarray(mean - half)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.core_exp.paired_objectives import Objectives, interval
+from experiments.core_exp.paired_objectives import Objectives, interval, intervals
 
 # The largest budget, over the cost of the most expensive setting.
 REFERENCE_FACTOR = 1.1
@@ -106,12 +106,23 @@ def on_front(cost: np.ndarray, accuracy: np.ndarray, allowance: float = 0.0) -> 
     Args:
         allowance: share by which every other setting's cost is taken as higher.
     """
-    dominated = np.zeros(cost.shape, dtype=bool)
-    for other in range(cost.shape[-1]):
-        its_cost, its_accuracy = cost[..., [other]] * (1 + allowance), accuracy[..., [other]]
-        no_worse = (its_cost <= cost) & (its_accuracy >= accuracy)
-        dominated |= no_worse & ((its_cost < cost) | (its_accuracy > accuracy))
-    return ~dominated
+    size = cost.shape[-1]
+    costs, accuracies = cost.reshape(-1, size), accuracy.reshape(-1, size)
+    rows = [_on_front_of_one(*row, allowance) for row in zip(costs, accuracies, strict=True)]
+    return np.array(rows, dtype=bool).reshape(cost.shape)
+
+
+def _on_front_of_one(cost: np.ndarray, accuracy: np.ndarray, allowance: float) -> np.ndarray:
+    """[S]; by the highest accuracy up to each cost, so that the time grows with S log S."""
+    if not len(cost):
+        return np.zeros(0, dtype=bool)
+    order = np.argsort(cost, kind="stable")
+    others = cost[order] * (1 + allowance)
+    # What costs less, and what costs no more; the highest accuracy of none is below all.
+    highest = np.concatenate([[-np.inf], np.fmax.accumulate(accuracy[order])])
+    less, no_more = (highest[np.searchsorted(others, cost, side=side)] for side in ("left", "right"))
+    dominated = (less >= accuracy) | (no_more > accuracy)
+    return np.asarray(~dominated | np.isnan(cost))
 
 
 def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float, scored: np.ndarray | None = None) -> np.ndarray:
@@ -170,9 +181,11 @@ def front(found: Objectives) -> Front:
     is_on = on_front(found.cost, found.accuracy)
     probabilities = on_front(found.cost_draws, found.accuracy_draws).mean(axis=0)
     with_drift = on_front(found.cost_draws, found.accuracy_draws, found.drift_allowance).mean(axis=0)
+    keys = [point.key for point in found.points]
+    accuracy_ends, cost_ends = intervals(found.accuracy_draws), intervals(found.cost_draws)
     points = [
-        _point(found, at, bool(is_on[at]), float(probabilities[at]), float(with_drift[at]))
-        for at in range(len(found.points))
+        _point(found, keys, at, bool(is_on[at]), float(probabilities[at]), float(with_drift[at]), ends)
+        for at, ends in enumerate(zip(accuracy_ends, cost_ends, strict=True))
     ]
     return Front(
         points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
@@ -181,19 +194,28 @@ def front(found: Objectives) -> Front:
     )
 
 
-def _point(found: Objectives, at: int, is_on: bool, probability: float, drift_probability: float) -> FrontPoint:
-    keys = [point.key for point in found.points]
-    better = found.more_accurate[at] | found.cheaper[at]
-    noise = tuple(keys[other] for other in range(len(keys)) if other != at and not better[other]) if is_on else ()
+def _point(
+    found: Objectives,
+    keys: Sequence[str],
+    at: int,
+    is_on: bool,
+    probability: float,
+    drift_probability: float,
+    ends: tuple[tuple[float, float], tuple[float, float]],
+) -> FrontPoint:
+    noise: tuple[str, ...] = ()
+    if is_on:
+        better = found.more_accurate(at) | found.cheaper(at)
+        noise = tuple(keys[other] for other in np.flatnonzero(~better).tolist() if other != at)
     status: Status = "dominated" if drift_probability < FEWEST_ON_FRONT else "possible"
     if is_on:
         status = "within_noise" if noise else "established"
     return FrontPoint(
         key=keys[at],
         accuracy=float(found.accuracy[at]),
-        accuracy_ci95=interval(found.accuracy_draws[:, at]),
+        accuracy_ci95=ends[0],
         cost=float(found.cost[at]),
-        cost_ci95=interval(found.cost_draws[:, at]),
+        cost_ci95=ends[1],
         on_front=is_on,
         probability=probability,
         drift_probability=drift_probability,
@@ -208,7 +230,8 @@ def _dominator(found: Objectives, at: int) -> str:
     no_worse = np.flatnonzero(
         (cost <= cost[at]) & (accuracy >= accuracy[at]) & ((cost < cost[at]) | (accuracy > accuracy[at]))
     )
-    return found.points[min(no_worse, key=lambda other: (-accuracy[other], cost[other]))].key
+    # The last key is the first to sort by; equal ones stay in their order.
+    return found.points[no_worse[np.lexsort((cost[no_worse], -accuracy[no_worse]))[0]]].key
 
 
 def compare_tasks(fronts: Mapping[str, Front]) -> list[TaskDifference]:

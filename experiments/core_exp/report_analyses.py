@@ -15,7 +15,8 @@ from experiments.core_exp.estimator_validation import Validation, validate
 from experiments.core_exp.flops_latency import StagePoint
 from experiments.core_exp.knob_grid import grids_of
 from experiments.core_exp.latency_estimator import LEVEL, LatencyEstimator
-from experiments.core_exp.latency_features import TimedSamples, timed_samples
+from experiments.core_exp.latency_features import TimedSamples, of_fewer_settings, timed_samples
+from experiments.core_exp.many_settings import Steps
 from experiments.core_exp.measured_generations import generations_of
 from experiments.core_exp.paired_objectives import ENERGY, FLOPS, LATENCY_P95
 from experiments.core_exp.pareto_fronts import TaskDifference
@@ -58,12 +59,13 @@ class KnobAnalysis:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """What E3 finds."""
+    """What E3 finds; `left_out` says of which settings, where not of all."""
 
     samples: TimedSamples
     estimator: LatencyEstimator
     validation: Validation
     curve: Sequence[GuardrailCounts]
+    left_out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,18 @@ def analyse(results_dirs: Sequence[Path]) -> Analyses:
     Raises:
         ResultsError: no results, broken ones, or ones of different sweeps.
     """
+    steps = Steps()
     sweep = load_sweep(*results_dirs)
+    count = len(sweep.settings)
+    steps.say(count, f"{count} settings are read; where the time goes (E1)")
     samples = samples_frame(sweep)
-    return Analyses(
-        sweep=sweep,
-        settings=settings_frame(sweep),
-        samples=samples,
-        stages=_stages(sweep, samples),
-        knobs=_knobs(sweep),
-        model=_model(samples),
-    )
+    stages = _stages(sweep, samples)
+    steps.say(count, "what the knobs buy (E2)")
+    knobs = _knobs(sweep)
+    steps.say(count, "how well latency is predicted (E3)")
+    model = _model(samples)
+    steps.say(count, "the page is written")
+    return Analyses(sweep, settings_frame(sweep), samples, stages, knobs, model)
 
 
 def _stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | Missing:
@@ -121,10 +125,10 @@ def _knobs(sweep: Sweep) -> KnobAnalysis:
 
 def _model(frame: pd.DataFrame) -> LatencyModel | Missing:
     try:
-        samples = timed_samples(frame)
+        samples, left_out = of_fewer_settings(timed_samples(frame))
         estimator = LatencyEstimator(LEVEL).fit(samples)
         validation = validate(samples, LEVEL)
     except ResultsError as error:
         return Missing(str(error))
     curve = guardrail_curve(validation.left_out.times["T_total"], samples.times["T_total"])
-    return LatencyModel(samples, estimator, validation, curve)
+    return LatencyModel(samples, estimator, validation, curve, left_out)

@@ -106,6 +106,8 @@ def _of_analyses(found: Analyses) -> Iterator[Caveat]:
     if not isinstance(found.model, Missing):
         for text in found.model.estimator.fitted.caveats:
             yield Caveat(f"Estimator: {text}.")
+        if found.model.left_out is not None:
+            yield Caveat(f"Estimator: {found.model.left_out}.")
 
 
 def _scope(names: Sequence[str], total: int) -> tuple[str | None, Sequence[str]]:

@@ -1,7 +1,8 @@
 """In: what was found in a sweep; out: the report, all its parts as records. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,8 +79,9 @@ def settings_table(found: Analyses) -> Table:
         *([Column("front", "place on the front of accuracy and P95 latency", is_number=False)] if places else []),
     ]
     rows = []
-    for _, row in frame.iterrows():
-        cells = [Value(row["task"], row["task"])] if frame["task"].nunique() > 1 else []
+    has_tasks = frame["task"].nunique() > 1
+    for row in frame.to_dict("records"):
+        cells = [Value(row["task"], row["task"])] if has_tasks else []
         cells += [Value(row["setting"], row["setting"]), _vision(row)]
         cells += [_number(row, column, factor, decimals) for _, _, column, factor, decimals in kept]
         if places:
@@ -92,13 +94,13 @@ def _says_something(values: pd.Series, column: str) -> bool:
     return bool(values.any()) if column == "num_failed_samples" else bool(values.notna().any())
 
 
-def _vision(row: pd.Series) -> Value:
+def _vision(row: Mapping[Any, Any]) -> Value:
     text = row["tier"] if isinstance(row["tier"], str) else f"{row['vision_tokens_target']:.0f} tokens"
     tokens = row["actual_vision_tokens_mean"]
     return Value(text, None if np.isnan(tokens) else float(tokens))
 
 
-def _number(row: pd.Series, column: str, factor: float, decimals: int) -> Value:
+def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -> Value:
     value = float(row[column])
     if np.isnan(value):
         return ABSENT

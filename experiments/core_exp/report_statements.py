@@ -10,7 +10,7 @@ from experiments.core_exp.e2_figures import KNOB_NAMES
 from experiments.core_exp.e3_figures import AIM
 from experiments.core_exp.knob_effects import LevelMean
 from experiments.core_exp.report_analyses import Analyses, LatencyModel, Missing, StageAnalysis
-from experiments.core_exp.stage_decomposition import tokens_until_decode_is_half
+from experiments.core_exp.stage_decomposition import grouped, tokens_until_decode_is_half
 from experiments.core_exp.stage_plots import milliseconds
 
 
@@ -52,8 +52,8 @@ def _longest_stage(found: StageAnalysis) -> str:
 
 def _decode(found: StageAnalysis, task: str) -> Iterator[str]:
     lengths: dict[int | None, list[str]] = {}
-    for vision in dict.fromkeys(each.vision for each in found.generations if each.task == task):
-        own = [each for each in found.generations if (each.task, each.vision) == (task, vision)]
+    groups = grouped((each for each in found.generations if each.task == task), lambda each: each.vision)
+    for vision, own in groups.items():
         lengths.setdefault(tokens_until_decode_is_half(own), []).append(vision)
     if lengths:
         parts = [
@@ -100,7 +100,7 @@ def _fronts(analysis: TaskAnalysis) -> Iterator[str]:
 def _best_and_cheaper(each: FrontAnalysis) -> str:
     best = max(each.front.points, key=lambda point: (point.accuracy, -point.cost))
     places = {point.key: at for at, point in enumerate(each.found.points)}
-    beaten = each.found.more_accurate[places[best.key]]
+    beaten = each.found.more_accurate(places[best.key])
     # Nothing is surely lost with a setting that the best one is not confidently more accurate than.
     level = [point for point in each.front.points if point.key == best.key or not beaten[places[point.key]]]
     cheapest = min(level, key=lambda point: point.cost)

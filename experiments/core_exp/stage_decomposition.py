@@ -4,13 +4,16 @@ A generation of N tokens holds the shorter ones: its first n tokens came as they
 gives the stages of every output length up to its own, as measured, without a model of decode.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from experiment_core_utils.primitives.components import STAGES
 from experiment_core_utils.primitives.distributions import bootstrap_interval, cluster_totals
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -121,24 +124,25 @@ def _share(times: np.ndarray, stage: int, pictures: Sequence[Hashable]) -> Stage
     )
 
 
+def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]) -> dict[Key, list[Generation]]:
+    """Those of each name together, names in the order in which they are met."""
+    groups: dict[Key, list[Generation]] = {}
+    for each in generations:
+        groups.setdefault(name(each), []).append(each)
+    return groups
+
+
 def regimes(generations: Sequence[Generation], lengths: Sequence[int | None]) -> list[Regime]:
     """Each task and vision knob at each output length, all settings pooled, in the order in which they are met."""
-    groups = dict.fromkeys((each.task, each.vision) for each in generations)
-    found = (
-        regime_of([each for each in generations if (each.task, each.vision) == group], length, None)
-        for group in groups
-        for length in lengths
-    )
+    groups = grouped(generations, lambda each: (each.task, each.vision))
+    found = (regime_of(group, length, None) for group in groups.values() for length in lengths)
     return [each for each in found if each is not None]
 
 
 def settings_shares(generations: Sequence[Generation]) -> list[Regime]:
     """Each setting, each generation with its own length."""
-    groups = dict.fromkeys((each.task, each.setting) for each in generations)
-    found = (
-        regime_of([each for each in generations if (each.task, each.setting) == group], None, group[1])
-        for group in groups
-    )
+    groups = grouped(generations, lambda each: (each.task, each.setting))
+    found = (regime_of(group, None, setting) for (_, setting), group in groups.items())
     return [each for each in found if each is not None]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from experiments.core_exp.latency_fits import LineFit, fit_line
-from experiments.core_exp.stage_decomposition import Generation
+from experiments.core_exp.stage_decomposition import Generation, grouped
 
 # What is on the x axis of each stage.
 DRIVERS = {"vision": "image_features", "prefill": "prompt_tokens", "decode": "output_tokens"}
@@ -60,23 +60,16 @@ def stage_lines(generations: Sequence[Generation]) -> list[StageLine]:
     lines = []
     for task in dict.fromkeys(each.task for each in generations):
         own = [each for each in generations if each.task == task]
-        both = sorted({(each.num_active_blocks, each.top_k) for each in own if each.top_k is not None})
-        blocks = sorted({each.num_active_blocks for each in own})
+        by_blocks = grouped(own, lambda each: each.num_active_blocks)
+        by_both = grouped(
+            (each for each in own if each.top_k is not None), lambda each: (each.num_active_blocks, each.top_k or 0)
+        )
         for stage in DRIVERS:
             lines.append(_line(own, task, stage, None, None))
             if stage == "vision":
                 continue
-            lines += [
-                _line([each for each in own if each.num_active_blocks == count], task, stage, None, count)
-                for count in blocks
-            ]
-            lines += [
-                _line(
-                    [each for each in own if (each.num_active_blocks, each.top_k) == (count, top_k)],
-                    task, stage, top_k, count,
-                )
-                for count, top_k in both
-            ]  # fmt: skip
+            lines += [_line(by_blocks[count], task, stage, None, count) for count in sorted(by_blocks)]
+            lines += [_line(by_both[both], task, stage, both[1], both[0]) for both in sorted(by_both)]
     return lines
 
 

@@ -139,7 +139,15 @@ def settings_frame(sweep: Sweep) -> pd.DataFrame:
     Knobs and counts are whole numbers; `top_k` is NaN in a dense model, which has no experts. Times in ms and energy in
     J, which their names say.
     """
-    frame = pd.DataFrame([_setting_row(each) for each in sweep.settings])
+    try:
+        stored = table_of_settings([each.result for each in sweep.settings])
+        further = {name: [_further(name, each.result) for each in sweep.settings] for name in SETTING_END}
+    except (KeyError, TypeError):
+        for each in sweep.settings:
+            _check_row(each)
+        raise
+    names = {"task": [each.task for each in sweep.settings], "setting": [each.key for each in sweep.settings]}
+    frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further, columns=list(SETTING_END))], axis=1)
     whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
     return _typed(frame, _TEXT_OF_SETTINGS, whole)
 
@@ -153,13 +161,14 @@ def samples_frame(sweep: Sweep) -> pd.DataFrame:
     return _typed(frame, (*text, *flags), whole)
 
 
-def _setting_row(setting: StoredSetting) -> dict[str, Any]:
+def _check_row(setting: StoredSetting) -> None:
+    """Raises ResultsError, which names the file, where a setting has no row."""
     try:
-        (row,) = table_of_settings([setting.result]).to_dict("records")
-        further = {name: _further(name, setting.result) for name in SETTING_END}
+        table_of_settings([setting.result])
+        for name in SETTING_END:
+            _further(name, setting.result)
     except (KeyError, TypeError) as error:
         raise _broken(setting.path, error) from error
-    return {"task": setting.task, "setting": setting.key} | {str(name): value for name, value in row.items()} | further
 
 
 def _typed(frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str]) -> pd.DataFrame:

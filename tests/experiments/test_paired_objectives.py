@@ -79,7 +79,7 @@ def test_what_is_common_to_the_settings_does_not_blur_their_difference() -> None
     # Times from 10 to 300 ms, the second setting always 1 % longer.
     times = np.linspace(10, 300, 30)
     found = measured(grid(POINTS, np.ones((2, 30)), np.stack([times, 1.01 * times])))
-    assert found.cheaper.tolist() == [[False, True], [False, False]]
+    assert [found.cheaper(at).tolist() for at in (0, 1)] == [[False, True], [False, False]]
     low, high = interval(found.cost_draws[:, 0])
     assert low < 130 and high > 175
 
@@ -88,21 +88,21 @@ def test_what_is_common_to_the_settings_does_not_blur_their_difference() -> None
 def test_a_latency_is_lower_only_by_more_than_the_drift(drift: float | None, is_cheaper: bool) -> None:
     # 10 and 12 ms: 20 % more.
     made = grid(POINTS, np.ones((2, 20)), [[10.0] * 20, [12.0] * 20], energy_j=[[10.0] * 20, [12.0] * 20], drift=drift)
-    assert measured(made).cheaper[0, 1] == is_cheaper
+    assert measured(made).cheaper(0)[1] == is_cheaper
     # Operations do not drift.
-    assert measured(made, FLOPS).cheaper[0, 1] and measured(made, ENERGY).drift_allowance == 0.0
+    assert measured(made, FLOPS).cheaper(0)[1] and measured(made, ENERGY).drift_allowance == 0.0
 
 
 def test_few_pictures_prove_no_lower_cost() -> None:
     five, six = ([[10.0] * n, [12.0] * n] for n in (5, 6))
-    assert not measured(grid(POINTS, np.ones((2, 5)), five)).cheaper.any()
-    assert measured(grid(POINTS, np.ones((2, 6)), six)).cheaper[0, 1]
+    assert not measured(grid(POINTS, np.ones((2, 5)), five)).cheaper(0).any()
+    assert measured(grid(POINTS, np.ones((2, 6)), six)).cheaper(0)[1]
 
 
 def test_accuracy_is_higher_where_answers_differ_often_enough() -> None:
     def better(more: int) -> bool:
         scores = [[1.0] * (10 + more) + [0.0] * (50 - more), [1.0] * 10 + [0.0] * 50]
-        return bool(measured(grid(POINTS, scores, np.ones((2, 60)))).more_accurate[0, 1])
+        return bool(measured(grid(POINTS, scores, np.ones((2, 60)))).more_accurate(0)[1])
 
     # An exact sign test has 0.0625 for 5 of 5, 0.0312 for 6 of 6, 0.0039 for 9 of 9.
     assert [better(more) for more in (1, 4, 9)] == [False, False, True]
@@ -112,7 +112,7 @@ def test_scores_above_one_are_taken_as_they_are() -> None:
     scores = [[4.0, 6.0] * 10, [1.0, 3.0] * 10]
     found = measured(grid(POINTS, scores, np.ones((2, 20)), best=10.0))
     assert found.accuracy.tolist() == [5.0, 2.0] and found.best == 10.0
-    assert found.more_accurate.tolist() == [[False, True], [False, False]]
+    assert [found.more_accurate(at).tolist() for at in (0, 1)] == [[False, True], [False, False]]
 
 
 def test_the_same_seed_draws_the_same() -> None:

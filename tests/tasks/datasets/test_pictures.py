@@ -101,8 +101,7 @@ def test_the_formats_that_are_read(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["PPM", "ICO", "PCX", "TGA", "SGI", "PDF", "DDS"])
 def test_other_formats_are_not_tried(kind: str) -> None:
-    message = r"in no known picture format \(JPEG, PNG, WEBP, GIF, BMP, TIFF\); convert it"
-    with pytest.raises(SampleError, match=message):
+    with pytest.raises(SampleError, match=r"in no known picture format \(JPEG, PNG, WEBP, GIF, BMP, TIFF\)"):
         open_picture(encoded(Image.new("RGB", (16, 16), RED), kind), "other")
 
 

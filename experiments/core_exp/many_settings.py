@@ -1,0 +1,29 @@
+"""Up to how many settings everything is computed, and what is said of what is left out above that."""
+
+import sys
+import time
+
+# Above, fewer draws are made, the spread is not split into effects, and the estimator is fitted to some of them.
+MOST_SETTINGS = 1000
+# A knob of more values is not held at each of them.
+MOST_VALUES = 100
+FEWEST_DRAWS = 100
+
+
+def draws_for(num_settings: int, num_draws: int) -> int:
+    """Paired draws for so many settings: those asked for up to MOST_SETTINGS, so many fewer as there are more."""
+    if num_settings <= MOST_SETTINGS:
+        return num_draws
+    return min(num_draws, max(FEWEST_DRAWS, num_draws * MOST_SETTINGS // num_settings))
+
+
+class Steps:
+    """Lines on standard error that say what is being computed; none for a folder that takes seconds."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    def say(self, num_settings: int, step: str) -> None:
+        """The next step begins."""
+        if num_settings > MOST_SETTINGS:
+            print(f"{time.monotonic() - self._begun:.0f} s: {step}", file=sys.stderr, flush=True)
