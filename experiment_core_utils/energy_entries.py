@@ -11,6 +11,7 @@ from experiment_core_utils.meters.energy_statistics import LEAST_WINDOW_S
 from experiment_core_utils.primitives.energy_records import (
     ALL_DEVICES,
     END_TO_END,
+    PREFERRED_SOURCES,
     Closure,
     EnergyFigure,
     EnergyOrigin,
@@ -21,8 +22,6 @@ from experiment_core_utils.primitives.energy_records import (
 from experiment_core_utils.primitives.records import MeasuredSample
 
 CLOSURE_LIMIT = 0.05
-# Which figure stands for a setting where there are several: the first of these that was measured.
-_PREFERRED = (("gpu", "counter"), ("gpu", "instant_power"), ("gpu", "averaged_power"), ("cpu", "counter"))
 
 
 def sample_energy(sample: MeasuredSample) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def summary_entry(stages: StageEnergies) -> dict[str, Any] | None:
 
 
 def _chosen(figures: Sequence[EnergyFigure]) -> EnergyFigure | None:
-    for component, basis in _PREFERRED:
+    for component, basis in PREFERRED_SOURCES:
         found = [each for each in figures if (each.origin.component, each.origin.basis) == (component, basis)]
         measured = [each for each in found if each.gross_j is not None]
         if measured and len(measured) == len(found):

@@ -4,7 +4,7 @@ A stage takes milliseconds and a counter advances ten times a second, so each st
 own. The sum of the stages is then held against windows of the whole request, which are independent of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,20 @@ import torch
 
 from experiment_core_utils.meters.energy_statistics import closure, energy_figure, summed_act, summed_idle
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, idle_power
+from experiment_core_utils.meters.windows import (
+    WARM_AGAIN_S,
+    WARM_UP_S,
+    WindowGoal,
+    energy_of_act,
+    idle_power,
+)
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, synchronize
+from experiment_core_utils.primitives.distributions import Distribution, describe
 from experiment_core_utils.primitives.energy_records import (
     END_TO_END,
+    PREFERRED_SOURCES,
     ActEnergy,
     Closure,
     EnergyFigure,
@@ -30,7 +38,9 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.stability import shuffled
 
 REPEATS = 5
-IDLE_S = 5.0
+# Student's t interval of fewer windows is mostly wider than any goal.
+LEAST_REPEATS = 3
+IDLE_S = 2.0
 
 Act = Callable[[], object]
 Windows = Sequence[ActEnergy]
@@ -45,7 +55,9 @@ class StageMeasurement:
     Attributes:
         using: calibrated.
         goal: of every window.
-        repeats: windows of each stage; rounds of all stages one after the other, each in an order of its own.
+        repeats: windows of each stage at most; rounds of all stages one after the other, each in an order of its own.
+        least_repeats: rounds end after as many or more, once the interval over windows of every stage is within the
+            goal's relative error.
         idle_s: length of the windows without work, before the first round and after the last.
         seed: of the orders.
         stop: looked at before every repetition.
@@ -54,6 +66,7 @@ class StageMeasurement:
     using: Instruments
     goal: WindowGoal
     repeats: int = REPEATS
+    least_repeats: int = LEAST_REPEATS
     idle_s: float = IDLE_S
     seed: int = 42
     stop: StopRequest = field(default_factory=StopRequest)
@@ -83,8 +96,11 @@ def stage_energies(
     rounds: dict[str, list[list[ActEnergy]]] = {name: [] for name in names}
     before = idle_power(how.using, how.idle_s)
     for repeat in range(how.repeats):
+        warm_up_s = WARM_AGAIN_S if repeat else WARM_UP_S
         for name in shuffled(names, how.seed + repeat):
-            rounds[name].append(energy_of_act(acts[name], how.using, how.goal))
+            rounds[name].append(energy_of_act(acts[name], how.using, how.goal, warm_up_s))
+        if repeat + 1 >= how.least_repeats and _are_narrow(rounds.values(), how.goal.relative_error):
+            break
     idle = tuple(zip(before, idle_power(how.using, how.idle_s), strict=True))
     figures = {name: tuple(_figure(windows, idle) for windows in zip(*rounds[name], strict=True)) for name in names}
     totals = {name: _totals(rounds[name], idle) for name in names}
@@ -96,6 +112,26 @@ def stage_energies(
         idle=idle,
         error_goal=how.goal.relative_error,
     )
+
+
+def _are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
+    """Whether half of the interval over windows is at most this share of the mean, of every stage and every device.
+
+    The source that stands for the setting decides.
+    """
+    return all(
+        spread is not None and spread.ci_high is not None and spread.ci_high - spread.mean <= relative * spread.mean
+        for windows in rounds
+        for spread in _spreads(windows)
+    )
+
+
+def _spreads(windows: Sequence[Windows]) -> list[Distribution | None]:
+    """Of each device by the source that stands for the setting; None where a window has no figure."""
+    groups = [_group(each.origin) for each in windows[0]]
+    chosen = next((group for group in PREFERRED_SOURCES if group in groups), groups[0])
+    found = [[each.joules for each in same] for same in zip(*windows, strict=True) if _group(same[0].origin) == chosen]
+    return [None if None in joules else describe([each for each in joules if each is not None]) for joules in found]
 
 
 def _stoppable(act: Act, stop: StopRequest) -> Act:

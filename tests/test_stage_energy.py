@@ -22,6 +22,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, MeterUna
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.stage_energy import StagedRequest, StageMeasurement, stage_energies
 from experiments.core_exp.bench_energy import load_request, report_lines, tracking_ratios
+from tests.scripted_model import ScriptedModel
 from tests.simulated_energy import ModelOnDevice
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
@@ -56,7 +57,7 @@ def test_each_stage_has_its_joules_and_they_add_up_to_the_whole() -> None:
         counted, integrated = found.figures[stage]
         assert mean_of(counted) == pytest.approx(joules, rel=0.01)
         assert mean_of(integrated) == pytest.approx(joules, rel=0.05)
-        assert (counted.origin.basis, counted.num_windows, counted.reason) == ("counter", 5, None)
+        assert (counted.origin.basis, counted.num_windows, counted.reason) == ("counter", 3, None)
         assert counted.uncertainty_j is not None and abs(mean_of(counted) - joules) <= 2 * counted.uncertainty_j
         assert found.source_ratios[stage] == mean_of(integrated) / mean_of(counted)
     by_counter, by_power = found.closures
@@ -119,6 +120,25 @@ def test_stages_are_measured_in_rounds_each_in_an_order_of_its_own() -> None:
     runs = [name for name, before in zip(order, ["", *order], strict=False) if name != before]
     # The stages are met again and again, not each in one block; the whole request shows all three in turn.
     assert [runs.count(name) > 3 for name in ("encode_image", "prefill", "decode_step")] == [True, True, True]
+
+
+@pytest.mark.parametrize(("swing", "windows"), [(0.0, 3), (0.2, 5)])
+def test_rounds_end_once_every_interval_is_within_the_goal(swing: float, windows: int) -> None:
+    device = gpu()
+    model = ModelOnDevice(device)
+
+    def prefill(inputs: Any, features: str | None) -> Any:
+        """Another power every 2 s, by turns more and less."""
+        device.run(0.020, 600.0 * (1 + swing * (-1) ** int(device.clock.now_s() / 2)))
+        return ScriptedModel.prefill(model, inputs, features)
+
+    model.prefill = prefill  # type: ignore[method-assign]
+    using = Instruments(device.clock, (SimulatedCounter(device),), (SimulatedPower(device),)).calibrated()
+    found = stage_energies(model, TEXT, 16, rewind, StageMeasurement(using, WindowGoal(0.02)))
+    assert {figure.num_windows for figures in found.figures.values() for figure in figures} == {windows}
+    # Of the three acts; the two windows at rest and what is beside the windows come on top.
+    taken_s = device.clock.now_s() - 5.0
+    assert 3 * windows * 2.0 + 2 * 2.0 < taken_s < 3 * windows * 2.6 + 2 * 3.0 + 1.0
 
 
 def test_a_gpu_that_vanishes_leaves_reasons_and_no_closure() -> None:

@@ -31,8 +31,12 @@ from experiment_core_utils.primitives.errors import MeterUnavailable
 
 RELATIVE_ERROR = 0.02
 LONGEST_WINDOW_S = 60.0
-# Acts are done for this long, at least one, before a window, to see how long they take.
+# Acts are done for this long, at least one, before a window, to see how long they take; less long where the act had a
+# window before.
 WARM_UP_S = 0.3
+WARM_AGAIN_S = 0.05
+# Power readings of an H200 show the load for another tenth of a second; a window at rest begins behind that.
+SETTLE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,16 @@ class RepeatedAct:
         return place - 1 + (at_s - begun_s) / (ended_s - begun_s)
 
 
-def energy_of_act(act: Callable[[], object], using: Instruments, goal: WindowGoal | None = None) -> list[ActEnergy]:
+def energy_of_act(
+    act: Callable[[], object], using: Instruments, goal: WindowGoal | None = None, warm_up_s: float = WARM_UP_S
+) -> list[ActEnergy]:
     """One window: energy of one act by each counter and each power probe, in their order.
 
     Args:
         act: returns when the devices have done all of it (synchronised); every repetition does the same work. It has
             been warmed up.
         using: calibrated.
+        warm_up_s: more than 0; acts before the window are done for this long, at least one.
 
     What fails on the way is the reason of the figure that it cost; what the act raises is not caught.
 
@@ -115,7 +122,7 @@ def energy_of_act(act: Callable[[], object], using: Instruments, goal: WindowGoa
     using.require_any()
     goal = goal or WindowGoal()
     acts = RepeatedAct(act, using.clock)
-    acts.go_on_until(acts.done_at_s[0] + WARM_UP_S)
+    acts.go_on_until(acts.done_at_s[0] + warm_up_s)
     ticks_s = using.longest_ticks_s
     poll_s = _poll_s(using)
     is_aligned = bool(using.counters) and all(
@@ -232,9 +239,11 @@ def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal)
 def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
     """Mean power of each counter's and each probe's device in a window in which nothing is done, in their order.
 
-    Context and model are to be resident: a GPU draws more with them than without.
+    Context and model are to be resident: a GPU draws more with them than without. What ran before is given half a
+    second to fade from the readings.
     """
     using.require_any()
+    using.clock.sleep(SETTLE_S)
     try:
         meter = using.meter()
     except MeterUnavailable as error:

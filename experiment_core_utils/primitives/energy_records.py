@@ -18,6 +18,13 @@ Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
 Alignment = Literal["ticks", "acts"]
 
 ALL_DEVICES = "all"
+# Component and basis of the figures that stand for a setting where there are several: the first that was measured.
+PREFERRED_SOURCES: tuple[tuple[Component, Basis], ...] = (
+    ("gpu", "counter"),
+    ("gpu", "instant_power"),
+    ("gpu", "averaged_power"),
+    ("cpu", "counter"),
+)
 # Name of the whole request among its stages.
 END_TO_END = "end_to_end"
 

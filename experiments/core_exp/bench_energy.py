@@ -2,6 +2,8 @@
 
 python -m experiments.core_exp.bench_energy --top_k_list 8 4
 python -m experiments.core_exp.bench_energy --model_path /tmp/molmoe_1b --random_weights --output energy.json
+
+Eager stages and graphs are measured one after the other in one process, on the same request.
 """
 
 import argparse
@@ -25,23 +27,36 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.device import (
+    NoMarks,
+    choose_device,
+    release_cached_memory,
+    set_cpu_threads,
+    synchronize,
+)
 from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
-from experiment_core_utils.stage_energy import IDLE_S, REPEATS, StageMeasurement, stage_energies
+from experiment_core_utils.stage_energy import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.tasks.registry import load_task
 
 WARM_UP_RUNS = 3
 
 
+EXECUTIONS = ("eager", "graph")
+# What says which kernels ran.
+KERNELS = (
+    "execution", "execution_reason", "execution_stages", "experts_implementation", "experts_implementation_decode",
+)  # fmt: skip
+
+
 def load_request(
-    model_path: Path | None, random_weights: bool, tier: str, device: torch.device
+    model_path: Path | None, random_weights: bool, tier: str, device: torch.device, execution: str = "eager"
 ) -> tuple[StagedModel, Mapping[str, Any]]:
     """The model, and its task's first sample on the model's device; answers always have their full length."""
     flags = ["--model_path", str(model_path)] if model_path else []
-    config = parse_config([*flags, *(["--random_weights"] if random_weights else [])])
+    config = parse_config([*flags, "--execution", execution, *(["--random_weights"] if random_weights else [])])
     model = load_staged_model(config, find_model(config.model_path), device)
     model.eos_token_ids = frozenset()
     task = load_task(config.dataset_name, config.split)
@@ -120,7 +135,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tier", default="medium")
     parser.add_argument("--top_k_list", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--max_new_tokens", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="windows of each stage (%(default)s)")
+    parser.add_argument(
+        "--execution_list", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS), help="(default: both)"
+    )
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="most windows of each stage (%(default)s)")
+    parser.add_argument("--least_repeats", type=int, default=LEAST_REPEATS, help="fewest (%(default)s)")
     parser.add_argument("--error", type=float, default=RELATIVE_ERROR, help="error bound of a window (%(default)s)")
     parser.add_argument("--idle_seconds", type=float, default=IDLE_S)
     parser.add_argument("--pairs", type=int, default=15, help="pairs for what tracking costs (%(default)s)")
@@ -129,32 +148,47 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def measure(given: argparse.Namespace, using: Instruments) -> dict[str, Any]:
-    """Every top-k in turn; prints as it goes."""
+    """Every execution and every top-k in turn; prints as it goes."""
     device = choose_device("auto")
-    model, inputs = load_request(given.model_path, given.random_weights, given.tier, device)
-    blocks = select_active_blocks(model.num_total_blocks, model.num_total_blocks)
-    how = StageMeasurement(using, WindowGoal(given.error), given.repeats, given.idle_seconds)
+    how = StageMeasurement(using, WindowGoal(given.error), given.repeats, given.least_repeats, given.idle_seconds)
     results: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "ticks": {name: asdict(tick) for name, tick in using.ticks.items()},
     }
     print(results, flush=True)
-    for top_k in given.top_k_list:
-        setting = KnobSetting(tier_target(given.tier), top_k, blocks)
-        model.apply(setting)
-        for _ in range(WARM_UP_RUNS):
-            generate_greedily(model, inputs, given.max_new_tokens, NoMarks())
-        found = stage_energies(model, inputs, given.max_new_tokens, model.rewind, how)
-        print(f"{setting.key}, {inputs['input_ids'].shape[1]} prompt tokens, {found.output_tokens} output tokens")
-        print("\n".join(report_lines(found)), flush=True)
-        ratios = tracking_ratios(model, inputs, given.max_new_tokens, using, given.pairs)
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"tracked / not tracked = {middle:.4f} (quartiles {low:.4f} to {high:.4f}, {given.pairs} pairs)", flush=True
-        )
-        results[setting.key] = {**asdict(found), "tracking_ratios": ratios}
+    for execution in given.execution_list:
+        model, inputs = load_request(given.model_path, given.random_weights, given.tier, device, execution)
+        described = model.describe()
+        kernels = {name: described[name] for name in KERNELS if name in described}
+        print(f"{execution}: {kernels}", flush=True)
+        measured = {top_k: measure_setting(model, inputs, top_k, how, given) for top_k in given.top_k_list}
+        results[execution] = {"kernels": kernels, **{f"topk{top_k}": each for top_k, each in measured.items()}}
+        del model, inputs
+        release_cached_memory(device)
     return results
+
+
+def measure_setting(
+    model: StagedModel, inputs: Mapping[str, Any], top_k: int, how: StageMeasurement, given: argparse.Namespace
+) -> dict[str, Any]:
+    """One setting, with how long its measurement took."""
+    blocks = select_active_blocks(model.num_total_blocks, model.num_total_blocks)
+    setting = KnobSetting(tier_target(given.tier), top_k, blocks)
+    model.apply(setting)
+    model.make_ready(inputs, given.max_new_tokens)
+    for _ in range(WARM_UP_RUNS):
+        generate_greedily(model, inputs, given.max_new_tokens, NoMarks())
+    begun = time.perf_counter()
+    found = stage_energies(model, inputs, given.max_new_tokens, model.rewind, how)
+    taken_s = time.perf_counter() - begun
+    print(f"{setting.key}, {inputs['input_ids'].shape[1]} prompt tokens, {found.output_tokens} output tokens")
+    print("\n".join(report_lines(found)))
+    print(f"measured in {taken_s:.1f} s", flush=True)
+    ratios = tracking_ratios(model, inputs, given.max_new_tokens, how.using, given.pairs)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    print(f"tracked / not tracked = {middle:.4f} (quartiles {low:.4f} to {high:.4f}, {given.pairs} pairs)", flush=True)
+    return {**asdict(found), "measured_in_s": taken_s, "tracking_ratios": ratios}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -298,3 +298,12 @@ def test_idle_power_before_and_after_by_hand() -> None:
     assert [each.watts for each in before] == [pytest.approx(70.0, rel=0.002), pytest.approx(70.0)]
     assert [each.watts for each in after] == [pytest.approx(80.0, rel=0.002), pytest.approx(80.0)]
     assert all(each.seconds == pytest.approx(5.0) and each.reason is None for each in (*before, *after))
+
+
+def test_idle_power_does_not_hold_what_ran_just_before() -> None:
+    """Readings that are a mean over the last 0.2 s show 600 W for a while; the window begins behind that."""
+    device = SimulatedDevice(ScriptedClock(3.0), constant(70.0), "GPU-0", averaged_over_s=0.2, read_cost_s=0.001)
+    using = instruments(device)
+    device.run(2.0, 600.0)
+    counted, averaged = idle_power(using, 2.0)
+    assert (counted.watts, averaged.watts) == (pytest.approx(70.0, rel=0.01), pytest.approx(70.0, rel=0.01))
