@@ -4,10 +4,11 @@ Joules, watts and seconds, as the names say.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-from experiment_core_utils.meters.energy_statistics import LEAST_WINDOW_S
+from experiment_core_utils.meters.energy_statistics import LEAST_WINDOW_S, expanded_interval
+from experiment_core_utils.primitives.distributions import ratio_interval
 from experiment_core_utils.primitives.energy_records import (
     ALL_DEVICES,
     END_TO_END,
@@ -22,6 +23,8 @@ from experiment_core_utils.primitives.energy_records import (
 from experiment_core_utils.primitives.records import MeasuredSample
 
 CLOSURE_LIMIT = 0.05
+_ORIGIN = tuple(each.name for each in fields(EnergyOrigin))
+_ABSENT = (None, None, None)
 
 
 def sample_energy(sample: MeasuredSample) -> dict[str, Any]:
@@ -127,6 +130,52 @@ def summary_entry(stages: StageEnergies) -> dict[str, Any] | None:
         "closure_residual_share": closure.residual_share if closure else None,
         "source_ratio": stages.source_ratios[END_TO_END] if whole.origin.component == "gpu" else None,
     }
+
+
+def with_correct_answers(entry: Mapping[str, Any] | None, accuracy: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A setting's `energy` with what a correct answer takes in its summary: made anew where answers are scored anew.
+
+    Joules per correct answer = `end_to_end_j` / (accuracy / best score): what one request takes over the share of
+    requests that are answered correctly. A score between 0 and the best counts as that share of a correct answer. The
+    energy is of one request, repeated in windows, not of the samples that accuracy is of, so that the two are
+    independent: the interval is `ratio_interval` of the accuracy's own (over samples, by picture) and of the energy's
+    (`expanded_interval`: windows and ticks). What requests differ in energy is in neither.
+
+    Args:
+        entry: as `energy_entry` gives it, or as a result file holds it.
+        accuracy: the keys of `accuracy_entries`.
+    """
+    if entry is None or entry["summary"] is None:
+        return None if entry is None else dict(entry)
+    summary = dict(entry["summary"])
+    (joules, low, high), reason = _per_correct_answer(summary, entry["stages"][END_TO_END], accuracy)
+    summary |= {
+        "j_per_correct_answer": joules,
+        "j_per_correct_answer_ci95_low": low,
+        "j_per_correct_answer_ci95_high": high,
+        "j_per_correct_answer_reason": reason,
+    }
+    return {**entry, "summary": summary}
+
+
+def _per_correct_answer(
+    summary: Mapping[str, Any], figures: Sequence[Mapping[str, Any]], accuracy: Mapping[str, Any]
+) -> tuple[tuple[float | None, float | None, float | None], str | None]:
+    """The figure with its interval, and why one of them is not there."""
+    if accuracy["metric_best"] != 1.0:
+        return _ABSENT, f"{accuracy['metric']} gives up to {accuracy['metric_best']:g}: it counts no correct answers"
+    if accuracy["accuracy"] is None:
+        return _ABSENT, "no answer has a score"
+    if accuracy["accuracy"] <= 0:
+        return _ABSENT, "no answer is correct"
+    gross, share = summary["end_to_end_j"], accuracy["accuracy"]
+    whole = next(each for each in figures if all(each[name] == summary[name] for name in _ORIGIN))
+    if whole["uncertainty_j"] is None or accuracy["accuracy_ci95"] is None:
+        return (gross / share, None, None), "the uncertainty of the energy is not known"
+    spread = whole["gross_j_ci95_high"] - gross
+    energy = expanded_interval(gross, spread, whole["num_windows"], whole["uncertainty_j"])
+    low, high = ratio_interval(gross, energy, share, accuracy["accuracy_ci95"])
+    return (gross / share, low, high), None if high is not None else "the accuracy may be 0: there is no upper end"
 
 
 def _chosen(figures: Sequence[EnergyFigure]) -> EnergyFigure | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.energy_entries import energy_entry
+from experiment_core_utils.energy_entries import energy_entry, with_correct_answers
 from experiment_core_utils.load_entries import load_entries
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
@@ -78,13 +78,13 @@ def setting_result(
         scores: one for each of the merged samples, in their order.
         drawn: what was asked for, of which `merged` holds those that ran and those that failed.
     """
-    samples = merged.samples
+    samples, accuracy = merged.samples, accuracy_entries(summary.accuracy)
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": merged.fingerprint,
         **vision_entries(setting.vision, samples),
         **decoder_entries(setting, num_total_blocks),
-        **accuracy_entries(summary.accuracy),
+        **accuracy,
         **sample_counts(merged, summary),
         "sampling": asdict(drawn.sampling),
         "sample_ids": sorted(drawn.sample_ids) if merged.asked_ids is None else list(merged.asked_ids),
@@ -92,7 +92,7 @@ def setting_result(
         "realised": realised(merged.proof),
         "memory": asdict(merged.memory) if merged.memory else None,
         **load_entries(merged.loads),
-        "energy": energy_entry(merged.energy),
+        "energy": with_correct_answers(energy_entry(merged.energy), accuracy),
         "aggregate_stats": aggregate_stats(summary.distributions),
         "per_sample_results": [
             sample_result(sample, score, setting, outliers)

@@ -78,6 +78,11 @@ ENERGY_COLUMNS = {
     "energy_source": "source",
     "energy_kind": "kind",
 }
+# The same, behind all others.
+CORRECT_ANSWER_COLUMNS = {
+    f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
+    for ending in ("", "_ci95_low", "_ci95_high")
+}
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -340,7 +345,8 @@ def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
     row |= {column: summary.get(key) for column, key in ENERGY_COLUMNS.items()}
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     shares = values.get("hardware_utilisation") or {}
-    return row | {name: shares.get(name) for name in UTILISATION_COLUMNS}
+    row |= {name: shares.get(name) for name in UTILISATION_COLUMNS}
+    return row | {column: summary.get(key) for column, key in CORRECT_ANSWER_COLUMNS.items()}
 
 
 def _with_unit(name: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from experiment_core_utils.energy_entries import with_correct_answers
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.j_results_saving import accuracy_entries
 from experiment_core_utils.l_results_csv_cleaning import (
@@ -113,9 +114,11 @@ def rescored_result(result: Result, name: str, metric: Metric) -> dict[str, Any]
         {**sample, **score_entries(score)} for sample, score in zip(samples, scoring.scores, strict=True)
     ]
     asked = len(samples) + failed
+    accuracy = accuracy_entries(summarise_accuracy(answers, scoring, metric))
     return {
         **result,
-        **accuracy_entries(summarise_accuracy(answers, scoring, metric)),
+        **accuracy,
+        "energy": with_correct_answers(result.get("energy"), accuracy),
         "share_failed": failed / asked if asked else None,
         "per_sample_results": rescored_samples,
         "rescored": origin,

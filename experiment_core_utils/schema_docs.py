@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from experiment_core_utils.l_results_csv_cleaning import (
+    CORRECT_ANSWER_COLUMNS,
     ENERGY_COLUMNS,
     LATENCY_COLUMNS,
     SCORING_COLUMNS,
@@ -109,6 +110,7 @@ def settings_columns() -> list[tuple[str, str]]:
         *((name, f"`energy.summary.{key}`") for name, key in ENERGY_COLUMNS.items()),
         ("energy_sample_j_mean", "`energy_j_mean` of `aggregate_stats`: apportioned, over samples"),
         *((name, "`hardware_utilisation`") for name in UTILISATION_COLUMNS),
+        *((name, f"`energy.summary.{key}`") for name, key in CORRECT_ANSWER_COLUMNS.items()),
     ]
 
 

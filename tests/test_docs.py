@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from experiment_core_utils.energy_entries import energy_entry
+from experiment_core_utils.energy_entries import energy_entry, with_correct_answers
 from experiment_core_utils.g_metrics_inference import QUANTITIES
 from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
 from experiment_core_utils.meters.energy_file import ENERGY_VERSION
@@ -124,7 +124,8 @@ def test_every_key_of_an_energy_is_documented() -> None:
     idle = IdlePower(origin, 70.0, 0.1, 5.0, None)
     closure = Closure(origin, 1.5, 1.5, 0.0, 0.0, 0.1, None)
     stages = StageEnergies(2, {END_TO_END: (figure,)}, (closure,), {END_TO_END: 1.0}, ((idle, idle),))
-    entry = energy_entry(SettingEnergy("0001", 0, 3, stages, {}, None))
+    accuracy = {"metric": "em", "metric_best": 1.0, "accuracy": 0.5, "accuracy_ci95": (0.4, 0.6)}
+    entry = with_correct_answers(energy_entry(SettingEnergy("0001", 0, 3, stages, {}, None)), accuracy)
     assert entry is not None and entry["summary"] is not None
     assert set(entry) == first_cells("Energy")
     assert set(entry["stages"][END_TO_END][0]) == first_cells("Energy figures")

@@ -1,10 +1,17 @@
 """Entries and caveats of energies by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from experiment_core_utils.energy_entries import energy_caveats, energy_entry, sample_energy, summary_entry
+from experiment_core_utils.energy_entries import (
+    energy_caveats,
+    energy_entry,
+    sample_energy,
+    summary_entry,
+    with_correct_answers,
+)
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.energy_records import (
     Basis,
@@ -68,6 +75,50 @@ def test_the_summary_is_of_the_counters_where_they_measured_the_whole() -> None:
     assert (summary["decode_j_per_token"], summary["j_per_output_token"]) == (1.0, 5.0)
     assert (summary["end_to_end_idle_j"], summary["end_to_end_net_j"]) == (1.0, 19.0)
     assert (summary["closure_residual_share"], summary["source_ratio"]) == (0.05, 1.01)
+
+
+def per_correct_answer(entry: dict[str, Any] | None, **accuracy: Any) -> tuple[Any, ...]:
+    given = {"metric": "vqa_score", "metric_best": 1.0, "accuracy": 0.5, "accuracy_ci95": (0.4, 0.6), **accuracy}
+    found = with_correct_answers(entry, given)
+    assert found is not None
+    return tuple(found["summary"][f"j_per_correct_answer{end}"] for end in ("", "_ci95_low", "_ci95_high", "_reason"))
+
+
+def test_a_correct_answer_costs_what_a_request_does_over_the_accuracy() -> None:
+    entry = energy_entry(setting(stages_of(origin("instant_power"), origin())))
+    # 20 J over 0.5. Both windows are equal, so that the energy's interval is 20 -+ 1.959964 * 0.5: 0.24 R^2 - 20 R +
+    # 399.039635 = 0, R = (20 -+ 4.113630) / 0.48.
+    joules, low, high, reason = per_correct_answer(entry)
+    assert (joules, reason) == (40.0, None)
+    assert (low, high) == (pytest.approx(33.09660, rel=1e-5), pytest.approx(50.23673, rel=1e-5))
+    # Scored anew, it is made anew.
+    again = with_correct_answers(entry, {"metric": "m", "metric_best": 1.0, "accuracy": 1.0, "accuracy_ci95": (1, 1)})
+    assert per_correct_answer(again) == (joules, low, high, None)
+    assert again is not None and again["summary"]["j_per_correct_answer"] == 20.0
+    assert again["summary"]["j_per_correct_answer_ci95_high"] == pytest.approx(20.979982)
+
+
+def test_without_a_correct_answer_there_are_no_joules_for_one() -> None:
+    entry = energy_entry(setting(stages_of(origin())))
+    none = (None, None, None)
+    assert per_correct_answer(entry, accuracy=0.0, accuracy_ci95=(0.0, 0.2)) == (*none, "no answer is correct")
+    assert per_correct_answer(entry, accuracy=None, accuracy_ci95=None) == (*none, "no answer has a score")
+    assert per_correct_answer(entry, metric="cider_score", metric_best=10.0, accuracy=4.0) == (
+        *none, "cider_score gives up to 10: it counts no correct answers",
+    )  # fmt: skip
+    joules, low, high, reason = per_correct_answer(entry, accuracy=0.1, accuracy_ci95=(0.0, 0.3))
+    assert (joules, high, reason) == (200.0, None, "the accuracy may be 0: there is no upper end")
+    assert low is not None and low < 20.0 / 0.3
+    assert with_correct_answers(None, {}) is None
+    lost = energy_entry(setting(None, "GPU is lost"))
+    assert with_correct_answers(lost, {}) == lost
+
+
+def test_an_energy_of_one_window_gives_a_figure_without_an_interval() -> None:
+    stages = stages_of(origin())
+    whole = replace(stages.figures["end_to_end"][0], uncertainty_j=None)
+    entry = energy_entry(setting(replace(stages, figures={**stages.figures, "end_to_end": (whole,)})))
+    assert per_correct_answer(entry) == (40.0, None, None, "the uncertainty of the energy is not known")
 
 
 def test_of_several_gpus_the_sum_stands_for_the_setting() -> None:

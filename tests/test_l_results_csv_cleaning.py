@@ -39,7 +39,8 @@ HEADER = (
     "energy_vision_j,energy_prefill_j,energy_decode_j,energy_decode_j_per_token,energy_end_to_end_j,"
     "energy_end_to_end_uncertainty_j,energy_end_to_end_idle_j,energy_end_to_end_net_j,energy_j_per_output_token,"
     "energy_closure_residual_share,energy_source_ratio,energy_source,energy_kind,energy_sample_j_mean,"
-    "mfu_vision,mfu_prefill,mfu_decode,mbu_decode"
+    "mfu_vision,mfu_prefill,mfu_decode,mbu_decode,"
+    "energy_j_per_correct_answer,energy_j_per_correct_answer_ci95_low,energy_j_per_correct_answer_ci95_high"
 )
 
 

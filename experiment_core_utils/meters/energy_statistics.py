@@ -8,7 +8,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from experiment_core_utils.primitives.distributions import describe
+from scipy.special import stdtrit
+
+from experiment_core_utils.primitives.distributions import CONFIDENCE, describe
 from experiment_core_utils.primitives.energy_records import (
     ALL_DEVICES,
     ActEnergy,
@@ -56,6 +58,22 @@ def combined_uncertainty(values: Sequence[float], bound: float, baseline: float 
     if len(values) < 2:
         return None
     return math.sqrt(statistics.variance(values) / len(values) + bound**2 + baseline**2)
+
+
+def expanded_interval(mean: float, half_of_spread: float, num_windows: int, uncertainty: float) -> tuple[float, float]:
+    """95 % interval of a mean whose standard uncertainty holds a bound beside the spread over windows.
+
+    Student's t times the uncertainty u, with the effective degrees of freedom of Welch and Satterthwaite, in which the
+    bound counts as known exactly: (n - 1) * u^4 / (s / sqrt(n))^4 (JCGM 100:2008, G.4).
+
+    Args:
+        half_of_spread: of Student's t interval over the windows alone.
+        num_windows: n, 2 or more.
+    """
+    of_spread = half_of_spread / float(stdtrit(num_windows - 1, 0.5 + CONFIDENCE / 2))
+    freedom = (num_windows - 1) * (uncertainty / of_spread) ** 4 if of_spread > 0 else math.inf
+    half = float(stdtrit(min(freedom, 1e9), 0.5 + CONFIDENCE / 2)) * uncertainty
+    return mean - half, mean + half
 
 
 def summed_reading(parts: Sequence[DeviceEnergy]) -> DeviceEnergy:

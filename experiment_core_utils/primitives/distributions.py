@@ -84,6 +84,30 @@ def bounded_mean_interval(
     return best * max(low, 0.0), best * min(high, 1.0)
 
 
+def ratio_interval(
+    one: float, one_interval: tuple[float, float], other: float, other_interval: tuple[float, float]
+) -> tuple[float, float | None]:
+    """Interval of `one` / `other`, both above 0, from the intervals (l1, u1) and (l2, u2) of two independent estimates.
+
+    MOVER-R: the lower limit R is where the interval of one - R * other, of which each side is put together from the
+    distances of the two estimates to their own limits in squares, ends at 0, the upper limit likewise:
+    R^2 * u2 * (2 * other - u2) - 2 * R * one * other + l1 * (2 * one - l1) = 0, and with l2 and u1 for the upper one
+    (A. Donner and G. Zou, "Closed-form confidence intervals for functions of the normal mean and standard deviation",
+    Statistical Methods in Medical Research 21 (2012) 347; R. Newcombe, "MOVER-R confidence intervals for ratios and
+    products of two independently estimated quantities", ibid. 25 (2016) 1774). With symmetrical intervals it is
+    Fieller's; it keeps the asymmetry of an interval such as Wilson's. The upper limit is None where l2 is not above 0.
+    """
+    (l1, u1), (l2, u2) = one_interval, other_interval
+    middle = one * other
+
+    def root(end: float, other_end: float) -> float:
+        """Of the discriminant, with one's end that is near and other's that is."""
+        return math.sqrt(max(middle**2 - end * (2 * one - end) * other_end * (2 * other - other_end), 0.0))
+
+    low = l1 * (2 * one - l1) / (middle + root(l1, u2))
+    return low, (middle + root(u1, l2)) / (l2 * (2 * other - l2)) if l2 > 0 else None
+
+
 def cluster_totals(
     values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | None
 ) -> tuple[np.ndarray, np.ndarray]:

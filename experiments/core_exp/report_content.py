@@ -35,13 +35,20 @@ NUMBERS = (
     ("tokens out", "mean output tokens", "output_tokens_mean", 1.0, 1),
     ("J a request", "mean energy of a request", "energy_sample_j_mean", 1.0, 2),
     ("J a token", "energy for each output token", "energy_j_per_output_token", 1.0, 3),
+    (
+        "J a correct answer",
+        "energy of one request over the accuracy, with its 95 % interval",
+        "energy_j_per_correct_answer",
+        1.0,
+        2,
+    ),
     ("prefill MFU %", "share of the GPU's peak that the prefill's operations reach", "mfu_prefill", 100.0, 2),
     ("decode MBU %", "share of the GPU's memory bandwidth that decode uses", "mbu_decode", 100.0, 2),
     ("memory GB", "peak memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
     ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )
-OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_token", "mfu_prefill", "mbu_decode",
-            "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
+OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
+            "mfu_prefill", "mbu_decode", "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
 
 
 def report_of(found: Analyses) -> Report:
@@ -105,8 +112,9 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
     if np.isnan(value):
         return ABSENT
     text = f"{factor * value:.{decimals}f}"
-    if column == "accuracy" and not np.isnan(row["accuracy_ci95_low"]):
-        text += f" [{row['accuracy_ci95_low']:.2f}, {row['accuracy_ci95_high']:.2f}]"
+    low, high = (row.get(f"{column}_ci95_{end}") for end in ("low", "high"))
+    if low is not None and not np.isnan(low):
+        text += f" [{low:.2f}, {'∞' if np.isnan(high) else f'{high:.2f}'}]"
     return Value(text, factor * value)
 
 

@@ -10,6 +10,7 @@ import pytest
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.asked_run import asked_run
 from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.energy_entries import with_correct_answers
 from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import SimulatedDevice
@@ -79,6 +80,24 @@ def test_each_stage_has_its_energy_by_two_sources(folder: Path) -> None:
     assert summary["decode_j_per_token"] == summary["decode_j"] / (energy["output_tokens"] - 1)
 
 
+def test_a_correct_answer_costs_the_request_over_the_accuracy(folder: Path) -> None:
+    result, frame = result_in(folder), pd.read_csv(folder / "reference-vqa_settings.csv")
+    summary = result["energy"]["summary"]
+    if result["accuracy"]:
+        assert summary["j_per_correct_answer"] == pytest.approx(summary["end_to_end_j"] / result["accuracy"])
+        assert frame["energy_j_per_correct_answer"][0] == pytest.approx(summary["j_per_correct_answer"])
+    else:
+        assert (summary["j_per_correct_answer"], summary["j_per_correct_answer_reason"]) == (
+            None,
+            "no answer is correct",
+        )
+        assert frame["energy_j_per_correct_answer"].isna().all()
+    # The same answers by a metric that calls each of them right, from the stored file.
+    everything = {"metric": "m", "metric_best": 1.0, "accuracy": 1.0, "accuracy_ci95": [0.5, 1.0]}
+    again = with_correct_answers(result["energy"], everything)
+    assert again is not None and again["summary"]["j_per_correct_answer"] == summary["end_to_end_j"]
+
+
 def test_each_sample_has_the_energy_of_its_published_run(folder: Path) -> None:
     result = result_in(folder)
     for sample in result["per_sample_results"]:
@@ -94,8 +113,9 @@ def test_energy_stands_near_the_end_of_the_table(folder: Path) -> None:
     frame = pd.read_csv(folder / "reference-vqa_settings.csv")
     summary = result_in(folder)["energy"]["summary"]
     of_energy = [column for column in frame.columns if column.startswith("energy_")]
-    assert of_energy[-1] == "energy_sample_j_mean"
-    assert list(frame.columns)[-4:] == ["mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode"]
+    correct = [f"energy_j_per_correct_answer{ending}" for ending in ("", "_ci95_low", "_ci95_high")]
+    assert of_energy[-4:] == ["energy_sample_j_mean", *correct]
+    assert list(frame.columns)[-7:] == ["mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode", *correct]
     for name in ("vision", "prefill", "decode", "end_to_end"):
         assert frame[f"energy_{name}_j"][0] == summary[f"{name}_j"]
     assert (frame["energy_source"][0], frame["energy_kind"][0]) == ("simulated", "measured")

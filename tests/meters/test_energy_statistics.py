@@ -10,6 +10,7 @@ from experiment_core_utils.meters.energy_statistics import (
     closure,
     combined_uncertainty,
     energy_figure,
+    expanded_interval,
     quantisation_bound_j,
     summed_act,
     summed_reading,
@@ -129,3 +130,12 @@ def test_closure_with_a_stage_missing_says_which() -> None:
     found = closure(figure_of(50.0, 50.0), {"vision": missing})
     assert (found.stages_j, found.residual_j, found.residual_share) == (None, None, None)
     assert found.reason == "vision: 1 of 1 windows gave no figure: GPU is lost"
+
+
+def test_the_expanded_interval_by_hand() -> None:
+    # Three windows, t of 2 degrees 4.302653: s / sqrt(n) is 1. u^4 = 5 leaves 2 * 5 = 10 degrees: t 2.228139.
+    low, high = expanded_interval(50.0, 4.302653, 3, 5**0.25)
+    assert (50.0 - low, high - 50.0) == (pytest.approx(2.228139 * 5**0.25), pytest.approx(2.228139 * 5**0.25))
+    # Spread alone is Student's t; a bound alone is the normal's.
+    assert expanded_interval(50.0, 4.302653, 3, 1.0) == pytest.approx((50 - 4.302653, 50 + 4.302653))
+    assert expanded_interval(50.0, 0.0, 3, 1.0) == pytest.approx((50 - 1.959964, 50 + 1.959964))

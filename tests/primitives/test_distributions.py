@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_core_utils.primitives.distributions import bounded_mean_interval, describe, effective_number
+from experiment_core_utils.primitives.distributions import (
+    bounded_mean_interval,
+    describe,
+    effective_number,
+    ratio_interval,
+)
 
 
 def test_four_numbers_by_hand() -> None:
@@ -36,6 +41,17 @@ def test_one_number_has_no_spread_and_none_has_nothing() -> None:
 def test_values_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         describe([1.0, value])
+
+
+def test_the_interval_of_a_ratio_by_hand() -> None:
+    # 0.6 * 0.4 R^2 - 2 * 10 * 0.5 R + 8 * 12 = 0: R = (10 -+ sqrt(100 - 92.16)) / 0.48 = (10 -+ 2.8) / 0.48.
+    assert ratio_interval(10.0, (8.0, 12.0), 0.5, (0.4, 0.6)) == (pytest.approx(15.0), pytest.approx(12.8 / 0.48))
+    # Of one that is known exactly the ends are those of the other.
+    assert ratio_interval(10.0, (10.0, 10.0), 0.5, (0.4, 0.9)) == (pytest.approx(10 / 0.9), pytest.approx(25.0))
+    assert ratio_interval(10.0, (8.0, 13.0), 0.5, (0.5, 0.5)) == (pytest.approx(16.0), pytest.approx(26.0))
+    # An upper limit more than twice the estimate, and a lower one of 0.
+    low, high = ratio_interval(10.0, (10.0, 10.0), 0.1, (0.0, 0.3))
+    assert (low, high) == (pytest.approx(10 / 0.3), None)
 
 
 def test_wilson_by_hand() -> None:
