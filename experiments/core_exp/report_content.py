@@ -112,8 +112,10 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
     if np.isnan(value):
         return ABSENT
     text = f"{factor * value:.{decimals}f}"
-    low, high = (row.get(f"{column}_ci95_{end}") for end in ("low", "high"))
-    if low is not None and not np.isnan(low):
+    # Absent where a column has no interval, or none of its settings has.
+    ends = [row.get(f"{column}_ci95_{end}") for end in ("low", "high")]
+    low, high = (float("nan") if end is None else float(end) for end in ends)
+    if not np.isnan(low):
         text += f" [{low:.2f}, {'∞' if np.isnan(high) else f'{high:.2f}'}]"
     return Value(text, factor * value)
 
