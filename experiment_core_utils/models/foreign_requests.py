@@ -227,8 +227,8 @@ class ForeignRequests:
             kind = kind_of(self._processor.image_processor)
             if kind in known_kinds():
                 return (
-                    f"{self.name} borrows the {kind} of another family without the fields by which that one's number "
-                    "of vision tokens is set"
+                    f"{self.name} borrows the {kind} of another family without the fields by which the number of "
+                    "vision tokens is set there"
                 )
             return (
                 f"the number of vision tokens of {self.name} is fixed, or no option of its {kind} is known to set it; "

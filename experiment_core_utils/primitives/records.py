@@ -219,7 +219,7 @@ class KnobProof:
             without a router has none.
         blocks_run: blocks that ran in the prefill, as indices of the whole model.
         blocks_run_decode: the same in a decode step; None where no step was run.
-        cache_layers: layers of the cache that hold keys.
+        cache_layers: layers of the cache that hold keys or a recurrent state.
         execution: how the setting ran, as `model.execution`; None in results from before it was noted.
         execution_reason: why not as asked; None where it did.
         experts_implementation: transformers' way by which the experts of the prefill were computed, as they found it;
