@@ -185,7 +185,7 @@ def test_a_wish_to_stop_is_heard_between_two_repetitions() -> None:
             stop.note(2, None)
         return prefill(*given)
 
-    model.prefill = prefill_and_stop  # type: ignore[method-assign]
+    model.prefill = prefill_and_stop  # type: ignore[method-assign, assignment]
     with pytest.raises(Stopped, match="while a stage's energy was measured"):
         stage_energies(model, TEXT, 16, rewind, StageMeasurement(using, WindowGoal(), stop=stop))
     assert len(prefilled) == 20
