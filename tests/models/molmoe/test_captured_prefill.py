@@ -65,6 +65,31 @@ def test_logits_keys_and_values_are_those_of_the_modules(knobs: DecoderKnobs, to
             torch.testing.assert_close(store.values[position, :, :, :tokens], layer.values, rtol=1e-4, atol=1e-4)
 
 
+def test_float32_off_tensor_cores_is_multiplied_as_it_is() -> None:
+    pytest.importorskip("triton")
+    from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import dot_precision
+
+    assert (dot_precision(torch.zeros(1)), dot_precision(torch.zeros(1, dtype=torch.bfloat16))) == ("ieee", "tf32")
+
+
+@needs_a_gpu
+def test_experts_in_float32_are_as_near_to_float64_as_float32_is() -> None:
+    """Of one expert a token, at widths where sums are long. One tf32 product alone is off by 2e-3."""
+    from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
+
+    torch.manual_seed(3)
+    rows, gate_up, down = (
+        torch.randn(shape, device="cuda") for shape in ((256, 2048), (8, 2048, 2048), (8, 2048, 1024))
+    )
+    chosen = torch.randint(0, 8, (256, 1), device="cuda", dtype=torch.int32)
+    found = expert_rows(rows, gate_up, down, chosen)
+    for expert in range(8):
+        own = chosen[:, 0] == expert
+        gate, up = (rows[own].double() @ gate_up[expert].double().t()).chunk(2, dim=1)
+        wanted = (torch.nn.functional.silu(gate) * up) @ down[expert].double().t()
+        assert float((found[own] - wanted).norm() / wanted.norm()) < 2e-6
+
+
 @needs_a_gpu
 def test_a_short_prompt_is_made_ready_after_a_long_one() -> None:
     decoder = pack_decoder(model_on("cuda"))

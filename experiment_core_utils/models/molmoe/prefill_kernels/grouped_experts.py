@@ -23,13 +23,14 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, 
         (divisor(expert_width, 128), divisor(width, 128)),
         (divisor(width, 64), divisor(expert_width, 64)),
     )
+    room, hopper = device_limits(like.device)
     if like.dtype == torch.float32:
+        stages = 2 if room < MEMORY_OF_WIDE_TILES else 3
         first, second = (
-            Tile(min(strip, 64), min(step, 32), head=64, tail=32, warps=4, stages=2)
+            Tile(min(strip, 64), min(step, 32), head=64, tail=32, warps=4, stages=stages)
             for strip, step in zip(strips, steps, strict=True)
         )
         return first, second
-    room, hopper = device_limits(like.device)
     if room < MEMORY_OF_WIDE_TILES or min(strips) < 128:
         first, second = (
             Tile(min(strip, 64), step, head=64, tail=32, warps=4, stages=3)

@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from experiment_core_utils.primitives.standard_streams import run_command
+from experiment_core_utils.primitives.command import run_command
 
 def main():
     for number in range(20000):
