@@ -15,7 +15,11 @@ from experiment_core_utils.models.held_request import BegunRequest, HeldRequest,
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.expert_record import count_experts, refuse_other_experts
+from experiment_core_utils.models.molmoe.expert_record import (
+    count_experts,
+    last_experts_agree,
+    refuse_other_experts,
+)
 from experiment_core_utils.models.molmoe.kernels.tiles import untuned_reason
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
@@ -284,7 +288,7 @@ class LaunchFreeStages:
         if features is not None and ways["vision"] not in PLAIN:
             self._refuse_other_features(inputs, features)
         if not PLAIN.issuperset((ways["prefill"], ways["decode"])):
-            plain, plain_decode = self._compared(knobs, inputs, features, token, found)
+            plain, plain_decode = self._compared(knobs, inputs, features, token, found, (used, used_decode))
             if self._decoder.dtype == torch.float32:
                 refuse_other_experts(self._named("prefill"), used, plain.chosen_experts, self._decoder)
                 refuse_other_experts(self._named("decode"), used_decode, plain_decode.chosen_experts, self._decoder)
@@ -302,17 +306,23 @@ class LaunchFreeStages:
         features: MolmoeImageFeatures | None,
         token: torch.Tensor,
         found: Sequence[torch.Tensor],
+        used: Sequence[Mapping[int, torch.Tensor]],
     ) -> tuple[StraightPrefill, StraightDecode]:
         """The reference on a store of its own, once its logits are found to be those that were found."""
         prefill, decode = StraightPrefill(self._decoder), StraightDecode(self._decoder)
         tokens = inputs["input_ids"].shape[1]
         store = KeyValueStore.allocate(self._decoder, tokens + 1)
         expected = [prefill.prefill(self.embedded(inputs["input_ids"], features), knobs, store)]
+        experts = prefill.chosen_experts
         store.set_lengths([tokens])
         store.next_tokens.copy_(token)
         expected.append(decode.step(knobs, store))
         named = dict(zip((self._named("prefill"), self._named("decode")), found, strict=True))
-        refuse_other_logits(named, expected, "the same setting in plain torch", self._decoder.dtype)
+        same = [
+            last_experts_agree(mine, theirs)
+            for mine, theirs in zip(used, (experts, decode.chosen_experts), strict=True)
+        ]
+        refuse_other_logits(named, expected, "the same setting in plain torch", self._decoder.dtype, same)
         return prefill, decode
 
     def _refuse_other_features(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures) -> None:

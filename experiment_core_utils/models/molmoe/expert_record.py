@@ -111,3 +111,10 @@ def _used_mask(ids: torch.Tensor, experts: int) -> torch.Tensor:
     mask = torch.zeros(len(ids), experts + 1, dtype=torch.bool)
     mask.scatter_(1, torch.where((ids >= 0) & (ids < experts), ids, experts), True)
     return mask[:, :experts]
+
+
+def last_experts_agree(used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor]) -> bool:
+    """Whether the last token of two runs went to the same experts in every block, in any order."""
+    return used.keys() == expected.keys() and all(
+        set(used[block][-1].tolist()) == set(ids[-1].tolist()) for block, ids in expected.items()
+    )

@@ -9,6 +9,7 @@ from experiment_core_utils.models.molmoe.expert_record import (
     NOT_WRITTEN,
     ExpertRecord,
     count_experts,
+    last_experts_agree,
     refuse_other_experts,
 )
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
@@ -34,6 +35,12 @@ def test_blocks_that_wrote_nothing_are_not_there(decoder: PackedDecoder) -> None
     assert {block: ids.tolist() for block, ids in found.items()} == {0: FOUR.tolist(), 2: [[5, 1], [8, 8]]}
     record.forget()
     assert record.of_tokens(2) == {}
+
+
+def test_the_last_token_decides_whether_experts_agree() -> None:
+    assert last_experts_agree({0: FOUR, 2: FOUR}, {0: FOUR[1:], 2: FOUR[1:].flip(1)})
+    assert not last_experts_agree({0: FOUR}, {0: FOUR[:1]})
+    assert not last_experts_agree({0: FOUR}, {0: FOUR, 2: FOUR})
 
 
 def test_one_block_may_have_run_for_one_token_alone(decoder: PackedDecoder) -> None:
