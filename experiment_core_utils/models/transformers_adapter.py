@@ -266,7 +266,8 @@ class TransformersModel:
     def _given(self, inputs: Mapping[str, Any], features: Any) -> dict[int, BlockInputs]:
         with inputs_seen(self._blocks) as seen:
             logits, state = self._stages.prefill(inputs, features)
-            self._stages.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+            # One token for every setting: some blocks are given its embedding too.
+            self._stages.decode_step(torch.zeros_like(logits[:, :1], dtype=torch.long), state)
         layers = dict(zip(self.active_setting[1], state.cache.layers, strict=False))
         return {block: BlockInputs(given, layer_kind(layers.get(block))) for block, given in seen.items()}
 

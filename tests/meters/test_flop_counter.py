@@ -98,3 +98,9 @@ def test_an_architecture_that_has_no_twin_is_one_line() -> None:
     with pytest.raises(MeterUnavailable, match="no copy of LlamaForCausalLM without weights") as caught:
         meta_twin(model)
     assert "\n" not in str(caught.value)
+
+
+def test_a_parameter_that_is_handed_to_a_module_is_no_error() -> None:
+    """As AFMoE hands its bias to the router. 3 rows of 4 into 5: 2 * 3 * 4 * 5."""
+    bias, layer = nn.Parameter(torch.zeros(5)), nn.Linear(4, 5)
+    assert count_flops(lambda: layer(torch.randn(3, 4)) + nn.Identity()(bias)) == 120

@@ -15,6 +15,7 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.measurement import check_proof
 from experiment_core_utils.models.architecture import implementations
+from experiment_core_utils.models.attribute_changes import AttributeChange
 from experiment_core_utils.models.foreign_model import skeleton_of
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.transformers_adapter import TransformersModel
@@ -24,6 +25,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidN
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import RequestShape
 from experiment_core_utils.tasks.interface import Sample
+from tests.models.depth_families import LISTED, built
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.same_floats import assert_same_floats
 
@@ -83,6 +85,29 @@ def test_a_setting_is_proven_by_what_ran(
     check_proof(proof, setting, expected)
     with pytest.raises(KnobDidNotAct):
         check_proof(proof, KnobSetting(LOW, top_k, (*blocks, 3)), expected)
+
+
+def windowed() -> TransformersModel:
+    requests = SimpleNamespace(config_for=lambda _: {}, has_vision=False, vision_knob_refusal=None)
+    return TransformersModel("gemma3", built(LISTED["gemma3"]), cast(Any, requests))
+
+
+def test_a_block_with_the_mask_and_window_of_another_is_no_proof() -> None:
+    """Blocks 0, 2 and 4 have windows, a window and full attention; the prompt is longer than the window."""
+    model, setting = windowed(), KnobSetting(LOW, None, (0, 2, 4))
+    inputs = {"input_ids": torch.arange(10, 20).unsqueeze(0)}
+    assert model.prove(setting, inputs).blocks_run == (0, 2, 4)
+    changes = model.knobs._blocks.changes
+    config = model.model.config.get_text_config()
+
+    def with_other_kinds(blocks: Any) -> Any:
+        wrong = ["sliding_attention", "full_attention", "sliding_attention"]
+        planned = changes(blocks)
+        return [*planned, AttributeChange(config, "layer_types", wrong)] if len(blocks) == 3 else planned
+
+    model.knobs._blocks.changes = with_other_kinds  # type: ignore[method-assign]
+    with pytest.raises(KnobDidNotAct, match="block 2 is given another .* than in the full model"):
+        model.prove(setting, inputs)
 
 
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_vl_moe", "llava_next", "internvl"])
