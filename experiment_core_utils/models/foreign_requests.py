@@ -70,6 +70,11 @@ class ForeignRequests:
             self._placeholder = self._placeholder_of(config)
             image_token = self._tokenizer.convert_ids_to_tokens(self._placeholder)
             image_token = getattr(self._processor, "image_token", image_token)
+            if self._tokenizer.convert_tokens_to_ids(image_token) in (None, self._tokenizer.unk_token_id):
+                raise ConfigurationError(
+                    f"the processor, the tokenizer and the config of {name} do not go together: the tokenizer lacks "
+                    f"the token {image_token!r} that stands for a picture; give the files of one model"
+                )
             self._markers = torch.tensor(sorted(self._marker_ids(config) - {self._placeholder}), dtype=torch.long)
         self._layout = prompt_layout_of(self._tokenizer, self._template(), image_token, name)
         self.vision_knob_refusal = self._refusal()
