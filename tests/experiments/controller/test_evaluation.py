@@ -146,7 +146,7 @@ def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path
         (["--calibration_share", "1"], 2, "give a share between 0 and 1"),
         (["--mode", "live", "--calibration_share", "0.3"], 2, "with --mode live nothing is parted; drop one"),
         (["--lookup", "some.json", "--calibration_share", "0.3"], 2, "with --lookup nothing is parted; drop one"),
-        (["--evaluation_seed", "-1"], 2, "give a number from 0"),
+        (["--evaluation_seed", "-1"], 2, "--evaluation_seed -1 is not possible; give at least 0"),
         (["--lookup", "some.json", "--tolerance", "0"], 2, "drop it, or --lookup some.json"),
         (["--lookup", "some.json", "--aggregation_method", "mean"], 2, "drop it, or --lookup some.json"),
         (["--states", "states.pt"], 2, "--states states.pt is for --learned CHECKPOINT"),

@@ -54,7 +54,7 @@ def test_stages_have_their_folders_and_numbers_of_sizes() -> None:
         (["--model", "vgg16", "--algorithm", "wino"], "no convolution algorithm 'wino'"),
         (["--model", "alexnet", "--algorithm", "gemm", "--sizes", "32"], "63 pixels and more"),
         (["--model", "vgg16", "--algorithm", "gemm", "--precision", "tf32"], "does not run on the CPU"),
-        (["--model", "vgg16", "--algorithm", "gemm", "--measure", "0"], "--measure take 1 and more"),
+        (["--model", "vgg16", "--algorithm", "gemm", "--measure", "0"], "--measure 0 is not possible; give at least 1"),
     ],
 )
 def test_what_cannot_be_done_is_refused(flags: list[str], message: str) -> None:
