@@ -87,7 +87,7 @@ def test_a_prediction_has_its_error_beside_it(
     ("arguments", "message"),
     [
         (["predict", "vgg17", "--input-size", "300"], "no model 'vgg17'; there are: vgg16, densenet121"),
-        (["predict", "vgg16", "--input-size", "9"], "vgg16 takes inputs of 32 pixels and more"),
+        (["predict", "vgg16", "--input-size", "9"], "--input-size of vgg16 9 is not possible; give at least 32"),
         (["predict", "vgg16", "--input-size", "300", "--algorithm", "fast"], "no convolution algorithm 'fast'; there"),
         (
             ["predict", "vgg16", "--input-size", "300", "--algorithm", "fft"],
