@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MllamaConfig
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.models.architecture import stored_bytes
-from experiment_core_utils.models.foreign_model import ForeignSource, skeleton_of
+from experiment_core_utils.models.foreign_model import ForeignSource, find_foreign, skeleton_of
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -190,3 +191,10 @@ def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
     config = replace(asked(tiny_checkpoint), quantization="8bit")
     with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
         load_staged_model(config, find_model(str(tiny_checkpoint)), CPU)
+
+
+def test_a_model_that_reads_pictures_by_cross_attention_is_refused_in_one_line(tmp_path: Path) -> None:
+    MllamaConfig(text_config={"num_hidden_layers": 2, "cross_attention_layers": [1]}).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="a mllama, reads pictures by cross-attention") as raised:
+        find_foreign("it", tmp_path, {})
+    assert "\n" not in str(raised.value)

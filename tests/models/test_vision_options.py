@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AyaVisionConfig, GotOcr2ImageProcessorPil
 
 from experiment_core_utils.models.tile_options import AspectTiles, LongestEdgeTiles, PinpointTiles, SplitTiles
-from experiment_core_utils.models.vision_options import PixelBudget, VisionOptions, fields_in_force
+from experiment_core_utils.models.vision_options import PixelBudget, VisionOptions, fields_in_force, vision_options_of
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from experiment_core_utils.primitives.records import VisionGeometry
 
@@ -149,3 +150,9 @@ def test_fields_are_put_back() -> None:
     with pytest.raises(KeyError, match="4, 4"), fields_in_force(owner, {"image_grid_pinpoints": [[4, 4]]}):
         raise KeyError(owner.image_grid_pinpoints)
     assert owner == SimpleNamespace(image_grid_pinpoints=[[1, 2]], other=3)
+
+
+def test_another_familys_image_processor_without_its_fields_has_no_rule() -> None:
+    """Aya Vision cuts pictures with the processor of GOT-OCR 2, and its config has no `image_seq_length`."""
+    processor = SimpleNamespace(image_processor=GotOcr2ImageProcessorPil())
+    assert vision_options_of(processor, AyaVisionConfig()) is None
