@@ -13,7 +13,7 @@ from experiments.core_exp.figures import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET
 from experiments.core_exp.knob_coupling import FixedValue
 from experiments.core_exp.knob_effects import NOT_SPLIT, Effects, LevelMean, Term, is_beyond_noise
 from experiments.core_exp.knob_grid import KNOBS, KnobPoint
-from experiments.core_exp.many_settings import MOST_SETTINGS
+from experiments.core_exp.many_settings import MOST_DRAWN, MOST_SETTINGS
 from experiments.core_exp.paired_objectives import LATENCY_MEAN, Objectives
 from experiments.core_exp.pareto_fronts import FrontPoint, on_front
 from experiments.core_exp.plot_parts import thinned
@@ -74,8 +74,10 @@ def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
     scale, label = _scale(found)
     _steps(axes, found, np.arange(len(found.points)), scale, color=BLUE, linewidth=1.6, alpha=0.55, zorder=2)
     off = [point for point in front.points if not point.on_front]
-    drawn = [*(off[at] for at in thinned(len(off), MOST_SETTINGS)), *(p for p in front.points if p.on_front)]
-    for point in front.points if len(drawn) == len(front.points) else drawn:
+    drawn = list(front.points)
+    if len(drawn) > MOST_SETTINGS:
+        drawn = [*(off[at] for at in thinned(len(off), MOST_DRAWN)), *(p for p in drawn if p.on_front)]
+    for point in drawn:
         x, y = point.cost / scale, point.accuracy
         if point.on_front:
             ends = [[y - point.accuracy_ci95[0]], [point.accuracy_ci95[1] - y]]

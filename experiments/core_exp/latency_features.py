@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiments.core_exp.many_settings import MOST_SETTINGS
+from experiments.core_exp.many_settings import MOST_FITTED, MOST_SETTINGS
 
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")
@@ -159,13 +159,13 @@ def timed_samples(frame: pd.DataFrame) -> TimedSamples:
     return TimedSamples(requests, times, settings, tasks)
 
 
-def of_fewer_settings(samples: TimedSamples, most: int = MOST_SETTINGS) -> tuple[TimedSamples, str | None]:
-    """The samples of at most so many settings, drawn at random with a fixed seed, and what is to be said of that.
+def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, str | None]:
+    """The samples of so many settings where there are more than MOST_SETTINGS, drawn at random with a fixed seed, and what is to be said of that.
 
     A fit has a dozen coefficients: more settings cost time and change nothing that can be seen.
     """
     names = np.unique(samples.knobs)
-    if len(names) <= most:
+    if len(names) <= MOST_SETTINGS:
         return samples, None
     chosen = np.random.default_rng(0).choice(names, size=most, replace=False)
     said = f"fitted to and validated on {most} of {len(names)} settings, drawn at random; {len(names) - most} left out"

@@ -8,6 +8,10 @@ MOST_SETTINGS = 1000
 # A knob of more values is not held at each of them.
 MOST_VALUES = 100
 FEWEST_DRAWS = 100
+# Settings that the estimator is fitted to where there are more than MOST_SETTINGS.
+MOST_FITTED = 500
+# Of those off a front, in a figure of more than MOST_SETTINGS.
+MOST_DRAWN = 300
 
 
 def draws_for(num_settings: int, num_draws: int) -> int:

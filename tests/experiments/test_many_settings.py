@@ -54,14 +54,16 @@ def test_a_spread_that_is_too_large_is_not_split_and_says_so() -> None:
 
 
 def test_an_estimator_is_fitted_to_some_of_many_settings() -> None:
-    settings = np.array([f"signs tokens{number // 2}_topk2_blocks3" for number in range(40)])
-    requests = Requests(*(np.full(40, 2.0) for _ in range(6)))
-    samples = TimedSamples(requests, {name: np.ones(40) for name in MEASURED}, settings, np.full(40, "signs"))
-    assert of_fewer_settings(samples, 20) == (samples, None)
+    settings = np.array([f"signs tokens{number // 2}_topk2_blocks3" for number in range(2002)])
+    requests = Requests(*(np.full(2002, 2.0) for _ in range(6)))
+    samples = TimedSamples(requests, {name: np.ones(2002) for name in MEASURED}, settings, np.full(2002, "signs"))
+    # A thousand are all taken.
+    thousand = samples.take(np.arange(2000))
+    assert of_fewer_settings(thousand, 5) == (thousand, None)
     fewer, said = of_fewer_settings(samples, 5)
     # Each setting with both of its samples.
     assert len(fewer) == 10 and len(set(fewer.knobs)) == 5
-    assert said == "fitted to and validated on 5 of 20 settings, drawn at random; 15 left out"
+    assert said == "fitted to and validated on 5 of 1001 settings, drawn at random; 996 left out"
 
 
 def test_progress_is_said_of_many_settings_only(capsys: pytest.CaptureFixture[str]) -> None:
