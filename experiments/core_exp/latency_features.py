@@ -160,7 +160,7 @@ def timed_samples(frame: pd.DataFrame) -> TimedSamples:
 
 
 def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, str | None]:
-    """The samples of so many settings where there are more than MOST_SETTINGS, drawn at random with a fixed seed, and what is to be said of that.
+    """The samples, of MOST_FITTED settings where there are more than MOST_SETTINGS, and what is to be said of that.
 
     A fit has a dozen coefficients: more settings cost time and change nothing that can be seen.
     """
