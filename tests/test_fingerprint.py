@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.primitives.records import JournalHeader
 from experiment_core_utils.progress import Ledger
+from tests.hand_made_records import measured_sample, part, stored_result
 
 
 def parts(*flags: str) -> tuple[object, ...]:
@@ -69,7 +70,8 @@ def test_results_with_former_names_count_where_those_say_which_engine_ran(tmp_pa
     """`eager` were the modules; `straight` was any of three."""
     for former, refused in (("eager", PLAIN), ("straight", MODULES), ("straight", PLAIN)):
         stages = dict.fromkeys(PLAIN, former)
-        result = {"fingerprint": "f00d", "provenance": {"model": {"execution_stages": stages}}}
+        result = stored_result(part(measured_sample(1)))
+        result["provenance"]["model"] = {"execution_stages": stages}
         write_json_atomically(result, tmp_path / "a.json")
         Ledger(tmp_path, "f00d", tmp_path / "trackers").mark_done("a", "a.json")
         if former == "eager":

@@ -137,6 +137,8 @@ def test_every_key_of_a_setting() -> None:
             "cache_layers": 3,
             "execution": None,
             "execution_reason": None,
+            "experts_implementation": None,
+            "experts_implementation_decode": None,
         },
         "memory": {
             "peak_memory_bytes": None,

@@ -216,7 +216,7 @@ def test_an_error_of_the_main_process_at_the_start_ends_all(sweep: Sweep) -> Non
     lock = sweep.output_dir / ".parts" / "lock"
     lock.mkdir(parents=True)
     first, second = sweep.run_two()
-    assert (first.code, second.code) == (1, 1)
+    assert (first.code, second.code) == (2, 2)
     for rank in (0, 1):
         assert sweep.log(rank).strip().splitlines()[-1].startswith(f"error: {lock} cannot be written (Is a directory)")
 

@@ -190,9 +190,8 @@ def test_a_combination_that_fails_does_not_stop_the_others(
     report = measured({**values, "model_name": models, "decoder_config": drawn}, tmp_path / "results")
     assert report.num_measured == 1 and report.exit_code == 1
     ((title, failure),) = report.failed.items()
-    assert title.startswith("1/2 model_name=") and failure.startswith(
-        "GenerationFailed: generate() failed: probability"
-    )
+    assert title.startswith("1/2 model_name=") and failure.startswith("ConfigurationError: the weights in")
+    assert "holds NaN or infinity" in failure
 
 
 def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:

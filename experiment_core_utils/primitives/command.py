@@ -62,8 +62,14 @@ def _guarded(name: str) -> _MayClose | None:
     stream: TextIO | None = getattr(sys, name)
     if not isinstance(stream, io.TextIOWrapper):
         return None
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:
+        # A stream in memory has no reader that goes away.
+        stream.reconfigure(errors="backslashreplace")
+        return None
     stream.flush()
-    raw = _MayClose(stream.fileno(), "w", closefd=False)
+    raw = _MayClose(descriptor, "w", closefd=False)
     made = io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,

@@ -105,7 +105,11 @@ def test_settings_that_were_only_answered_have_no_front_against_latency(tmp_path
 
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
-    [(["--num_draws", "5"], 2, "at least 100 draws"), (["--percentile", "50"], 2, "95"), ([], 1, "nowhere")],
+    [
+        (["--num_draws", "5"], 2, "--num_draws 5 is not possible; give at least 100"),
+        (["--percentile", "50"], 2, "95"),
+        ([], 1, "nowhere"),
+    ],
 )
 def test_what_cannot_be_is_said_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, words: str

@@ -94,7 +94,7 @@ def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path)
         (["--held_out", "3", "--method", "gradient"], "--held_out"),
         (["--check"], "give --held_out N"),
         (["--num_samples", "0"], "at least 1"),
-        (["--held_out", "-1"], "0 or more"),
+        (["--held_out", "-1"], "--held_out -1 is not possible; give at least 0"),
         (["--num_samples", "2000", "--held_out", "5"], "none are left"),
         (["--measure", "answer_loss", "--num_samples", "9000"], "2250 pictures are asked for and 500 are there"),
         (["--dataset_name", "imagenet"], "unknown task"),

@@ -320,7 +320,7 @@ def test_batches_that_cannot_be_captured_are_answered_eagerly(
     model.apply(SETTINGS[2])
     model.answer_batch(requests, NEW_TOKENS)
     assert list(model.refused_settings) == [(1, (0, 1, 2, 3))]
-    assert model.prove(SETTINGS[1], requests[0]).execution == "straight"
+    assert model.prove(SETTINGS[1], requests[0]).execution == "cpu"
 
 
 def test_a_store_without_memory_is_for_fewer_requests_and_at_last_for_none(
