@@ -1,15 +1,16 @@
-"""In: a control setting, measured again along a run; out: by how much the machine changed, beside each result.
+"""By how much the machine changed along a run: a control setting that is measured again.
 
 The control setting is measured on a few fixed samples when the run begins, after every few settings and at the end. Its
 times enter no latency statistic. Each process checks its own device and has a file of its own; none waits for another.
+A result is saved before the readings after it are known: the main process fills them in when the run closes, or the
+next run does.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -25,12 +26,15 @@ from experiment_core_utils.primitives.records import DriftReading
 from experiment_core_utils.primitives.result_files import field_fault, read_json
 from experiment_core_utils.primitives.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
 from experiment_core_utils.progress import Ledger
+from experiment_core_utils.setting_result import Drift
 
 DRIFT_VERSION = 1
 CONTROL_SAMPLES = 3
 # Where samples cannot be read, so many are tried before the check is given up.
 _MOST_CANDIDATES = 12
 CAVEAT = "drift: "
+# Why the result of a run that was killed, or that still runs, has no readings.
+NOT_CLOSED = "run not closed: the next run of the same command fills this in"
 _READINGS = TypeAdapter(tuple[DriftReading, ...])
 
 Totals = Mapping[int, float]
@@ -107,13 +111,12 @@ class ControlRuns:
 
 
 class DriftCheck:
-    """One process's readings of a run, and (main process) the note of them in the results.
+    """One process's readings of a run.
 
     Args:
         control: key of the control setting.
         every: settings between two readings; 0 takes none.
         run_control: one run of each control sample, in seconds by sample id.
-        ledger: finds the results of settings.
     """
 
     def __init__(
@@ -125,7 +128,6 @@ class DriftCheck:
         control: str,
         every: int,
         run_control: Callable[[], Totals],
-        ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
@@ -135,25 +137,21 @@ class DriftCheck:
         self._control = control
         self._every = every
         self._run_control = run_control
-        self._ledger = ledger
         self._clock = clock
         self._began = clock()
-        self._measured: list[str] = []
+        self._num_measured = 0
         self._first: Totals | None = None
-        self._noted: dict[str, list[dict[str, Any]]] = {}
 
     def begin(self) -> None:
         """The reading that all others of the run are compared with."""
         if self._every:
             self._read("start")
 
-    def after(self, key: str, is_last: bool) -> None:
+    def after(self, is_last: bool) -> None:
         """A setting is done, or has failed; read where it is time to."""
-        self._measured.append(key)
-        if self._every and (is_last or len(self._measured) % self._every == 0):
+        self._num_measured += 1
+        if self._every and (is_last or self._num_measured % self._every == 0):
             self._read("end" if is_last else "between")
-        if self._every and self._rank == 0:
-            self._note_in_results()
 
     def _read(self, when: str) -> None:
         totals, reason = self._totals_or_reason()
@@ -164,7 +162,7 @@ class DriftCheck:
             experiment_id=self._experiment_id,
             rank=self._rank,
             when=when,
-            num_settings_before=len(self._measured),
+            num_settings_before=self._num_measured,
             wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             since_start_s=self._clock() - self._began,
             control=self._control,
@@ -186,63 +184,63 @@ class DriftCheck:
             return {}, f"{type(error).__name__}: {error}"
         return totals, None if totals else "none of this process's first samples can be read"
 
-    def note(self, key: str) -> list[dict[str, Any]]:
-        """For the result of the setting that was measured just now: the readings before it, by process."""
-        self._noted[key] = self._entries(self._readings_of_run(), len(self._measured))
-        return self._noted[key]
-
-    def _note_in_results(self) -> None:
-        """Write what has been read since around each setting of this run into its result."""
-        by_rank = self._readings_of_run()
-        for place, key in enumerate(self._measured):
-            entries = self._entries(by_rank, place)
-            path, result = None, None
-            if key in self._noted and self._noted[key] != entries:
-                path, result = self._ledger.result_path(key), self._ledger.own_content(key)
-            if path is not None and result is not None:
-                write_json_atomically(with_drift(result, entries), path)
-                self._noted[key] = entries
-
-    def _entries(self, by_rank: Sequence[Sequence[DriftReading]], place: int) -> list[dict[str, Any]]:
+    def unfilled(self) -> list[Drift]:
+        """For the result of the setting that was measured just now, until `fill_in_drift` knows the readings."""
         if not self._every:
             return []
-        return [drift_entry(rank, readings, place) for rank, readings in enumerate(by_rank)]
-
-    def _readings_of_run(self) -> list[list[DriftReading]]:
         return [
-            [each for each in read_drift(drift_path(self._folder, rank)) if each.experiment_id == self._experiment_id]
+            Drift(
+                rank=rank,
+                control=self._control,
+                num_settings_before=self._num_measured,
+                before=None,
+                after=None,
+                reason=NOT_CLOSED,
+            )
             for rank in range(self._num_processes)
         ]
 
 
-def drift_entry(rank: int, readings: Sequence[DriftReading], place: int) -> dict[str, Any]:
-    """The ratios of the last reading before and the first after the run's setting at `place`, counted from 0."""
+def fill_in_drift(folder: Path, ledger: Ledger, keys: Iterable[str]) -> None:
+    """Write the readings around each of these settings into its result, where its run ended without doing so."""
+    for key in keys:
+        result = ledger.result(key)
+        if result is None or all(each.reason != NOT_CLOSED for each in result.drift):
+            continue
+        path = ledger.result_path(key)
+        assert path is not None
+        run, provenance = result.provenance.experiment_id, result.provenance
+        drift = [_filled_in(each, _readings_of_run(folder, each.rank, run)) for each in result.drift]
+        caveat = drift_caveat(drift)
+        if caveat is not None:
+            provenance = provenance.with_keys(caveats=[*provenance.caveats, caveat])
+        write_json_atomically(result.with_keys(drift=drift, provenance=provenance).content(), path)
+
+
+def _readings_of_run(folder: Path, rank: int | None, experiment_id: str | None) -> list[DriftReading]:
+    return [each for each in read_drift(drift_path(folder, rank or 0)) if each.experiment_id == experiment_id]
+
+
+def _filled_in(entry: Drift, readings: Sequence[DriftReading]) -> Drift:
+    """The ratios of the last reading before the setting and of the first after it."""
+    place = entry.num_settings_before or 0
     before = [each for each in readings if each.num_settings_before <= place]
     after = [each for each in readings if each.num_settings_before > place]
     reasons = [] if before else ["no reading before it"]
     reasons += [] if after else ["no reading after it"]
     around = [*before[-1:], *after[:1]]
     reasons += [each.reason for each in around if each.ratio is None and each.reason is not None]
-    return {
-        "rank": rank,
-        "control": around[0].control if around else None,
-        "before": before[-1].ratio if before else None,
-        "after": after[0].ratio if after else None,
-        "reason": "; ".join(reasons) or None,
-    }
+    return entry.with_keys(
+        before=before[-1].ratio if before else None,
+        after=after[0].ratio if after else None,
+        reason="; ".join(reasons) or None,
+    )
 
 
-def with_drift(result: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A result with these readings, and a caveat where the machine had changed."""
-    caveats = [each for each in result["provenance"].get("caveats", ()) if not each.startswith(CAVEAT)]
-    caveat = drift_caveat(entries)
-    provenance = {**result["provenance"], "caveats": [*caveats, *([caveat] if caveat is not None else [])]}
-    return {**result, "drift": list(entries), "provenance": provenance}
-
-
-def drift_caveat(entries: Sequence[Mapping[str, Any]]) -> str | None:
+def drift_caveat(entries: Sequence[Drift]) -> str | None:
     """The sentence for the ratio that is furthest from 1; None where none is more than 5 % off."""
-    ratios = [(entry[when], when) for entry in entries for when in ("before", "after") if entry[when] is not None]
+    pairs = [pair for entry in entries for pair in ((entry.before, "before"), (entry.after, "after"))]
+    ratios = [(ratio, when) for ratio, when in pairs if ratio is not None]
     ratio, when = max(ratios, key=lambda each: abs(each[0] - 1), default=(1.0, ""))
     if abs(ratio - 1) <= DRIFT_LIMIT:
         return None

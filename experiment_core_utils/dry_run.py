@@ -5,9 +5,7 @@ follows from them is computed in `plan_estimate.py`.
 """
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -39,6 +37,7 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
 )
 from experiment_core_utils.progress import Ledger
+from experiment_core_utils.setting_result import Provenance
 from experiment_core_utils.tasks.interface import Task
 
 
@@ -117,35 +116,35 @@ def earlier_results(
     """What results of the same model, hardware and precision in the output folder say; empty where there are none."""
     folder = config.output_dir
     found = list(read_results(folder).values()) if folder.is_dir() and any(folder.glob(RESULT_FILES)) else []
-    same = [result for result in found if is_comparable(result["provenance"], config, source, device, dtype)]
+    same = [result for result in found if is_comparable(result.provenance, config, source, device, dtype)]
     of_task = {
         setting_key(result): result
         for result in same
-        if (result["provenance"]["task"]["name"], result["provenance"]["task"]["split"]) == (task.name, task.split)
+        if (result.provenance.task.name, result.provenance.task.split) == (task.name, task.split)
     }
-    lengths = [result["aggregate_stats"]["output_tokens_mean"] for result in of_task.values()]
+    lengths = [result.aggregate_stats["output_tokens_mean"] or 0.0 for result in of_task.values()]
     return EarlierResults(of_task, rates_of(same), statistics.fmean(lengths) if lengths else None, len(same))
 
 
 def is_comparable(
-    provenance: Mapping[str, Any],
+    provenance: Provenance,
     config: ProfilingConfig,
     source: ModelSource,
     device: torch.device,
     dtype: torch.dtype,
 ) -> bool:
     """Whether times of that run are times of this one: model, precision, what was asked for, hardware."""
-    model, there, here = provenance["model"], provenance["hardware"], describe_hardware(device)
+    model, there, here = provenance.model, provenance.hardware, describe_hardware(device)
     same_hardware = (
-        there["gpu_name"] == here["gpu_name"] is not None
+        there.gpu_name == here["gpu_name"] is not None
         if device.type == "cuda"
-        else there["device"] == "cpu" and (there["cpu"], there["torch_threads"]) == (here["cpu"], here["torch_threads"])
+        else there.device == "cpu" and (there.cpu, there.torch_threads) == (here["cpu"], here["torch_threads"])
     )
-    same_model = model["name"] == source.name and model["dtype"] == str(dtype).removeprefix("torch.")
+    same_model = model.name == source.name and model.dtype == str(dtype).removeprefix("torch.")
     implementations = (
-        (config.attn_implementation, model["attn_implementation"]),
-        (config.experts_implementation, model["experts_implementation"]),
+        (config.attn_implementation, model.attn_implementation),
+        (config.experts_implementation, model.experts_implementation),
     )
     # Results from before the flag was there ran eagerly.
-    is_same = same_hardware and same_model and config.execution == model.get("execution_asked", "eager")
+    is_same = same_hardware and same_model and config.execution == (model.execution_asked or "eager")
     return is_same and all(asked in (None, used) for asked, used in implementations)

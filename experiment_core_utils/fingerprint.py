@@ -130,9 +130,9 @@ def _engines_of_finished(ledger: Ledger, keys: Sequence[str], journals: Path) ->
     """Those of the first result or journal of the run that names any: the others passed the same test."""
     for key in keys:
         result = ledger.result(key)
-        stages = None if result is None else result["provenance"]["model"].get("execution_stages")
+        stages = None if result is None else result.provenance.model.execution_stages
         if stages is not None:
-            return {stage: FORMER_ENGINES.get(engine, engine) for stage, engine in stages.items()}
+            return {stage: FORMER_ENGINES.get(engine, engine) for stage, engine in stages.content().items()}
     contents = (read_journal(path) for path in journals_in(journals))
     own = (each.header for each in contents if each is not None and each.header.fingerprint == ledger.fingerprint)
     return next((dict(header.engines) for header in own if header.engines is not None), None)

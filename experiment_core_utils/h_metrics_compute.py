@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.hardware_utilisation import setting_utilisation
+from experiment_core_utils.load_entries import loads_of, timelines_of
 from experiment_core_utils.memory_breakdown import setting_memory
 from experiment_core_utils.meters.flop_counter import (
     count_flops,
@@ -51,6 +52,7 @@ from experiment_core_utils.primitives.records import (
     TokenisedPrompts,
 )
 from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.setting_result import ComputePart, Memory, Utilisation
 from experiment_core_utils.text_compute import text_memory
 
 FlopMethod = Literal["formula", "counter", "ptflops"]
@@ -285,14 +287,19 @@ def combine_comp_metrics(
 
 def setting_compute(
     setting: KnobSetting, merged: MeasuredSetting, model: StagedModel, dtype: str | None
-) -> dict[str, Any]:
-    """`memory` with its parts and `hardware_utilisation`, of a setting of the knobs over all its samples.
+) -> ComputePart:
+    """Memory with its parts, load and utilisation of a setting of the knobs over all its samples.
 
     Args:
         dtype: of the model's products.
     """
     counted = model.count_bytes(setting)
     parts = setting_memory(merged.memory, merged.samples, counted)
-    memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts}
     utilisation = setting_utilisation(merged.samples, counted, peaks_on(model.device, dtype))
-    return {"memory": memory, "hardware_utilisation": utilisation}
+    memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts}
+    return ComputePart.model_construct(
+        memory=None if memory is None else Memory.model_construct(**memory),
+        compute_utilisation=loads_of(merged.loads),
+        memory_timeline=timelines_of(merged.loads),
+        hardware_utilisation=Utilisation.model_construct(**utilisation),
+    )

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.energy_entries import energy_entry, with_correct_answers
-from experiment_core_utils.load_entries import load_entries
+from experiment_core_utils.energy_entries import energy_of, with_correct_answers
 from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.flat_table import named_rows, table_text
@@ -17,7 +16,6 @@ from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.plain_values import plain
 from experiment_core_utils.primitives.records import (
     AccuracySummary,
-    KnobProof,
     MeasuredSample,
     MeasuredSetting,
     ProcessPlace,
@@ -31,24 +29,24 @@ from experiment_core_utils.primitives.result_files import (
     read_experiments,
 )
 from experiment_core_utils.primitives.units import milliseconds
-from experiment_core_utils.sample_entries import sample_result, theoretical_entries
+from experiment_core_utils.sample_entries import sample_result
+from experiment_core_utils.setting_result import (
+    SCHEMA_VERSION,
+    TIME_NAMES,
+    AccuracyPart,
+    ComputePart,
+    CountsPart,
+    DecoderPart,
+    Drift,
+    FailedRecord,
+    Provenance,
+    SettingResult,
+    SteadinessPart,
+    TypeScores,
+)
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.sampling import SampledDataset
-from experiment_core_utils.vision_entries import mean_crops, typical_geometry, vision_entries
-
-SCHEMA_VERSION = 1
-
-# Published name of each distribution that is a time; these alone are converted to milliseconds.
-TIME_NAMES = {
-    "vision_s": "T_vision_total",
-    "prefill_s": "T_LLM_prefill",
-    "decode_s": "T_LLM_decode",
-    "e2e_s": "T_total",
-    "tpot_s": "T_decode_per_token",
-    "ttft_s": "T_first_token",
-    "preprocess_s": "T_preprocess",
-    "transfer_s": "T_transfer",
-}
+from experiment_core_utils.vision_entries import mean_crops, vision_part
 
 
 def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:
@@ -70,80 +68,75 @@ def setting_result(
     scores: Sequence[Score],
     summary: SettingSummary,
     drawn: SampledDataset[Any],
-    provenance: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The content of a setting's file; see `docs/results_schema.md` for every key.
+    compute: ComputePart,
+    steadiness: SteadinessPart,
+    drift: Sequence[Drift],
+    provenance: Provenance,
+) -> SettingResult:
+    """The result of a setting, put together from its parts.
 
     Args:
         scores: one for each of the merged samples, in their order.
         drawn: what was asked for, of which `merged` holds those that ran and those that failed.
+        drift: for each process, what is known of the machine's speed by now.
     """
-    samples, accuracy = merged.samples, accuracy_entries(summary.accuracy)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "fingerprint": merged.fingerprint,
-        **vision_entries(setting.vision, samples),
-        **decoder_entries(setting, num_total_blocks),
-        **accuracy,
-        **sample_counts(merged, summary),
-        "sampling": asdict(drawn.sampling),
-        "sample_ids": sorted(drawn.sample_ids) if merged.asked_ids is None else list(merged.asked_ids),
-        **theoretical_entries(typical_geometry(samples)),
-        "realised": realised(merged.proof),
-        "memory": asdict(merged.memory) if merged.memory else None,
-        **load_entries(merged.loads),
-        "energy": with_correct_answers(energy_entry(merged.energy), accuracy),
-        "aggregate_stats": aggregate_stats(summary.distributions),
-        "per_sample_results": [
+    accuracy = accuracy_part(summary.accuracy)
+    decoder = DecoderPart.model_construct(
+        top_k=setting.top_k,
+        num_active_blocks=setting.num_active_blocks,
+        num_total_blocks=num_total_blocks,
+        active_block_indices=list(setting.active_blocks),
+    )
+    return SettingResult.of(
+        vision_part(setting.vision, merged.samples),
+        decoder,
+        accuracy,
+        counts_part(merged, summary),
+        compute,
+        steadiness,
+        schema_version=SCHEMA_VERSION,
+        fingerprint=merged.fingerprint,
+        sampling=asdict(drawn.sampling),
+        sample_ids=sorted(drawn.sample_ids) if merged.asked_ids is None else list(merged.asked_ids),
+        realised=None if merged.proof is None else asdict(merged.proof),
+        drift=list(drift),
+        energy=with_correct_answers(energy_of(merged.energy), accuracy),
+        aggregate_stats=aggregate_stats(summary.distributions),
+        per_sample_results=[
             sample_result(sample, score, setting, outliers)
-            for sample, score, outliers in zip(samples, scores, summary.outliers.by_sample, strict=True)
+            for sample, score, outliers in zip(merged.samples, scores, summary.outliers.by_sample, strict=True)
         ],
-        "failed_samples": [asdict(failure) for failure in merged.failures],
-        "provenance": dict(provenance),
-    }
+        failed_samples=[FailedRecord.model_construct(**asdict(failure)) for failure in merged.failures],
+        provenance=provenance,
+    )
 
 
-def decoder_entries(setting: KnobSetting, num_total_blocks: int) -> dict[str, Any]:
-    """The knobs of the decoder, as they were set."""
-    return {
-        "top_k": setting.top_k,
-        "num_active_blocks": setting.num_active_blocks,
-        "num_total_blocks": num_total_blocks,
-        "active_block_indices": list(setting.active_blocks),
-    }
+def counts_part(merged: MeasuredSetting, summary: SettingSummary) -> CountsPart:
+    """How many samples a setting ran, and which shares of them fell short."""
+    return CountsPart.model_construct(
+        num_samples=len(merged.samples),
+        num_failed_samples=len(merged.failures),
+        num_latency_samples=sum(bool(sample.runs) for sample in merged.samples),
+        share_truncated=summary.share_truncated,
+        share_failed=summary.share_failed,
+        share_outlier_runs=summary.outliers.share,
+        share_outlier_runs_reason=summary.outliers.reason,
+    )
 
 
-def sample_counts(merged: MeasuredSetting, summary: SettingSummary) -> dict[str, Any]:
-    """How many samples stand behind a setting, and which shares of them fell short."""
-    return {
-        "num_samples": len(merged.samples),
-        "num_failed_samples": len(merged.failures),
-        "num_latency_samples": sum(bool(sample.runs) for sample in merged.samples),
-        "share_truncated": summary.share_truncated,
-        "share_failed": summary.share_failed,
-        "share_outlier_runs": summary.outliers.share,
-        "share_outlier_runs_reason": summary.outliers.reason,
-    }
-
-
-def accuracy_entries(summary: AccuracySummary) -> dict[str, Any]:
-    """The keys of a setting's file that depend on how its answers are scored."""
-    return {
-        "metric": summary.metric,
-        "metric_best": summary.best,
-        "metric_details": dict(summary.details),
-        "accuracy": summary.accuracy,
-        "accuracy_std": summary.std,
-        "accuracy_ci95": summary.interval,
-        "accuracy_by_type": {kind: asdict(entry) for kind, entry in summary.by_type.items()},
-        "num_unparsed": summary.num_unparsed,
-        "share_unparsed": summary.share_unparsed,
-    }
-
-
-def realised(proof: KnobProof | None) -> dict[str, Any] | None:
-    """What was counted inside the model, beside what was asked for."""
-    return None if proof is None else asdict(proof)
+def accuracy_part(summary: AccuracySummary) -> AccuracyPart:
+    """What depends on how a setting's answers are scored."""
+    return AccuracyPart.model_construct(
+        metric=summary.metric,
+        metric_best=summary.best,
+        metric_details=dict(summary.details),
+        accuracy=summary.accuracy,
+        accuracy_std=summary.std,
+        accuracy_ci95=None if summary.interval is None else list(summary.interval),
+        accuracy_by_type={kind: TypeScores.model_construct(**asdict(each)) for kind, each in summary.by_type.items()},
+        num_unparsed=summary.num_unparsed,
+        share_unparsed=summary.share_unparsed,
+    )
 
 
 def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, float | int | None]:

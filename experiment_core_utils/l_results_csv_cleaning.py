@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.primitives.csv_cells import Cell, csv_text, spreadsheet_safe
-from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
+from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.flat_table import (
     checked_rows,
@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.flat_table import (
 from experiment_core_utils.primitives.knobs import decoder_label, own_target, tier_target, token_target
 from experiment_core_utils.primitives.result_files import read_rows
 from experiment_core_utils.sample_table import sample_rows, samples_csv_text
-from experiment_core_utils.stored_results import read_setting
+from experiment_core_utils.setting_result import RescoredResult, SettingResult, read_setting
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
 
@@ -85,7 +85,7 @@ CORRECT_ANSWER_COLUMNS = {
 }
 
 
-def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+def read_results(folder: Path) -> dict[str, SettingResult]:
     """The settings' files in `folder` itself, by file name in alphabetical order; files of other names are not read.
 
     Raises:
@@ -99,16 +99,16 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     return results
 
 
-def setting_key(result: Mapping[str, Any]) -> str:
+def setting_key(result: SettingResult) -> str:
     """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
-    tier, tokens = result["tier"], result["vision_tokens_target"]
+    tier, tokens = result.tier, result.vision_tokens_target
     target = tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
-    return f"{target.label}_{decoder_label(result['top_k'], result['num_active_blocks'])}"
+    return f"{target.label}_{decoder_label(result.top_k, result.num_active_blocks)}"
 
 
-def few_samples_warning(results: Sequence[Mapping[str, Any]]) -> str | None:
+def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
     """What must stand under a comparison of settings that too few samples stand behind; None where it is fair."""
-    fewest = min((result["num_samples"] for result in results), default=0)
+    fewest = min((result.num_samples for result in results), default=0)
     return few_samples_sentence(len(results), fewest)
 
 
@@ -122,12 +122,12 @@ def few_samples_sentence(num_settings: int, num_samples: int) -> str | None:
     )
 
 
-def settings_frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
     """One row a setting, columns in fixed order; units in the names (times in ms), absent values empty."""
     return pd.DataFrame([_setting_row(result) for result in results])
 
 
-def write_settings_csv(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_settings_csv(results: Sequence[SettingResult], path: Path) -> None:
     """`settings_frame` as CSV, written whole or not at all; no text in it is run by a spreadsheet."""
     buffer = io.StringIO()
     frame = settings_frame(results).map(lambda value: spreadsheet_safe(value) if isinstance(value, str) else value)
@@ -140,17 +140,14 @@ def samples_csv_beside(settings_csv: Path) -> Path:
     return settings_csv.with_name(settings_csv.name.replace("_settings.csv", "_samples.csv"))
 
 
-def write_samples_csv(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_samples_csv(results: Sequence[SettingResult], path: Path) -> None:
     """One row for each sample that ran, setting by setting, written whole or not at all; safe as the other table.
 
     Raises:
-        ResultsError: a result lacks a key of this schema, or holds a number that is not finite.
+        ResultsError: a number that is not finite.
         ResultsNotSaved: the disk does not take it.
     """
-    try:
-        text = samples_csv_text(row for result in results for row in sample_rows(result, setting_key(result)))
-    except (KeyError, TypeError) as error:
-        raise ResultsRefused(f"{path.name} cannot be made: a result lacks {error}; measure it again") from error
+    text = samples_csv_text(row for result in results for row in sample_rows(result, setting_key(result)))
     write_text_atomically(text, path)
 
 
@@ -204,14 +201,14 @@ def _csv_content(path: Path) -> str:
         raise ResultsError(f"{path} cannot be read ({error}); give a CSV file in UTF-8") from error
 
 
-def failed_sample_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
     """For each setting with samples that failed, how many of each class."""
     lines = []
     for result in results:
-        counts = Counter(failure["error"] for failure in result["failed_samples"])
+        counts = Counter(failure.error for failure in result.failed_samples)
         if counts:
             found = ", ".join(f"{count} {error}" for error, count in sorted(counts.items()))
-            lines.append(f"failed samples: {setting_key(result)}: {found} of {len(result['sample_ids'])}")
+            lines.append(f"failed samples: {setting_key(result)}: {found} of {len(result.sample_ids)}")
     return lines
 
 
@@ -221,14 +218,14 @@ UNSTEADY = ("drift: ", "throttled: ", "foreign load: ", "energy: ")
 PRINTED = (*UNSTEADY, "pictures: ")
 
 
-def caveat_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
     """For each kind of printed caveat the first setting that has it, and how many have."""
     lines = []
     for kind in PRINTED:
         found = [
             (setting_key(result), caveat)
             for result in results
-            for caveat in result["provenance"].get("caveats", ())
+            for caveat in result.provenance.caveats
             if caveat.startswith(kind)
         ]
         if found:
@@ -262,20 +259,20 @@ def search_sentence(search: Mapping[str, Any]) -> str:
     )
 
 
-def closing_table(results: Sequence[Mapping[str, Any]], places: Mapping[str, str] | None = None) -> str:
+def closing_table(results: Sequence[SettingResult], places: Mapping[str, str] | None = None) -> str:
     """The table that a run prints at its end; with `places`, how each setting ended in a search, the front first."""
     if places is not None:
         rank = {"front": 0, "undecided": 1}
         results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
     for result in results:
-        stats = result["aggregate_stats"]
+        stats = result.aggregate_stats
         rows.append(
             {
-                "vision": result["tier"] or result["vision_tokens_target"] or own_target().label,
-                "top-k": "-" if result["top_k"] is None else result["top_k"],
-                "blocks": result["num_active_blocks"],
-                "crops": _text(result["selected_crops_mean"], 1),
+                "vision": result.tier or result.vision_tokens_target or own_target().label,
+                "top-k": "-" if result.top_k is None else result.top_k,
+                "blocks": result.num_active_blocks,
+                "crops": _text(result.selected_crops_mean, 1),
                 "tokens": _text(stats.get("prompt_tokens_mean"), 0),
                 "accuracy [95 %]": _accuracy(result),
                 "vision ms": _text(stats.get("T_vision_total_mean"), 1),
@@ -284,13 +281,13 @@ def closing_table(results: Sequence[Mapping[str, Any]], places: Mapping[str, str
                 "total ms": _text(stats.get("T_total_mean"), 1),
                 "p95": _text(stats.get("T_total_p95"), 1),
                 "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
-                "failed": result["num_failed_samples"],
-                "unparsed": result["num_unparsed"],
+                "failed": result.num_failed_samples,
+                "unparsed": result.num_unparsed,
             }
         )
     table = pd.DataFrame(rows)
     if places is not None:
-        table.insert(6, "samples", [result["num_samples"] for result in results])
+        table.insert(6, "samples", [result.num_samples for result in results])
         table["search"] = [places[setting_key(result)] for result in results]
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
@@ -315,49 +312,47 @@ def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
     return pd.DataFrame(rows).to_string(index=False)
 
 
-def rescoring_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
+def rescoring_table(before: Sequence[SettingResult], after: Sequence[RescoredResult]) -> str:
     """The same settings by the metric that they were measured with and by another, a row each."""
     rows = [
         {
             "setting": setting_key(new),
-            f"{new['rescored']['metric_before']} (before)": _text(old["accuracy"], 3),
-            f"{new['metric']} [95 %]": _accuracy(new),
-            "samples": new["num_samples"],
-            "unparsed": _text(new["share_unparsed"], 3),
+            f"{new.rescored.metric_before} (before)": _text(old.accuracy, 3),
+            f"{new.metric} [95 %]": _accuracy(new),
+            "samples": new.num_samples,
+            "unparsed": _text(new.share_unparsed, 3),
         }
         for old, new in zip(before, after, strict=True)
     ]
     return pd.DataFrame(rows).fillna("").to_string(index=False)
 
 
-def _setting_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    interval = result["accuracy_ci95"] or (None, None)
-    # In files from before the key was there every sample was measured.
-    measured = {"num_latency_samples": result["num_samples"]}
-    values = {**measured, **result, "accuracy_ci95_low": interval[0], "accuracy_ci95_high": interval[1]}
-    row = {name: values[name] for name in SETTING_COLUMNS}
-    stats = result["aggregate_stats"]
+def _setting_row(result: SettingResult) -> dict[str, Any]:
+    low, high = result.accuracy_ci95 or (None, None)
+    interval = {"accuracy_ci95_low": low, "accuracy_ci95_high": high}
+    row = {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
+    stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
     row |= {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
-    row |= {name: values[name] for name in (*SCORING_COLUMNS, *LATENCY_COLUMNS)}
-    # Files from before these keys were there have none.
-    row |= {name: values.get(name) for name in STEADINESS_COLUMNS}
-    summary = (values.get("energy") or {}).get("summary") or {}
-    row |= {column: summary.get(key) for column, key in ENERGY_COLUMNS.items()}
+    row |= {name: getattr(result, name) for name in SCORING_COLUMNS}
+    # In files from before the key was there every sample was measured.
+    measured = result.num_latency_samples
+    row |= dict.fromkeys(LATENCY_COLUMNS, result.num_samples if measured is None else measured)
+    row |= {name: getattr(result, name) for name in STEADINESS_COLUMNS}
+    row |= {column: getattr(summary, key, None) for column, key in ENERGY_COLUMNS.items()}
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
-    shares = values.get("hardware_utilisation") or {}
-    row |= {name: shares.get(name) for name in UTILISATION_COLUMNS}
-    return row | {column: summary.get(key) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
+    return row | {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
 
 
 def _with_unit(name: str) -> str:
     return f"{name}_ms" if name.startswith("T_") else name
 
 
-def _accuracy(result: Mapping[str, Any]) -> str:
-    interval = result["accuracy_ci95"]
-    if result["accuracy"] is None or interval is None:
+def _accuracy(result: SettingResult) -> str:
+    interval = result.accuracy_ci95
+    if result.accuracy is None or interval is None:
         return "-"
-    return f"{result['accuracy']:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+    return f"{result.accuracy:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
 def _difference(comparison: PairedComparison) -> str:

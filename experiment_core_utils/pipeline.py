@@ -20,6 +20,7 @@ from experiment_core_utils.a_distributed import (
     setup_distributed,
 )
 from experiment_core_utils.asked_run import AskedRun, asked_run
+from experiment_core_utils.drift import fill_in_drift
 from experiment_core_utils.fingerprint import agreed_fingerprint
 from experiment_core_utils.k_results_aggregation import (
     finished_ids,
@@ -49,6 +50,7 @@ from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.setting_energy import check_energy, means_of
 from experiment_core_utils.setting_plan import left_out_by
+from experiment_core_utils.setting_result import SettingResult
 from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.tasks.registry import get_metric
 
@@ -71,7 +73,7 @@ class RunReport:
 
     experiment_id: str | None
     is_main_process: bool
-    results: tuple[Mapping[str, Any], ...]
+    results: tuple[SettingResult, ...]
     failed: Mapping[str, SettingFailure]
     left_out: tuple[str, ...]
     output_dir: Path
@@ -88,7 +90,7 @@ class RunReport:
             return 0
         if self.failed:
             return 1
-        return EXIT_CODE_FAILED_SAMPLES if any(result["failed_samples"] for result in self.results) else 0
+        return EXIT_CODE_FAILED_SAMPLES if any(result.failed_samples for result in self.results) else 0
 
 
 def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = None) -> RunReport:
@@ -154,7 +156,7 @@ def measure_due(
     return run.search_front(due) if config.pareto_search else run.measure_all(due)
 
 
-def write_tables(results: Sequence[Mapping[str, Any]], task_name: str, folder: Path) -> Path | None:
+def write_tables(results: Sequence[SettingResult], task_name: str, folder: Path) -> Path | None:
     """The tables of all settings and of their samples; returns the path of the former, None without results."""
     if not results:
         return None
@@ -170,6 +172,7 @@ def due_and_tidy(config: ProfilingConfig, order: MeasuringOrder, ledger: Ledger)
     A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
     """
     remove_leftovers(config.output_dir)
+    fill_in_drift(config.output_dir, ledger, order.keys)
     is_saved = {key: ledger.result(key) is not None for key in order.keys}
     if config.pareto_search:
         search = finished_search(config, order.keys, ledger)

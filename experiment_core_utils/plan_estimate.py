@@ -7,12 +7,13 @@ throughput of a matrix product alone, which a whole model does not reach.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from experiment_core_utils.primitives.records import StageFlops
 from experiment_core_utils.primitives.units import span
+from experiment_core_utils.setting_result import SettingResult
 
 Source = Literal["measured", "scaled", "matmul"]
 MEBIBYTE = 2**20
@@ -57,7 +58,7 @@ class EarlierResults:
         num_results: how many stand behind `rates`.
     """
 
-    by_key: Mapping[str, Mapping[str, Any]]
+    by_key: Mapping[str, SettingResult]
     rates: StageRates | None
     output_tokens: float | None
     num_results: int
@@ -95,20 +96,20 @@ class PlanSize:
         return self.samples_a_process * self.num_runs_per_sample + self.num_warmup_runs
 
 
-def rates_of(results: Sequence[Mapping[str, Any]]) -> StageRates | None:
+def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
     """Median operations per second of each stage over results; None where no result has a prefill."""
     vision: list[float] = []
     prefill: list[float] = []
     decode: list[float] = []
     for result in results:
-        stats = result["aggregate_stats"]
         for rates, flops, milliseconds in (
             (vision, "vision_flops_mean", "T_vision_total_mean"),
             (prefill, "prefill_flops_mean", "T_LLM_prefill_mean"),
             (decode, "decode_flops_per_token_mean", "T_decode_per_token_mean"),
         ):
-            if stats.get(flops) is not None and stats.get(milliseconds):
-                rates.append(stats[flops] / (stats[milliseconds] * 1e-3))
+            operations, time_ms = result.aggregate_stats.get(flops), result.aggregate_stats.get(milliseconds)
+            if operations is not None and time_ms:
+                rates.append(operations / (time_ms * 1e-3))
     if not prefill:
         return None
     return StageRates(
@@ -137,24 +138,24 @@ def estimate_setting(
     result = earlier.by_key.get(work.key)
     preprocess_s = 0.0
     if result is not None:
-        stats = result["aggregate_stats"]
+        total_ms, preprocess_ms = (result.aggregate_stats[f"{name}_mean"] for name in ("T_total", "T_preprocess"))
+        assert total_ms is not None and preprocess_ms is not None
         source: Source = "measured"
-        request_s = stats["T_total_mean"] * 1e-3
-        preprocess_s = stats["T_preprocess_mean"] * 1e-3
+        request_s, preprocess_s = total_ms * 1e-3, preprocess_ms * 1e-3
     elif earlier.rates is not None:
         source, request_s = "scaled", request_seconds(work.flops, output_tokens, earlier.rates)
     else:
         assert matmul_rate is not None
         rates = StageRates(matmul_rate, matmul_rate, matmul_rate)
         source, request_s = "matmul", request_seconds(work.flops, output_tokens, rates)
-    memory = result["memory"] if result is not None else None
-    peak = memory["peak_memory_bytes"] if memory is not None else None
+    memory = result.memory if result is not None else None
+    peak = memory.peak_memory_bytes if memory is not None else None
     return SettingEstimate(
         work=work,
         request_s=request_s,
         setting_s=request_s * size.requests_a_process + preprocess_s * size.samples_a_process,
         time_source=source,
-        memory_bytes=work.memory_bytes if peak is None else peak,
+        memory_bytes=work.memory_bytes if peak is None else int(peak),
         memory_is_measured=peak is not None,
     )
 

@@ -1,7 +1,6 @@
 """In: all that a run needs, judged and found; out: its settings measured, merged, scored and saved, one by one."""
 
 from collections.abc import Sequence, Set
-from typing import Any
 
 from accelerate import Accelerator
 
@@ -13,8 +12,8 @@ from experiment_core_utils.c_prompt_processing import (
     choose_latency_ids,
     share_of_process,
 )
-from experiment_core_utils.drift import ControlRuns, DriftCheck, with_drift
-from experiment_core_utils.energy_entries import energy_caveats, energy_entry
+from experiment_core_utils.drift import ControlRuns, DriftCheck, fill_in_drift
+from experiment_core_utils.energy_entries import energy_caveats, energy_of
 from experiment_core_utils.fingerprint import max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
@@ -45,8 +44,9 @@ from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.request_source import request_source_for
 from experiment_core_utils.run_provenance import provenance_of_run
+from experiment_core_utils.setting_result import Preparation, SettingResult
 from experiment_core_utils.stage_energy import StageMeasurement
-from experiment_core_utils.steadiness import conditions_caveats, steadiness_entries
+from experiment_core_utils.steadiness import conditions_caveats, steadiness_part
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.torch_profiles import TorchProfiles
 
@@ -102,18 +102,22 @@ class ProfilingRun:
             signals_stop(self.stop),
             progress_of(len(settings), own, shown=self.accelerator.is_main_process) as progress,
         ):
-            if self.drift is not None:
-                self.drift.begin()
-            for place, setting in enumerate(settings):
-                self.stop.raise_if_asked()
-                done = self.measurer.measure_share(setting, progress, settings[place + 1 :])
-                failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
-                if failure is not None:
-                    failed[setting.key] = failure
+            try:
                 if self.drift is not None:
-                    self.drift.after(setting.key, is_last=setting == settings[-1])
-                if self.config.enable_memory_optimization:
-                    release_cached_memory(self.model.device)
+                    self.drift.begin()
+                for place, setting in enumerate(settings):
+                    self.stop.raise_if_asked()
+                    done = self.measurer.measure_share(setting, progress, settings[place + 1 :])
+                    failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
+                    if failure is not None:
+                        failed[setting.key] = failure
+                    if self.drift is not None:
+                        self.drift.after(is_last=setting == settings[-1])
+                    if self.config.enable_memory_optimization:
+                        release_cached_memory(self.model.device)
+            finally:
+                if self.accelerator.is_main_process:
+                    fill_in_drift(self.config.output_dir, self.ledger, [setting.key for setting in settings])
         return failed
 
     def _share_measurer(
@@ -151,7 +155,6 @@ class ProfilingRun:
             control.key,
             self.config.drift_check_every,
             ControlRuns(self.measurer, control),
-            self.ledger,
         )
 
     def search_front(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
@@ -226,34 +229,42 @@ class ProfilingRun:
         """Write the file of a setting and remember it; returns its name."""
         result = self._result(setting, merged)
         name = setting_file_name(self.asked.task.name, setting, merged.samples)
-        write_json_atomically(result, self.config.output_dir / name)
+        write_json_atomically(result.content(), self.config.output_dir / name)
         self.ledger.mark_done(setting.key, name)
         return name
 
-    def _result(self, setting: KnobSetting, merged: MeasuredSetting) -> dict[str, Any]:
+    def _result(self, setting: KnobSetting, merged: MeasuredSetting) -> SettingResult:
         """Score the whole run, then everything that follows from it."""
         answers = [answer_of(sample) for sample in merged.samples]
         scoring = self.metric.score(answers)
         accuracy = summarise_accuracy(answers, scoring, self.metric)
         summary = summarise(merged.samples, accuracy, len(merged.failures))
-        blocks = self.model.num_total_blocks
+        compute = setting_compute(setting, merged, self.model, self.provenance.model.dtype)
         is_search = self.config.pareto_search
-        steadiness = steadiness_entries(
+        steadiness = steadiness_part(
             setting.key, self.asked.order, self.config.until_precision, merged, is_search=is_search
         )
-        own_caveats = conditions_caveats(steadiness["conditions"]) + energy_caveats(energy_entry(merged.energy))
+        own_caveats = conditions_caveats(steadiness.conditions) + energy_caveats(energy_of(merged.energy))
         if is_search:
             few = few_samples_sentence(len(self.asked.settings), len(merged.samples))
             own_caveats += [few] if few is not None else []
-        provenance = {
-            **self.provenance,
-            "preparation": self.requests.describe(),
-            "experiment_ids": list(merged.experiment_ids),
-            "caveats": [*self.provenance["caveats"], *own_caveats],
-        }
-        result = setting_result(setting, blocks, merged, scoring.scores, summary, self.asked.drawn, provenance)
-        result |= setting_compute(setting, merged, self.model, self.provenance["model"]["dtype"])
-        return with_drift(result | steadiness, self.drift.note(setting.key) if self.drift is not None else [])
+        provenance = self.provenance.with_keys(
+            preparation=Preparation(**self.requests.describe()),
+            experiment_ids=list(merged.experiment_ids),
+            caveats=[*self.provenance.caveats, *own_caveats],
+        )
+        return setting_result(
+            setting,
+            self.model.num_total_blocks,
+            merged,
+            scoring.scores,
+            summary,
+            self.asked.drawn,
+            compute,
+            steadiness,
+            self.drift.unfilled() if self.drift is not None else [],
+            provenance,
+        )
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:

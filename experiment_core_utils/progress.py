@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.files import shortened, write_json_atomica
 from experiment_core_utils.primitives.paths import TRACKERS, state_folder
 from experiment_core_utils.primitives.records import SettingFailure
 from experiment_core_utils.primitives.result_files import parsed_json, read_json
-from experiment_core_utils.stored_results import SCHEMA_VERSION, fault_of
+from experiment_core_utils.setting_result import SCHEMA_VERSION, SettingResult
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Ledger:
 
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
-        return None if self.own_content(key) is None else self._path_of(key)
+        return None if self._own_content(key) is None else self._path_of(key)
 
-    def own_content(self, key: str) -> dict[str, Any] | None:
+    def _own_content(self, key: str) -> dict[str, Any] | None:
         """The content of that file, unchecked; None where the setting is due: no file, a torn one, or one of another
         run, which uses the same names.
 
@@ -63,19 +63,17 @@ class Ledger:
         is_own = isinstance(content, dict) and content.get("fingerprint") == self.fingerprint
         return content if is_own else None
 
-    def result(self, key: str) -> dict[str, Any] | None:
-        """The content of that file; None where the setting is due, as with one of another schema or without samples.
+    def result(self, key: str) -> SettingResult | None:
+        """The result of a setting; None where the setting is due, as with one of another schema or without samples.
 
         Raises:
             ResultsRefused: a field of it is missing or cannot be, or something else than a file has its name.
         """
-        content = self.own_content(key)
+        content = self._own_content(key)
         if content is None or content.get("schema_version") != SCHEMA_VERSION or not content.get("per_sample_results"):
             return None
-        fault = fault_of(content)
-        if fault is not None:
-            raise ResultsRefused(f"{self._path_of(key)} {fault}; remove it, and the same command measures it again")
-        return content
+        advice = "remove it, and the same command measures it again"
+        return SettingResult.from_content(content, str(self._path_of(key)), advice)
 
     def has_result_file(self, key: str) -> bool:
         """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""

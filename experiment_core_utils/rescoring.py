@@ -1,19 +1,19 @@
-"""In: the result files of a run; out: the same answers scored by another metric, or its settings compared in pairs.
+"""The answers in a run's result files scored by another metric, or its settings compared in pairs.
 
 No model is loaded and torch is not imported: a result file holds each answer beside what it is judged against.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from experiment_core_utils.energy_entries import with_correct_answers
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
-from experiment_core_utils.j_results_saving import accuracy_entries
+from experiment_core_utils.j_results_saving import accuracy_part
 from experiment_core_utils.l_results_csv_cleaning import (
     read_results,
     samples_csv_beside,
@@ -21,14 +21,15 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_samples_csv,
     write_settings_csv,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.sample_entries import score_entries
+from experiment_core_utils.sample_entries import score_fields
+from experiment_core_utils.setting_result import RescoredResult, Rescoring, SampleResult, SettingResult
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 
-Result = Mapping[str, Any]
+AnyResult = TypeVar("AnyResult", bound=SettingResult)
 
 _JUDGE_TOGETHER = frozenset(name for name in list_metrics() if not get_metric(name).judges_alone)
 
@@ -46,8 +47,8 @@ _CONDITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Rescored:
     """The results of a folder before and after, in the same order, and where the new files are."""
 
-    before: tuple[Result, ...]
-    after: tuple[Result, ...]
+    before: tuple[SettingResult, ...]
+    after: tuple[RescoredResult, ...]
     output: Path
     csv_paths: tuple[Path, ...]
 
@@ -66,7 +67,7 @@ class Compared:
     metric: str
     comparisons: Mapping[str, PairedComparison]
     other_conditions: tuple[str, ...]
-    results: tuple[Result, ...]
+    results: tuple[SettingResult, ...]
 
 
 def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
@@ -88,79 +89,68 @@ def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
     _check_holds_nothing_measured(target, before)
     after = {name: rescored_result(result, name, metric) for name, result in before.items()}
     for name, result in after.items():
-        write_json_atomically(result, target / name)
+        write_json_atomically(result.content(), target / name)
     csv_paths = []
-    for task, results in by_task(list(after.values())).items():
+    for task, results in by_task(after.values()).items():
         csv_paths.append(target / f"{task.replace('_', '-')}_settings.csv")
         write_settings_csv(results, csv_paths[-1])
         write_samples_csv(results, samples_csv_beside(csv_paths[-1]))
     return Rescored(tuple(before.values()), tuple(after.values()), target, tuple(csv_paths))
 
 
-def rescored_result(result: Result, name: str, metric: Metric) -> dict[str, Any]:
-    """The content of a result file with every key that depends on the metric made anew, and where it came from."""
-    try:
-        samples = result["per_sample_results"]
-        answers = [stored_answer(sample) for sample in samples]
-        failed = result["num_failed_samples"]
-        origin = {"file": name, "metric_before": metric_of(result), "accuracy_before": result["accuracy"]}
-    except (KeyError, TypeError) as error:
-        raise ResultsRefused(f"{name} lacks {error}: it is no result that can be scored again") from error
+def rescored_result(result: SettingResult, name: str, metric: Metric) -> RescoredResult:
+    """A result with all that depends on the metric made anew, and where it came from."""
+    samples = result.per_sample_results
+    answers = [stored_answer(sample) for sample in samples]
+    origin = Rescoring(file=name, metric_before=metric_of(result), accuracy_before=result.accuracy)
     try:
         scoring = metric.score(answers)
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
-    rescored_samples = [
-        {**sample, **score_entries(score)} for sample, score in zip(samples, scoring.scores, strict=True)
-    ]
-    asked = len(samples) + failed
-    accuracy = accuracy_entries(summarise_accuracy(answers, scoring, metric))
-    return {
-        **result,
-        **accuracy,
-        "energy": with_correct_answers(result.get("energy"), accuracy),
-        "share_failed": failed / asked if asked else None,
-        "per_sample_results": rescored_samples,
+    asked = len(samples) + result.num_failed_samples
+    accuracy = accuracy_part(summarise_accuracy(answers, scoring, metric))
+    anew = dict(accuracy) | {
+        "energy": with_correct_answers(result.energy, accuracy),
+        "share_failed": result.num_failed_samples / asked if asked else None,
+        "per_sample_results": [
+            sample.with_keys(**score_fields(score)) for sample, score in zip(samples, scoring.scores, strict=True)
+        ],
         "rescored": origin,
     }
+    return RescoredResult.model_construct(result.model_fields_set | anew.keys(), **(dict(result) | anew))
 
 
-def stored_answer(sample: Mapping[str, Any]) -> Answer:
-    """The answer of one entry of `per_sample_results`; options are stored only where the question has them."""
-    metadata = sample["metadata"]
-    has_options = "options" in metadata
+def stored_answer(sample: SampleResult) -> Answer:
+    """The answer of a stored sample; options are stored only where the question has them."""
+    metadata = sample.metadata
     return Answer(
-        prediction=sample["pred"],
-        references=tuple(metadata["answers"]),
-        options=tuple(metadata["options"]) if has_options else (),
-        answer_index=metadata["answer_index"] if has_options else None,
-        question_type=sample["question_type"],
-        image_id=metadata["image_id"],
+        prediction=sample.pred,
+        references=tuple(metadata.answers),
+        options=tuple(metadata.options),
+        answer_index=metadata.answer_index,
+        question_type=sample.question_type,
+        image_id=metadata.image_id,
     )
 
 
-def metric_of(result: Result) -> str:
+def metric_of(result: SettingResult) -> str:
     """The metric that a result is scored by; files from before the key was there have it in their provenance."""
-    return str(result["metric"] if "metric" in result else result["provenance"]["task"]["metric"])
+    return result.metric or str(result.provenance.task.metric)
 
 
-def by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
+def by_task(results: Iterable[AnyResult]) -> dict[str, list[AnyResult]]:
     """Results by the name of their task, in the order in which tasks are met."""
-    groups: dict[str, list[Result]] = defaultdict(list)
+    groups: dict[str, list[AnyResult]] = defaultdict(list)
     for result in results:
-        groups[result["provenance"]["task"]["name"]].append(result)
+        groups[result.provenance.task.name].append(result)
     return dict(groups)
 
 
-def by_task_and_split(results: Mapping[str, Result]) -> dict[tuple[str, str], list[Result]]:
-    """Results by file name, grouped by task and split; raises ResultsError for one that does not say what it is of."""
-    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    for name, result in results.items():
-        try:
-            task = result["provenance"]["task"]
-            groups[task["name"], task["split"]].append(result)
-        except (KeyError, TypeError) as error:
-            raise ResultsRefused(f"{name} lacks {error}: it is no result that can be compared") from error
+def by_task_and_split(results: Iterable[SettingResult]) -> dict[tuple[str, str], list[SettingResult]]:
+    """Results grouped by task and split."""
+    groups: dict[tuple[str, str], list[SettingResult]] = defaultdict(list)
+    for result in results:
+        groups[result.provenance.task.name, result.provenance.task.split].append(result)
     return dict(groups)
 
 
@@ -174,11 +164,11 @@ def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
         ConfigurationError: no such setting, or none has all knobs at their largest.
         ResultsError: no results there, not of this schema, or samples of one id that are different questions.
     """
-    groups = by_task_and_split(read_results(folder))
+    groups = by_task_and_split(read_results(folder).values())
     return [_compare(task, results, baseline) for (task, _), results in groups.items()]
 
 
-def _compare(task: str, results: Sequence[Result], baseline: str | None) -> Compared:
+def _compare(task: str, results: Sequence[SettingResult], baseline: str | None) -> Compared:
     by_key = {setting_key(result): result for result in results}
     key = largest_setting(by_key) if baseline is None else baseline
     if key not in by_key:
@@ -192,7 +182,7 @@ def _compare(task: str, results: Sequence[Result], baseline: str | None) -> Comp
     return Compared(task, key, metric, comparisons, other_conditions(results), tuple(results))
 
 
-def compare_results(reference: Result, result: Result) -> PairedComparison:
+def compare_results(reference: SettingResult, result: SettingResult) -> PairedComparison:
     """One setting against another, over the samples that both ran.
 
     The stored scores are taken, unless a score depends on which others were scored with it and the two did not run the
@@ -201,7 +191,7 @@ def compare_results(reference: Result, result: Result) -> PairedComparison:
     Raises:
         ResultsError: a sample id stands for different questions.
     """
-    sides = [{sample["sample_id"]: sample for sample in each["per_sample_results"]} for each in (reference, result)]
+    sides = [{sample.sample_id: sample for sample in each.per_sample_results} for each in (reference, result)]
     shared = sorted(sides[0].keys() & sides[1].keys())
     for sample_id in shared:
         if _asked(sides[0][sample_id]) != _asked(sides[1][sample_id]):
@@ -210,24 +200,19 @@ def compare_results(reference: Result, result: Result) -> PairedComparison:
                 "these results are not of the same data; compare results of one run"
             )
     scores = [
-        {key: ScoredSample(sample["metadata"]["image_id"], sample["accuracy"]) for key, sample in side.items()}
-        for side in sides
+        {key: ScoredSample(sample.metadata.image_id, sample.accuracy) for key, sample in side.items()} for side in sides
     ]
     if sides[0].keys() != sides[1].keys() and metric_of(reference) in _JUDGE_TOGETHER:
         metric = get_metric(metric_of(reference))
         scores = [{**own, **scored_together(side, shared, metric)} for side, own in zip(sides, scores, strict=True)]
-    best = reference.get("metric_best", 1.0)  # files from before the key was there have scores from 0 to 1
-    return compare_paired(scores[0], scores[1], best)
+    return compare_paired(scores[0], scores[1], reference.metric_best)
 
 
-def _asked(sample: Mapping[str, Any]) -> tuple[Any, ...]:
-    metadata = sample["metadata"]
-    return metadata.get("question"), metadata["image_id"], list(metadata["answers"])
+def _asked(sample: SampleResult) -> tuple[Any, ...]:
+    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
 
 
-def scored_together(
-    samples: Mapping[int, Mapping[str, Any]], ids: Sequence[int], metric: Metric
-) -> dict[int, ScoredSample]:
+def scored_together(samples: Mapping[int, SampleResult], ids: Sequence[int], metric: Metric) -> dict[int, ScoredSample]:
     """The scores of these samples, judged among themselves only."""
     answers = [stored_answer(samples[sample_id]) for sample_id in ids]
     scores = metric.score(answers).scores
@@ -237,28 +222,28 @@ def scored_together(
     }
 
 
-def other_conditions(results: Sequence[Result]) -> tuple[str, ...]:
+def other_conditions(results: Sequence[SettingResult]) -> tuple[str, ...]:
     """What differs between results beside the knobs, so that a difference is not of the knobs alone, as text."""
     found = []
     for name, path in _CONDITIONS.items():
-        values = sorted({json.dumps(_at(result["provenance"], path)) for result in results})
+        values = sorted({json.dumps(_at(result.provenance, path)) for result in results})
         if len(values) > 1:
             found.append(f"{name} ({', '.join(values)})")
     return tuple(found)
 
 
 def _at(content: Any, path: Sequence[str]) -> Any:
-    """What stands at a path of keys; None where a result is from before they were there."""
+    """The value at a path of keys; None where a result is from before they were there."""
     for key in path:
-        content = content[key] if isinstance(content, Mapping) and key in content else None
+        content = getattr(content, key, None)
     return content
 
 
-def largest_setting(by_key: Mapping[str, Result]) -> str:
+def largest_setting(by_key: Mapping[str, SettingResult]) -> str:
     """The setting that has each knob at the largest value that any has; raises ConfigurationError where none has."""
     knobs = ("max_crops", "top_k", "num_active_blocks")
-    largest = {knob: max(result[knob] for result in by_key.values()) for knob in knobs}
-    full = [key for key, result in by_key.items() if all(result[knob] == largest[knob] for knob in knobs)]
+    largest = {knob: max(getattr(result, knob) for result in by_key.values()) for knob in knobs}
+    full = [key for key, result in by_key.items() if all(getattr(result, knob) == largest[knob] for knob in knobs)]
     if not full:
         raise ConfigurationError(
             f"no setting has all knobs at their largest; give --baseline, one of {', '.join(by_key)}"
@@ -266,11 +251,15 @@ def largest_setting(by_key: Mapping[str, Result]) -> str:
     return full[0]
 
 
-def _check_holds_nothing_measured(target: Path, names: Mapping[str, Result]) -> None:
+def _check_holds_nothing_measured(target: Path, names: Mapping[str, SettingResult]) -> None:
     """Raises ConfigurationError where a file to be written would replace one that was measured."""
     if not target.is_dir():
         return
     if any((target / name).exists() for name in names):
-        measured = [name for name, found in read_results(target).items() if name in names and "rescored" not in found]
+        measured = [name for name, found in read_results(target).items() if name in names and not _is_rescored(found)]
         if measured:
             raise ConfigurationError(f"{target} holds measured results such as {measured[0]}; give another --output")
+
+
+def _is_rescored(result: SettingResult) -> bool:
+    return "rescored" in (result.model_extra or {})

@@ -13,6 +13,7 @@ from experiment_core_utils.c_prompt_processing import picture_caveats
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence
+from experiment_core_utils.setting_result import Provenance
 from experiment_core_utils.tasks.interface import Task
 
 
@@ -23,7 +24,7 @@ def provenance_of_run(
     processes_here: int,
     experiment_id: str,
     described: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> Provenance:
     """Who measured what with what, and the caveats that hold for all settings; a setting adds its own.
 
     Args:
@@ -32,18 +33,20 @@ def provenance_of_run(
     """
     config, source = asked.config, asked.source
     choice = block_choice_of(config, source.folder)
-    return {
-        **gather_provenance(accelerator, device, experiment_id),
-        "model": {"name": source.name, "revision": source.revision, **described},
-        "task": task_entry(asked.task),
-        "experimental_variables": variables_of(config, max_new_tokens_of(config, asked.task), choice),
-        "caveats": [
-            *caveats_of(config, device, processes_here, asked.task.source),
-            *picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures),
-            *batching_caveats(len(asked.drawn), config.num_latency_samples, described["dtype"]),
-            *few_samples_caveats(asked),
-        ],
-    }
+    return Provenance.model_validate(
+        {
+            **gather_provenance(accelerator, device, experiment_id),
+            "model": {"name": source.name, "revision": source.revision, **described},
+            "task": task_entry(asked.task),
+            "experimental_variables": variables_of(config, max_new_tokens_of(config, asked.task), choice),
+            "caveats": [
+                *caveats_of(config, device, processes_here, asked.task.source),
+                *picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures),
+                *batching_caveats(len(asked.drawn), config.num_latency_samples, described["dtype"]),
+                *few_samples_caveats(asked),
+            ],
+        }
+    )
 
 
 def task_entry(task: Task) -> dict[str, Any]:

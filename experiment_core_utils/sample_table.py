@@ -1,11 +1,13 @@
-"""In: the results of settings, as stored; out: a flat row for each sample that ran, columns in fixed order. Pure."""
+"""The table of samples: a flat row for each sample that ran, columns in fixed order."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from experiment_core_utils.primitives.csv_cells import Cell, csv_of_rows
+from experiment_core_utils.setting_result import SampleResult, SettingResult
 
 
 @dataclass(frozen=True)
@@ -67,24 +69,18 @@ SAMPLE_COLUMNS = (
 )
 
 
-# Keys that files of this schema from before they were there do not have.
-_LATER = {"outlier_runs", "energy_j", "energy_source", "accuracy_batch_size"}
 _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
 
 
-def sample_rows(result: Mapping[str, Any], setting_key: str) -> Iterator[dict[str, Cell]]:
-    """The rows of one setting's result, by column; absent is None.
-
-    Raises:
-        KeyError, TypeError: the result lacks a key of this schema.
-    """
+def sample_rows(result: SettingResult, setting_key: str) -> Iterator[dict[str, Cell]]:
+    """The rows of one setting's result, by column; absent is None."""
     of_setting = {
-        "task": result["provenance"]["task"]["name"],
+        "task": result.provenance.task.name,
         "setting": setting_key,
-        "tier": result["tier"],
-        "vision_tokens_target": result["vision_tokens_target"],
+        "tier": result.tier,
+        "vision_tokens_target": result.vision_tokens_target,
     }
-    for sample in result["per_sample_results"]:
+    for sample in result.per_sample_results:
         yield of_setting | {each.name: _value(sample, each) for each in SAMPLE_COLUMNS if each.name not in of_setting}
 
 
@@ -98,10 +94,8 @@ def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
     return csv_of_rows(({name: _writable(row[name]) for name in names} for row in rows), names)
 
 
-def _value(sample: Mapping[str, Any], column: SampleColumn) -> Cell:
-    value: Any = sample
-    for key in column.source.split("."):
-        value = None if key in _LATER and key not in value else value[key]
+def _value(sample: SampleResult, column: SampleColumn) -> Cell:
+    value: Any = attrgetter(column.source)(sample)
     return len(value) if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""In: the records and the columns of the tables; out: the tables of docs/results_schema.md that are made from them.
+"""The tables of docs/results_schema.md that are made from records and from the columns of the CSV files.
 
 python -m experiment_core_utils.schema_docs --check     # exit code 1 where the page is not what the code says
 python -m experiment_core_utils.schema_docs --write
@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from experiment_core_utils.l_results_csv_cleaning import (
     CORRECT_ANSWER_COLUMNS,
@@ -34,11 +34,43 @@ from experiment_core_utils.primitives.paths import REPOSITORY
 from experiment_core_utils.primitives.records import FailedSample, KnobProof
 from experiment_core_utils.primitives.run_plan import RunPlan
 from experiment_core_utils.sample_table import SAMPLE_COLUMNS, SampleColumn
+from experiment_core_utils.setting_result import (
+    AskedTask,
+    Conditions,
+    Drift,
+    Energy,
+    EnergyClosure,
+    EnergyIdle,
+    EnergySummary,
+    ExecutionStages,
+    Hardware,
+    Memory,
+    MemoryTimeline,
+    Model,
+    Precision,
+    Preparation,
+    ProcessLoad,
+    Provenance,
+    Record,
+    RunTimes,
+    SampleResult,
+    SettingResult,
+    StageFigure,
+    Variables,
+    WarmUpRuns,
+)
 
 PAGE = REPOSITORY / "docs" / "results_schema.md"
+# Objects of the provenance, whose keys stand in its own table.
+DOTTED = (AskedTask, ExecutionStages, Hardware, Model, Preparation, Variables)
 RECORDS: dict[str, type] = {
-    record.__name__: record for record in (KnobProof, FailedSample, HardwareUtilisation, RunPlan)
-}
+    record.__name__: record
+    for record in (
+        KnobProof, FailedSample, HardwareUtilisation, RunPlan, SettingResult, WarmUpRuns, Conditions, Drift, Precision,
+        Memory, ProcessLoad, MemoryTimeline, Energy, StageFigure, EnergySummary, EnergyClosure, EnergyIdle,
+        SampleResult, RunTimes, Provenance,
+    )
+}  # fmt: skip
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
@@ -76,19 +108,32 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
     Raises:
         ResultsError: a field that the docstring does not explain, or may be None of which it does not say when.
     """
-    meanings = _attributes(inspect.getdoc(record) or "")
+    meanings = {}
+    for each in reversed(record.__mro__):
+        meanings |= _attributes(each.__doc__ or "")
+    later = {name for name, field in getattr(record, "model_fields", {}).items() if not field.is_required()}
     rows = []
-    for field, kind in get_type_hints(record).items():
+    for field, kind in _fields(record).items():
         if field not in meanings:
             raise ResultsError(f"{record.__name__}.{field} is not explained; add it to Attributes in its docstring")
         meaning, _, absent = meanings[field].partition("; None ")
-        may_be_null = type(None) in getattr(kind, "__args__", ())
-        if may_be_null != bool(absent):
+        may_be_null = kind is Any or type(None) in getattr(kind, "__args__", ())
+        # A key that older files do not have may be None there, of which nothing is said.
+        if may_be_null != bool(absent) and not (may_be_null and field in later):
             raise ResultsError(
                 f"{record.__name__}.{field}: its type and its docstring differ on whether it may be None"
             )
-        rows.append((field, meaning.rstrip("."), absent.rstrip(".") or "always there"))
+        rows.append((field, meaning.rstrip("."), absent.rstrip(".").removeprefix("if ") or "always there"))
+        inner = [each for each in (kind, *getattr(kind, "__args__", ())) if each in DOTTED]
+        rows += [(f"{field}.{name}", *others) for each in inner for name, *others in record_rows(each)]
     return rows
+
+
+def _fields(record: type) -> dict[str, Any]:
+    """Field -> type, in order; of a `Record` those of its parts come first."""
+    if issubclass(record, Record):
+        return {name: field.annotation for name, field in record.model_fields.items()}
+    return get_type_hints(record)
 
 
 def settings_columns() -> list[tuple[str, str]]:
@@ -122,7 +167,7 @@ def _source(column: SampleColumn) -> str:
 
 def _attributes(docstring: str) -> dict[str, str]:
     """Field -> text below `Attributes:`; one entry may explain several fields."""
-    _, _, below = docstring.partition("Attributes:\n")
+    _, _, below = inspect.cleandoc(docstring).partition("Attributes:\n")
     found: dict[str, str] = {}
     for entry in re.findall(r"^    (\S.*?)(?=^    \S|\Z)", below, re.MULTILINE | re.DOTALL):
         names, _, text = " ".join(entry.split()).partition(": ")

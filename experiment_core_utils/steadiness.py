@@ -1,7 +1,7 @@
-"""In: one setting's samples and what was noted around them; out: the keys of its result that say how steady it was."""
+"""How steady a setting was, from its samples and from what was noted around them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,81 +15,80 @@ from experiment_core_utils.primitives.records import (
     WarmUp,
 )
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.setting_result import Conditions, Order, Precision, SteadinessPart, WarmUpRuns
 
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
 FOREIGN_LOAD = 0.10
 THROTTLED_SHARE = 0.01
 
 
-def steadiness_entries(
+def steadiness_part(
     key: str, order: MeasuringOrder, until_precision: float | None, merged: MeasuredSetting, *, is_search: bool
-) -> dict[str, Any]:
-    """The top-level keys `setting_order`, `warmup`, `conditions` and `precision`; see `docs/results_schema.md`."""
-    return {
-        "setting_order": order_entry(key, order),
-        "warmup": [warmup_entry(each) for each in merged.warmups],
-        "conditions": conditions_entries(merged.conditions),
-        "precision": precision_entry(until_precision, merged, is_search=is_search),
-    }
+) -> SteadinessPart:
+    """Order, warm-up, conditions and precision of a setting."""
+    return SteadinessPart.model_construct(
+        setting_order=order_of(key, order),
+        warmup=[warmup_of(each) for each in merged.warmups],
+        conditions=conditions_of(merged.conditions),
+        precision=precision_of(until_precision, merged, is_search=is_search),
+    )
 
 
-def order_entry(key: str, order: MeasuringOrder) -> Mapping[str, Any] | None:
+def order_of(key: str, order: MeasuringOrder) -> Order | None:
     """The setting's place, counted from 0; None where it is not part of the plan."""
     if key not in order.keys:
         return None
-    return {"how": order.how, "seed": order.seed, "position": order.keys.index(key), "num_settings": len(order.keys)}
+    return Order(how=order.how, seed=order.seed, position=order.keys.index(key), num_settings=len(order.keys))
 
 
-def warmup_entry(warmup: WarmUp) -> dict[str, Any]:
+def warmup_of(warmup: WarmUp) -> WarmUpRuns:
     """One process's warm-up in one run."""
-    return {
-        "rank": warmup.rank,
-        "experiment_id": warmup.experiment_id,
-        "num_runs": len(warmup.total_s),
-        "is_stable": warmup.is_stable,
-        "spread_of_last_3": warmup.spread,
-        "T_total": [milliseconds(total) for total in warmup.total_s],
-    }
+    return WarmUpRuns.model_construct(
+        rank=warmup.rank,
+        experiment_id=warmup.experiment_id,
+        num_runs=len(warmup.total_s),
+        is_stable=warmup.is_stable,
+        spread_of_last_3=warmup.spread,
+        T_total=[milliseconds(total) for total in warmup.total_s],
+    )
 
 
-def precision_entry(
-    until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False
-) -> dict[str, Any]:
+def precision_of(until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False) -> Precision:
     """How well the mean total time is known, and why no more samples were asked for."""
     timed = [(sample.run.total_s, sample.image_id) for sample in merged.samples if sample.run is not None]
-    return {
-        "asked": until_precision,
-        "reached": relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
-        "stopped_by": "pareto_search" if is_search else "precision" if merged.num_stopped_early else "num_samples",
-        "num_processes_stopped": merged.num_stopped_early,
-    }
+    return Precision.model_construct(
+        asked=until_precision,
+        reached=relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
+        stopped_by="pareto_search" if is_search else "precision" if merged.num_stopped_early else "num_samples",
+        num_processes_stopped=merged.num_stopped_early,
+    )
 
 
-def conditions_entries(readings: Sequence[ConditionsReading]) -> list[dict[str, Any]]:
+def conditions_of(readings: Sequence[ConditionsReading]) -> list[Conditions]:
     """What went on around the samples, one entry for each process and run, in the order in which they are met."""
     groups: dict[tuple[int, str], list[ConditionsReading]] = defaultdict(list)
     for reading in readings:
         groups[reading.rank, reading.experiment_id].append(reading)
-    return [conditions_entry(group) for group in groups.values()]
+    return [process_conditions(group) for group in groups.values()]
 
 
-def conditions_entry(readings: Sequence[ConditionsReading]) -> dict[str, Any]:
+def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
     """One process's readings in one run, in order of time; each `open` begins a window of its own."""
     first = readings[0]
     spans = [(a, b) for a, b in pairwise(readings) if b.when != "open"]
-    return {
-        "rank": first.rank,
-        "experiment_id": first.experiment_id,
-        "opened": first.wall_time,
-        "num_readings": len(readings),
-        "window_s": sum(b.monotonic_s - a.monotonic_s for a, b in spans),
-        **gpu_entries(readings, [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]),
-        "foreign_cpu_share": _foreign_cpu_share(spans),
-        "cpu_frequency_mhz": _ends([reading.cpu.frequency_mhz for reading in readings]),
-    }
+    return Conditions.model_construct(
+        rank=first.rank,
+        experiment_id=first.experiment_id,
+        opened=first.wall_time,
+        num_readings=len(readings),
+        window_s=sum(b.monotonic_s - a.monotonic_s for a, b in spans),
+        **_gpu_fields(readings, [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]),
+        foreign_cpu_share=_foreign_cpu_share(spans),
+        cpu_frequency_mhz=_ends([reading.cpu.frequency_mhz for reading in readings]),
+    )
 
 
-def gpu_entries(
+def _gpu_fields(
     readings: Sequence[ConditionsReading], spans: Sequence[tuple[GpuReading, GpuReading]]
 ) -> dict[str, Any]:
     """What the readings say of the GPU; None where none of them does.
@@ -115,7 +114,7 @@ def gpu_entries(
     }
 
 
-def conditions_caveats(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def conditions_caveats(entries: Sequence[Conditions]) -> list[str]:
     """A sentence each for throttling and for foreign load, of the process that had most of it; none where none had."""
     caveats = []
     throttled = [each for each in entries if _throttling(each)]
@@ -124,7 +123,7 @@ def conditions_caveats(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         caveats.append(
             f"throttled: the GPU's clocks were held down ({', '.join(what)}) while this setting was measured"
         )
-    cpu = max((each["foreign_cpu_share"] for each in entries if each["foreign_cpu_share"] is not None), default=0.0)
+    cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
     if cpu > FOREIGN_LOAD:
         caveats.append(f"foreign load: other processes used {cpu:.0%} of the CPUs while this setting was measured")
     if any(_has_company(each) for each in entries):
@@ -132,18 +131,17 @@ def conditions_caveats(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return caveats
 
 
-def _throttling(entry: Mapping[str, Any]) -> list[str]:
+def _throttling(entry: Conditions) -> list[str]:
     """Why the GPU was slower than it could be: reasons seen at a reading, or clocks held down between readings."""
-    found = [name for name in entry["throttle_reasons"] or () if name in THROTTLING]
-    for name in ("power", "thermal"):
-        held_s = entry[f"{name}_throttled_s"]
-        if held_s is not None and held_s > THROTTLED_SHARE * entry["window_s"]:
+    found = [name for name in entry.throttle_reasons or () if name in THROTTLING]
+    for name, held_s in (("power", entry.power_throttled_s), ("thermal", entry.thermal_throttled_s)):
+        if held_s is not None and held_s > THROTTLED_SHARE * entry.window_s:
             found.append(f"{name} limit")
     return found
 
 
-def _has_company(entry: Mapping[str, Any]) -> bool:
-    processes, utilisation = entry["foreign_gpu_processes_max"], entry["utilisation_percent_at_open"]
+def _has_company(entry: Conditions) -> bool:
+    processes, utilisation = entry.foreign_gpu_processes_max, entry.utilisation_percent_at_open
     return bool(processes) and utilisation is not None and utilisation > 100 * FOREIGN_LOAD
 
 

@@ -1,31 +1,40 @@
-"""In: a setting's vision target and its samples; out: what its file says of crops and vision tokens."""
+"""What a setting's samples say of crops and vision tokens, as its result has it."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from experiment_core_utils.primitives.knobs import VisionTarget
 from experiment_core_utils.primitives.records import MeasuredSample, VisionGeometry
+from experiment_core_utils.setting_result import VisionPart
 
 
-def vision_entries(target: VisionTarget, samples: Sequence[MeasuredSample]) -> dict[str, Any]:
-    """The top-level keys from `tier` to `max_crops`; see `docs/results_schema.md`.
+def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> VisionPart:
+    """The vision knob, and crops and tokens of the samples.
 
     Crops are counted over the pictures that are cut, target tokens over all pictures, actual tokens over all samples; a
     mean over none of them is None.
     """
-    geometries, tiles = _geometries(samples), _tiles(samples)
-    return {
-        "tier": target.tier,
-        "tier_range": asdict(target.crops),
-        "vision_tokens_target": target.tokens,
-        "selected_crops_mean": _mean(tiles),
-        "selected_crops_distribution": {str(number): count for number, count in sorted(Counter(tiles).items())},
-        "target_vision_tokens_mean": target.tokens or _mean([each.pooled_features for each in geometries]),
-        "actual_vision_tokens_mean": _mean([sample.shape.vision_tokens for sample in samples]),
-        "max_crops": target.crops.max_crops,
-    }
+    geometries, tiles, typical = _geometries(samples), _tiles(samples), typical_geometry(samples)
+    return VisionPart.model_construct(
+        tier=target.tier,
+        tier_range=asdict(target.crops),
+        vision_tokens_target=target.tokens,
+        selected_crops_mean=_mean(tiles),
+        selected_crops_distribution={str(number): count for number, count in sorted(Counter(tiles).items())},
+        target_vision_tokens_mean=target.tokens or _mean([each.pooled_features for each in geometries]),
+        actual_vision_tokens_mean=_mean([sample.shape.vision_tokens for sample in samples]),
+        max_crops=target.crops.max_crops,
+        theoretical_num_crops=typical.tiles if typical else None,
+        theoretical_tiling=listed(typical.tiling) if typical else None,
+        theoretical_image_size=listed(typical.image_size) if typical else None,
+        theoretical_vision_tokens=typical.pooled_features if typical else None,
+    )
+
+
+def listed(pair: tuple[int, int] | None) -> list[int] | None:
+    """A pair as JSON holds it."""
+    return None if pair is None else list(pair)
 
 
 def mean_crops(samples: Sequence[MeasuredSample]) -> float | None:

@@ -145,7 +145,7 @@ def _grid_of(study: Study, sweep: Sweep | None) -> MeasuredGrid:
 
 def _splits_of(study: Study, sweep: Sweep | None) -> dict[str, str]:
     if sweep is not None:
-        return {each.task: each.result["provenance"]["task"]["split"] for each in sweep.settings}
+        return {each.task: each.result.provenance.task.split for each in sweep.settings}
     # A table is of one task.
     return {study.grids[0].task: study.source["split"]} if "split" in study.source else {}
 
@@ -195,15 +195,15 @@ def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
     text_tokens: dict[tuple[str, int], int] = {}
     shapes: dict[tuple[str, int], dict[str, VisionShape]] = {}
     for each in sweep.settings:
-        tier = each.result["tier"]
+        tier = each.result.tier
         if tier is None:
             continue
-        for sample in each.result["per_sample_results"]:
-            key = each.task, sample["sample_id"]
-            text_tokens[key] = sample["input_text_tokens"]
+        for sample in each.result.per_sample_results:
+            key = each.task, sample.sample_id
+            text_tokens[key] = sample.input_text_tokens
             # Without a picture there are no crops.
-            crops = 0 if sample["actual_num_crops"] is None else sample["actual_num_crops"]
-            shapes.setdefault(key, {})[tier] = VisionShape(crops, sample["actual_vision_tokens"])
+            crops = 0 if sample.actual_num_crops is None else sample.actual_num_crops
+            shapes.setdefault(key, {})[tier] = VisionShape(crops, sample.actual_vision_tokens)
     return {key: RequestFeatures(key[0], key[1], text_tokens[key], shapes[key], None) for key in shapes}
 
 

@@ -29,7 +29,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, Profiler
 def request_ratios(plan: PlanReport, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Measured over estimated time of one request, by setting."""
     estimated = {each.work.key: each.request_s for each in plan.estimates}
-    measured = {setting_key(result): result["aggregate_stats"]["T_total_mean"] * 1e-3 for result in results}
+    measured = {setting_key(result): result.aggregate_stats["T_total_mean"] * 1e-3 for result in results}
     return {key: seconds / estimated[key] for key, seconds in measured.items()}
 
 

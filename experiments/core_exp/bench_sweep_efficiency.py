@@ -84,8 +84,8 @@ def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
 
 def measured_model_s(results: Sequence[Mapping[str, Any]]) -> float:
     """Seconds of every measured run in the results."""
-    samples = [sample for result in results for sample in result["per_sample_results"]]
-    return sum(run["T_total"] for sample in samples for run in sample["runs"]) * 1e-3
+    samples = [sample for result in results for sample in result.per_sample_results]
+    return sum(run.T_total for sample in samples for run in sample.runs) * 1e-3
 
 
 def sweep(flags: Sequence[str], output_dir: Path) -> tuple[float, float, Mapping[str, float]]:
@@ -99,7 +99,7 @@ def sweep(flags: Sequence[str], output_dir: Path) -> tuple[float, float, Mapping
         report = pipeline.run_profiling(config)
         wall_s = time.perf_counter() - started
     for result in report.results[:1]:
-        Ledger(output_dir, result["fingerprint"]).path.unlink()
+        Ledger(output_dir, result.fingerprint).path.unlink()
     if report.failed:
         raise SystemExit(f"settings failed, so the sweep says nothing: {', '.join(report.failed)}")
     return measured_model_s(report.results), wall_s - parts.seconds[LOAD], parts.seconds

@@ -27,7 +27,7 @@ def source_entry(sweep: Sweep) -> dict[str, Any]:
         **shared,
         "num_settings": len(sweep.settings),
         "num_samples": len(sweep.samples),
-        "num_failed_samples": sum(each.result["num_failed_samples"] for each in sweep.settings),
+        "num_failed_samples": sum(each.result.num_failed_samples for each in sweep.settings),
         "num_pictures": len({(row["task"], row["image_id"]) for row in sweep.samples}),
     }
 

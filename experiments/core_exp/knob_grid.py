@@ -84,11 +84,11 @@ def request_flops(sample: Mapping[str, Any]) -> float | None:
 
     A request without a picture has no vision stage, and one of a single output token no decode step.
     """
-    if sample["prefill_flops"] is None:
+    if sample.prefill_flops is None:
         return None
-    total = float(sample["prefill_flops"]) + float(sample["vision_flops"] or 0)
-    if sample["decode_flops_per_token"] is not None:
-        total += float(sample["decode_flops_per_token"]) * (sample["output_tokens"] - 1)
+    total = float(sample.prefill_flops) + float(sample.vision_flops or 0)
+    if sample.decode_flops_per_token is not None:
+        total += float(sample.decode_flops_per_token) * (sample.output_tokens - 1)
     return total
 
 
@@ -96,7 +96,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     try:
         metric, best = _only_metric(task, settings)
         rows: list[SamplesById] = [
-            {sample["sample_id"]: sample for sample in each.result["per_sample_results"]} for each in settings
+            {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
         ]
         ids = sorted({sample_id for row in rows for sample_id in row})
         pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
@@ -107,8 +107,8 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
             points=tuple(_point(each) for each in settings),
             sample_ids=tuple(ids),
             pictures=tuple(pictures[sample_id] for sample_id in ids),
-            scores=_matrix(rows, ids, lambda sample: sample["accuracy"]),
-            total_ms=_matrix(rows, ids, lambda sample: sample["T_total"]),
+            scores=_matrix(rows, ids, lambda sample: sample.accuracy),
+            total_ms=_matrix(rows, ids, lambda sample: sample.T_total),
             # Files from before the key was there have none.
             energy_j=_matrix(rows, ids, lambda sample: sample.get("energy_j")),
             flops=_matrix(rows, ids, request_flops),
@@ -120,7 +120,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
     """Its name and best score."""
-    metrics = {(each.result["metric"], float(each.result["metric_best"])) for each in settings}
+    metrics = {(each.result.metric, float(each.result.metric_best)) for each in settings}
     if len(metrics) > 1:
         names = " and ".join(sorted(name for name, _ in metrics))
         raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
@@ -130,19 +130,19 @@ def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, flo
 
 def _largest_drift(settings: Sequence[StoredSetting]) -> float | None:
     # Files from before the key was there have none.
-    readings = [entry for each in settings for entry in each.result.get("drift", [])]
+    readings = [entry for each in settings for entry in each.result.drift]
     ratios = [entry[when] for entry in readings for when in ("before", "after") if entry[when] is not None]
     return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
 def _picture(sample: Mapping[str, Any]) -> str:
-    picture = sample["metadata"].get("image_id")
+    picture = sample.metadata.image_id
     return f"sample {sample['sample_id']}" if picture is None else str(picture)
 
 
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
-    return KnobPoint(setting.key, vision_label(result), result["top_k"], result["num_active_blocks"])
+    return KnobPoint(setting.key, vision_label(result), result.top_k, result.num_active_blocks)
 
 
 def _matrix(

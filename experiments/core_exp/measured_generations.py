@@ -18,9 +18,9 @@ def generations_of(sweep: Sweep) -> list[Generation]:
     """
     found = []
     for setting in sweep.settings:
-        for sample in setting.result["per_sample_results"]:
+        for sample in setting.result.per_sample_results:
             try:
-                if sample["runs"]:
+                if sample.runs:
                     found.append(_generation(setting, sample))
             except (KeyError, TypeError, StopIteration) as error:
                 raise ResultsRefused(f"{setting.path} lacks {error} in a sample; measure the setting again") from error
@@ -28,17 +28,17 @@ def generations_of(sweep: Sweep) -> list[Generation]:
 
 
 def _generation(setting: StoredSetting, sample: Mapping[str, Any]) -> Generation:
-    published = next(run for run in sample["runs"] if run["T_total"] == sample["T_total"])
+    published = next(run for run in sample.runs if run.T_total == sample.T_total)
     return Generation(
         task=setting.task,
         setting=setting.key,
-        vision=vision_label(setting.result) if sample["T_vision_total"] is not None else NO_PICTURE,
-        top_k=sample["top_k"],
-        num_active_blocks=sample["num_active_blocks"],
-        picture=(setting.task, sample["metadata"]["image_id"]),
-        image_features=sample["pooled_image_features"],
-        prompt_tokens=sample["prompt_tokens"],
-        vision_ms=published["T_vision_total"],
-        prefill_ms=published["T_LLM_prefill"],
-        inter_token_ms=tuple(published["T_inter_token"]),
+        vision=vision_label(setting.result) if sample.T_vision_total is not None else NO_PICTURE,
+        top_k=sample.top_k,
+        num_active_blocks=sample.num_active_blocks,
+        picture=(setting.task, sample.metadata.image_id),
+        image_features=sample.pooled_image_features,
+        prompt_tokens=sample.prompt_tokens,
+        vision_ms=published.T_vision_total,
+        prefill_ms=published.T_LLM_prefill,
+        inter_token_ms=tuple(published.T_inter_token),
     )

@@ -59,7 +59,8 @@ def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> Recalib
     """No second device: the settings that were measured in the first half of the run against those of the second."""
     source, target = "settings measured in the first half of the run", "those of the second half"
     positions = {
-        f"{each.task} {each.key}": (each.result.get("setting_order") or {}).get("position") for each in sweep.settings
+        f"{each.task} {each.key}": each.result.setting_order and each.result.setting_order.position
+        for each in sweep.settings
     }
     place = np.array([positions[str(each)] for each in samples.settings], dtype=np.float64)
     if np.isnan(place).any():
@@ -113,5 +114,5 @@ def _device_name(sweep: Sweep) -> str:
     device = sweep.provenance.device
     if sweep.provenance.is_gpu:
         return f"{device}, {sweep.provenance.execution}"
-    threads = sweep.settings[0].result["provenance"]["hardware"]["torch_threads"]
+    threads = sweep.settings[0].result.provenance.hardware.torch_threads
     return f"{device}, {threads} thread{'' if threads == 1 else 's'}"

@@ -1,7 +1,6 @@
 """In: a sweep and what was found in it; out: what weakens the numbers, each once with the settings it is of. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,7 +30,7 @@ def report_caveats(found: Analyses) -> list[Caveat]:
 def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
     carried: dict[str, list[str]] = {}
     for each in settings:
-        for text in each.result["provenance"]["caveats"]:
+        for text in each.result.provenance.caveats:
             if not text.startswith(tuple(OF_SINGLE_SETTINGS)):
                 carried.setdefault(text, []).append(f"{each.task} {each.key}")
     for text, names in carried.items():
@@ -43,7 +42,7 @@ def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
         found = [
             (f"{each.task} {each.key}", caveat.removeprefix(kind))
             for each in settings
-            for caveat in each.result["provenance"]["caveats"]
+            for caveat in each.result.provenance.caveats
             if caveat.startswith(kind)
         ]
         if not found:
@@ -63,8 +62,8 @@ def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
 
 def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
     """Every reading of the control setting over its first; files from before the key was there have none."""
-    entries = [drift for each in settings for drift in each.result.get("drift", [])]
-    return [float(entry[when]) for entry in entries for when in ("before", "after") if entry[when] is not None]
+    entries = [drift for each in settings for drift in each.result.drift]
+    return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
 
 
 def _of_samples(found: Analyses) -> Iterator[Caveat]:
@@ -120,15 +119,14 @@ def _sentence(text: str) -> str:
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:
     """What was read of the machine while settings were measured, over all of them; nothing for what was not read."""
-    # Files from before the key was there have none.
-    entries: list[Mapping[str, Any]] = [entry for each in settings for entry in each.result.get("conditions", [])]
+    entries = [entry for each in settings for entry in each.result.conditions]
     facts = []
     for name, key, unit in (
         ("GPU clock", "sm_clock_mhz", "MHz"),
         ("GPU memory clock", "memory_clock_mhz", "MHz"),
         ("CPU frequency", "cpu_frequency_mhz", "MHz"),
     ):
-        ends = [end for entry in entries for end in entry[key] or () if end is not None]
+        ends = [end for entry in entries for end in getattr(entry, key) or () if end is not None]
         if ends:
             facts.append((name, f"{min(ends):.0f} to {max(ends):.0f} {unit}"))
     for name, key, unit, factor in (
@@ -138,7 +136,7 @@ def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]
         ("clocks held down by heat", "thermal_throttled_s", "s at most", 1.0),
         ("CPU used by others", "foreign_cpu_share", "% at most", 100.0),
     ):
-        values = [entry[key] for entry in entries if entry[key] is not None]
+        values = [value for entry in entries if (value := getattr(entry, key)) is not None]
         if values:
             facts.append((name, f"{factor * max(values):.3g} {unit}"))
     return facts

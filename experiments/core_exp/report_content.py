@@ -136,9 +136,7 @@ def _places(found: Analyses) -> dict[tuple[str, str], Value]:
 
 def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     shared, settings = sweep.provenance, sweep.settings
-    stamps = sorted(
-        each.result["provenance"]["timestamp"] for each in settings if "timestamp" in each.result["provenance"]
-    )
+    stamps = sorted(stamp for each in settings if (stamp := each.result.provenance.timestamp) is not None)
     versions = ", ".join(f"{name} {version}" for name, version in shared.versions.items() if version is not None)
     return [
         ("model", shared.model),
@@ -157,4 +155,4 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
 
 
 def _failed(settings: Sequence[StoredSetting]) -> int:
-    return sum(each.result["num_failed_samples"] for each in settings)
+    return sum(each.result.num_failed_samples for each in settings)

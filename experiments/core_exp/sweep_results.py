@@ -13,6 +13,7 @@ from experiment_core_utils.primitives.csv_cells import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.sample_table import SAMPLE_COLUMNS, sample_rows
+from experiment_core_utils.setting_result import Record, SettingResult, Utilisation
 
 # Folders inside a run's folder that hold other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
@@ -39,11 +40,11 @@ SETTING_END = (
     "peak_memory_bytes",
     "drift_ratio_max",
 )
-_NO_PEAKS = {
-    "peak_flops_per_s": None,
-    "peak_bytes_per_s": None,
-    "utilisation_reason": "the files are from before peaks of the device were stored",
-}
+_NO_PEAKS = Utilisation(
+    peak_flops_per_s=None,
+    peak_bytes_per_s=None,
+    utilisation_reason="the files are from before peaks of the device were stored",
+)
 _TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind")
 
 
@@ -88,12 +89,12 @@ class SweepProvenance:
 
 @dataclass(frozen=True)
 class StoredSetting:
-    """One setting of one task: `result` is the content of `path` as docs/results_schema.md describes it."""
+    """One setting of one task: `result` is the content of `path`."""
 
     task: str
     key: str
     path: Path
-    result: Mapping[str, Any]
+    result: SettingResult
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,7 @@ def load_sweep(*results_dirs: Path) -> Sweep:
     _check_fingerprints(settings)
     samples: list[Mapping[str, Cell]] = []
     for each in settings:
-        try:
-            samples += sample_rows(each.result, each.key)
-        except (KeyError, TypeError) as error:
-            raise _broken(each.path, error) from error
+        samples += sample_rows(each.result, each.key)
     return Sweep(_provenance(settings), tuple(settings), tuple(samples))
 
 
@@ -139,13 +137,8 @@ def settings_frame(sweep: Sweep) -> pd.DataFrame:
     Knobs and counts are whole numbers; `top_k` is NaN in a dense model, which has no experts. Times in ms and energy in
     J, which their names say.
     """
-    try:
-        stored = table_of_settings([each.result for each in sweep.settings])
-        further = {name: [_further(name, each.result) for each in sweep.settings] for name in SETTING_END}
-    except (KeyError, TypeError):
-        for each in sweep.settings:
-            _check_row(each)
-        raise
+    stored = table_of_settings([each.result for each in sweep.settings])
+    further = {name: [_further(name, each.result) for each in sweep.settings] for name in SETTING_END}
     names = {"task": [each.task for each in sweep.settings], "setting": [each.key for each in sweep.settings]}
     frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further, columns=list(SETTING_END))], axis=1)
     whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
@@ -159,16 +152,6 @@ def samples_frame(sweep: Sweep) -> pd.DataFrame:
     flags = [column.name for column in SAMPLE_COLUMNS if column.kind is bool]
     whole = ("top_k", "num_active_blocks", "sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
     return _typed(frame, (*text, *flags), whole)
-
-
-def _check_row(setting: StoredSetting) -> None:
-    """Raises ResultsError, which names the file, where a setting has no row."""
-    try:
-        table_of_settings([setting.result])
-        for name in SETTING_END:
-            _further(name, setting.result)
-    except (KeyError, TypeError) as error:
-        raise _broken(setting.path, error) from error
 
 
 def _typed(frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str]) -> pd.DataFrame:
@@ -189,20 +172,12 @@ def _stored(results_dir: Path) -> Iterator[StoredSetting]:
         folders = [folder for folder in folders if any(folder.glob(RESULT_FILES))] or [results_dir]
     for folder in folders:
         for name, result in read_results(folder).items():
-            path = folder / name
-            try:
-                yield StoredSetting(result["provenance"]["task"]["name"], setting_key(result), path, result)
-            except (KeyError, TypeError) as error:
-                raise _broken(path, error) from error
+            yield StoredSetting(result.provenance.task.name, setting_key(result), folder / name, result)
 
 
 def _order(setting: StoredSetting) -> tuple[str, int, float, int, int, str]:
     result = setting.result
-    try:
-        tokens = result["vision_tokens_target"] or 0
-        knobs = result["max_crops"], float(tokens), result["top_k"] or 0, result["num_active_blocks"]
-    except (KeyError, TypeError) as error:
-        raise _broken(setting.path, error) from error
+    knobs = result.max_crops, float(result.vision_tokens_target or 0), result.top_k or 0, result.num_active_blocks
     return setting.task, *knobs, setting.key
 
 
@@ -220,7 +195,7 @@ def _check_common(settings: Sequence[StoredSetting]) -> None:
     first = settings[0]
     for each in settings[1:]:
         for name, place in COMMON.items():
-            one, other = _at(first, "provenance", *place), _at(each, "provenance", *place)
+            one, other = (_at(setting, *place) for setting in (first, each))
             if one != other:
                 raise ResultsError(
                     f"{first.path} and {each.path} are of two sweeps: their {name} is {one} and {other}; "
@@ -232,7 +207,7 @@ def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
     first: dict[str, StoredSetting] = {}
     for each in settings:
         other = first.setdefault(each.task, each)
-        if _at(each, "fingerprint") != _at(other, "fingerprint"):
+        if each.result.fingerprint != other.result.fingerprint:
             raise ResultsError(
                 f"{other.path} and {each.path} have different fingerprints: other samples or other flags than the "
                 "knobs; give a folder with the results of one run"
@@ -240,59 +215,58 @@ def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
 
 
 def _at(setting: StoredSetting, *place: str) -> Any:
-    content: Any = setting.result
-    try:
-        for key in place:
-            content = content[key]
-    except (KeyError, TypeError) as error:
-        raise _broken(setting.path, error) from error
+    """The value at this place of the provenance, which results of a sweep must have.
+
+    Raises:
+        ResultsRefused: there is none.
+    """
+    content: Any = setting.result.provenance
+    for key in place:
+        if key not in content.model_fields_set if isinstance(content, Record) else key not in content:
+            raise ResultsRefused(
+                f"{setting.path} lacks {key!r}: it is broken or no result of a setting; remove it or measure it again"
+            )
+        content = getattr(content, key) if isinstance(content, Record) else content[key]
     return content
 
 
 def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
     first = settings[0]
-    hardware = _at(first, "provenance", "hardware")
+    hardware = first.result.provenance.hardware
     # Files from before the key was there have none.
-    peaks = first.result.get("hardware_utilisation", _NO_PEAKS)
+    peaks = first.result.hardware_utilisation or _NO_PEAKS
     return SweepProvenance(
-        device=_at(first, "provenance", "hardware", "gpu_name") or hardware["cpu"] or "CPU",
-        is_gpu=hardware["gpu_name"] is not None,
-        model=_at(first, "provenance", "model", "name"),
-        dtype=_at(first, "provenance", "model", "dtype"),
-        execution=_at(first, "provenance", "model", "execution"),
+        device=_at(first, "hardware", "gpu_name") or hardware.cpu or "CPU",
+        is_gpu=hardware.gpu_name is not None,
+        model=_at(first, "model", "name"),
+        dtype=_at(first, "model", "dtype"),
+        execution=_at(first, "model", "execution"),
         tasks=tuple(sorted({each.task for each in settings})),
-        fingerprints={each.task: _at(each, "fingerprint") for each in settings},
-        random_weights=_at(first, "provenance", "experimental_variables", "random_weights"),
-        versions=dict(_at(first, "provenance", "versions")),
-        git_commit=_at(first, "provenance", "git_commit"),
-        commands=tuple(dict.fromkeys(_at(each, "provenance", "command") for each in settings)),
-        caveats=tuple(dict.fromkeys(caveat for each in settings for caveat in _at(each, "provenance", "caveats"))),
-        peak_flops_per_s=peaks["peak_flops_per_s"],
-        peak_bytes_per_s=peaks["peak_bytes_per_s"],
-        peak_reason=peaks["utilisation_reason"],
+        fingerprints={each.task: each.result.fingerprint for each in settings},
+        random_weights=_at(first, "experimental_variables", "random_weights"),
+        versions=dict(_at(first, "versions")),
+        git_commit=_at(first, "git_commit"),
+        commands=tuple(dict.fromkeys(_at(each, "command") for each in settings)),
+        caveats=tuple(dict.fromkeys(caveat for each in settings for caveat in _at(each, "caveats"))),
+        peak_flops_per_s=peaks.peak_flops_per_s,
+        peak_bytes_per_s=peaks.peak_bytes_per_s,
+        peak_reason=peaks.utilisation_reason,
     )
 
 
-def _further(name: str, result: Mapping[str, Any]) -> float | None:
+def _further(name: str, result: SettingResult) -> float | None:
     if name == "peak_memory_bytes":
-        memory = result["memory"]
-        return None if memory is None else memory[name]
+        return None if result.memory is None else result.memory.peak_memory_bytes
     if name == "pooled_image_features_mean":
-        return result["aggregate_stats"].get(name)
+        return result.aggregate_stats.get(name)
     if name == "drift_ratio_max":
-        # Files from before the key was there have none.
-        ratios = [each[when] for each in result.get("drift", []) for when in ("before", "after")]
+        ratios = [ratio for each in result.drift for ratio in (each.before, each.after)]
         return max((ratio for ratio in ratios if ratio is not None), default=None)
-    return result[name]
+    value: float | None = getattr(result, name)
+    return value
 
 
-def _broken(path: Path, error: KeyError | TypeError) -> ResultsRefused:
-    return ResultsRefused(
-        f"{path} lacks {error}: it is broken or no result of a setting; remove it or measure it again"
-    )
-
-
-def vision_label(result: Mapping[str, Any]) -> str:
+def vision_label(result: SettingResult) -> str:
     """A setting's tier, its target such as `1008 tokens`, or `own` where the number of vision tokens cannot be set."""
-    tokens = result["vision_tokens_target"]
-    return str(result["tier"] or (own_target().label if tokens is None else f"{tokens} tokens"))
+    tokens = result.vision_tokens_target
+    return str(result.tier or (own_target().label if tokens is None else f"{tokens} tokens"))
