@@ -108,7 +108,7 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
     Raises:
         ResultsError: a field that the docstring does not explain, or may be None of which it does not say when.
     """
-    meanings = {}
+    meanings: dict[str, str] = {}
     for each in reversed(record.__mro__):
         meanings |= _attributes(each.__doc__ or "")
     later = {name for name, field in getattr(record, "model_fields", {}).items() if not field.is_required()}
@@ -117,15 +117,15 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
         if field not in meanings:
             raise ResultsError(f"{record.__name__}.{field} is not explained; add it to Attributes in its docstring")
         meaning, _, absent = meanings[field].partition("; None ")
-        may_be_null = kind is Any or type(None) in getattr(kind, "__args__", ())
+        may_be_null = type(None) in getattr(kind, "__args__", ())
         # A key that older files do not have may be None there, of which nothing is said.
-        if may_be_null != bool(absent) and not (may_be_null and field in later):
+        if kind is not Any and may_be_null != bool(absent) and not (may_be_null and field in later):
             raise ResultsError(
                 f"{record.__name__}.{field}: its type and its docstring differ on whether it may be None"
             )
         rows.append((field, meaning.rstrip("."), absent.rstrip(".").removeprefix("if ") or "always there"))
         inner = [each for each in (kind, *getattr(kind, "__args__", ())) if each in DOTTED]
-        rows += [(f"{field}.{name}", *others) for each in inner for name, *others in record_rows(each)]
+        rows += [(f"{field}.{name}", what, when) for each in inner for name, what, when in record_rows(each)]
     return rows
 
 

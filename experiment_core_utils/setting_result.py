@@ -308,8 +308,7 @@ class Provenance(Record):
         command: interpreter and arguments, without the launcher.
         git_commit: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout.
         python: version.
-        versions: versions of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`; None if one that is not
-            installed.
+        versions: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`; null for one that is not installed.
         num_processes: processes of the run.
         hardware: object, next rows.
         model: object, next rows.
@@ -409,13 +408,13 @@ class SampleResult(Record):
         question_type: the task's category of the question.
         metadata: what the task says about the sample, below.
         T_vision_total: vision stage; None if no picture.
-        T_LLM_prefill: prefill up to the first token.
+        T_LLM_prefill: prefill up to the first token; None if answered in a batch.
         T_LLM_decode: first token to last token; None if fewer than 2 output tokens.
-        T_total: request handed to the model, to last token.
+        T_total: request handed to the model, to last token; None if answered in a batch.
         T_decode_per_token: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens.
-        T_first_token: `T_vision_total` + `T_LLM_prefill`.
+        T_first_token: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch.
         T_preprocess: resizing, cutting and tokenising on the host; not in `T_total`.
-        T_transfer: host to device; not in `T_total`.
+        T_transfer: host to device; not in `T_total`; None if answered in a batch.
         vision_flops: operations of the vision stage; None if no picture, or unknown architecture.
         prefill_flops: operations of the prefill; None if unknown architecture.
         decode_flops_per_token: mean operations of a decode step, for the first run's number of output tokens; None if
@@ -1044,13 +1043,23 @@ class ComputePart(Record):
     hardware_utilisation: Utilisation | None = None
 
 
-class SettingResult(VisionPart, DecoderPart, AccuracyPart, CountsPart, SteadinessPart, ComputePart):
-    """The result of a setting, which is the JSON of its file.
+class ResultOrigin(Record):
+    """Which schema a result follows, and what it may be compared with.
 
     Attributes:
         schema_version: 1; see the end of this page.
         fingerprint: digest of everything but the knobs that makes results comparable; see
             [profiling.md](profiling.md#stopping-and-going-on).
+    """
+
+    schema_version: Literal[1]
+    fingerprint: str
+
+
+class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, DecoderPart, VisionPart, ResultOrigin):
+    """The result of a setting, which is the JSON of its file.
+
+    Attributes:
         drift: list of the control readings around the setting, one entry for each process, [below](#drift), `[]` where
             the check is off.
         sampling: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`.
@@ -1064,8 +1073,6 @@ class SettingResult(VisionPart, DecoderPart, AccuracyPart, CountsPart, Steadines
         provenance: how the run was made.
     """
 
-    schema_version: Literal[1]
-    fingerprint: str
     drift: list[Drift] = []
     sampling: dict[str, Any] | None = None
     sample_ids: list[Count]

@@ -1,7 +1,7 @@
 """Records with round numbers, for tests of what is computed from them and of how they are stored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
@@ -20,6 +20,14 @@ from experiment_core_utils.primitives.records import (
     StagedRun,
     StageFlops,
     VisionGeometry,
+)
+from experiment_core_utils.setting_result import (
+    AskedTask,
+    ComputePart,
+    Memory,
+    Provenance,
+    SettingResult,
+    SteadinessPart,
 )
 from experiment_core_utils.tasks.interface import Answer, Score, Scoring
 from experiment_core_utils.tasks.sampling import SampledDataset, Sampling
@@ -134,12 +142,38 @@ def drawn(*sample_ids: int) -> SampledDataset[Any]:
     return SampledDataset([], sample_ids, Sampling("random", 42, len(sample_ids), 100))
 
 
-def stored_result(merged: MeasuredSetting, setting: KnobSetting = SETTING, task: str = "signs") -> dict[str, Any]:
-    """The content of the file of a setting of a 4-block model, scored by `ReadOff`."""
+def result_of(
+    merged: MeasuredSetting,
+    setting: KnobSetting = SETTING,
+    task: str = "signs",
+    asked: SampledDataset[Any] | None = None,
+) -> SettingResult:
+    """The result of a setting of a 4-block model, scored by `ReadOff`, as from before steadiness was noted."""
     ids = sorted([each.sample_id for each in merged.samples] + [each.sample_id for each in merged.failures])
     summary = summary_of(merged.samples, len(merged.failures))
-    provenance = {"task": {"name": task, "split": "validation", "metric": "read_off"}}
-    return setting_result(setting, 4, merged, scores_of(merged.samples), summary, drawn(*ids), provenance)
+    return setting_result(
+        setting,
+        4,
+        merged,
+        scores_of(merged.samples),
+        summary,
+        asked or drawn(*ids),
+        ComputePart(
+            memory=None if merged.memory is None else Memory(**asdict(merged.memory)),
+            compute_utilisation=[],
+            memory_timeline=None,
+        ),
+        SteadinessPart(),
+        [],
+        Provenance(task=AskedTask(name=task, split="validation", metric="read_off")),
+    )
+
+
+def stored_result(merged: MeasuredSetting, setting: KnobSetting = SETTING, task: str = "signs") -> dict[str, Any]:
+    """The content of the file of `result_of`."""
+    content = result_of(merged, setting, task).content()
+    del content["drift"]
+    return content
 
 
 def part(

@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from experiment_core_utils.energy_entries import energy_entry, with_correct_answers
+from experiment_core_utils.energy_entries import energy_of, with_correct_answers
 from experiment_core_utils.g_metrics_inference import QUANTITIES
-from experiment_core_utils.j_results_saving import SCHEMA_VERSION, TIME_NAMES
 from experiment_core_utils.meters.energy_file import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.compute_records import GenerationFlops, HardwareUtilisation, MemoryParts
@@ -45,6 +44,7 @@ from experiment_core_utils.primitives.records import (
 from experiment_core_utils.primitives.run_plan import RunPlan
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.progress import Ledger
+from experiment_core_utils.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 
 DOCS = REPOSITORY / "docs"
@@ -124,9 +124,10 @@ def test_every_key_of_an_energy_is_documented() -> None:
     idle = IdlePower(origin, 70.0, 0.1, 5.0, None)
     closure = Closure(origin, 1.5, 1.5, 0.0, 0.0, 0.1, None)
     stages = StageEnergies(2, {END_TO_END: (figure,)}, (closure,), {END_TO_END: 1.0}, ((idle, idle),))
-    accuracy = {"metric": "em", "metric_best": 1.0, "accuracy": 0.5, "accuracy_ci95": (0.4, 0.6)}
-    entry = with_correct_answers(energy_entry(SettingEnergy("0001", 0, 3, stages, {}, None)), accuracy)
-    assert entry is not None and entry["summary"] is not None
+    accuracy = AccuracyPart(metric="em", metric_best=1.0, accuracy=0.5, accuracy_ci95=[0.4, 0.6])
+    energy = with_correct_answers(energy_of(SettingEnergy("0001", 0, 3, stages, {}, None)), accuracy)
+    assert energy is not None and energy.summary is not None
+    entry = energy.content()
     assert set(entry) == first_cells("Energy")
     assert set(entry["stages"][END_TO_END][0]) == first_cells("Energy figures")
     assert set(entry["summary"]) == first_cells("Energy summary")

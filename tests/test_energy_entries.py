@@ -7,9 +7,9 @@ import pytest
 
 from experiment_core_utils.energy_entries import (
     energy_caveats,
-    energy_entry,
+    energy_of,
     sample_energy,
-    summary_entry,
+    summary_of,
     with_correct_answers,
 )
 from experiment_core_utils.primitives.distributions import describe
@@ -25,6 +25,7 @@ from experiment_core_utils.primitives.energy_records import (
     SettingEnergy,
     StageEnergies,
 )
+from experiment_core_utils.setting_result import AccuracyPart, Energy
 from tests.hand_made_records import measured_sample, staged_run
 
 
@@ -62,93 +63,98 @@ def setting(stages: StageEnergies | None, reason: str | None = None) -> SettingE
 
 
 def caveats_of(energy: SettingEnergy) -> list[str]:
-    return energy_caveats(energy_entry(energy))
+    return energy_caveats(energy_of(energy))
 
 
 def test_the_summary_is_of_the_counters_where_they_measured_the_whole() -> None:
-    summary = summary_entry(stages_of(origin("instant_power"), origin()))
+    summary = summary_of(stages_of(origin("instant_power"), origin()))
     assert summary is not None
-    assert (summary["source"], summary["vision_j"], summary["prefill_j"], summary["decode_j"]) == (
+    assert (summary.source, summary.vision_j, summary.prefill_j, summary.decode_j) == (
         "nvml_counter", 4.0, 12.0, 3.0,
     )  # fmt: skip
     # Four tokens: three steps.
-    assert (summary["decode_j_per_token"], summary["j_per_output_token"]) == (1.0, 5.0)
-    assert (summary["end_to_end_idle_j"], summary["end_to_end_net_j"]) == (1.0, 19.0)
-    assert (summary["closure_residual_share"], summary["source_ratio"]) == (0.05, 1.01)
+    assert (summary.decode_j_per_token, summary.j_per_output_token) == (1.0, 5.0)
+    assert (summary.end_to_end_idle_j, summary.end_to_end_net_j) == (1.0, 19.0)
+    assert (summary.closure_residual_share, summary.source_ratio) == (0.05, 1.01)
 
 
-def per_correct_answer(entry: dict[str, Any] | None, **accuracy: Any) -> tuple[Any, ...]:
-    given = {"metric": "vqa_score", "metric_best": 1.0, "accuracy": 0.5, "accuracy_ci95": (0.4, 0.6), **accuracy}
-    found = with_correct_answers(entry, given)
+def accuracy_of(**given: Any) -> AccuracyPart:
+    usual = {"metric": "vqa_score", "metric_best": 1.0, "accuracy": 0.5, "accuracy_ci95": [0.4, 0.6]}
+    return AccuracyPart(**(usual | given))
+
+
+def per_correct_answer(entry: Energy | None, **accuracy: Any) -> tuple[Any, ...]:
+    found = with_correct_answers(entry, accuracy_of(**accuracy))
     assert found is not None
-    return tuple(found["summary"][f"j_per_correct_answer{end}"] for end in ("", "_ci95_low", "_ci95_high", "_reason"))
+    ends = ("", "_ci95_low", "_ci95_high", "_reason")
+    return tuple(getattr(found.summary, f"j_per_correct_answer{end}") for end in ends)
 
 
 def test_a_correct_answer_costs_what_a_request_does_over_the_accuracy() -> None:
-    entry = energy_entry(setting(stages_of(origin("instant_power"), origin())))
+    entry = energy_of(setting(stages_of(origin("instant_power"), origin())))
     # 20 J over 0.5. Both windows are equal, so that the energy's interval is 20 -+ 1.959964 * 0.5: 0.24 R^2 - 20 R +
     # 399.039635 = 0, R = (20 -+ 4.113630) / 0.48.
     joules, low, high, reason = per_correct_answer(entry)
     assert (joules, reason) == (40.0, None)
     assert (low, high) == (pytest.approx(33.09660, rel=1e-5), pytest.approx(50.23673, rel=1e-5))
     # Scored anew, it is made anew.
-    again = with_correct_answers(entry, {"metric": "m", "metric_best": 1.0, "accuracy": 1.0, "accuracy_ci95": (1, 1)})
+    again = with_correct_answers(entry, accuracy_of(accuracy=1.0, accuracy_ci95=[1, 1]))
     assert per_correct_answer(again) == (joules, low, high, None)
-    assert again is not None and again["summary"]["j_per_correct_answer"] == 20.0
-    assert again["summary"]["j_per_correct_answer_ci95_high"] == pytest.approx(20.979982)
+    assert again is not None and again.summary is not None and again.summary.j_per_correct_answer == 20.0
+    assert again.summary.j_per_correct_answer_ci95_high == pytest.approx(20.979982)
 
 
 def test_without_a_correct_answer_there_are_no_joules_for_one() -> None:
-    entry = energy_entry(setting(stages_of(origin())))
+    entry = energy_of(setting(stages_of(origin())))
     none = (None, None, None)
-    assert per_correct_answer(entry, accuracy=0.0, accuracy_ci95=(0.0, 0.2)) == (*none, "no answer is correct")
+    assert per_correct_answer(entry, accuracy=0.0, accuracy_ci95=[0.0, 0.2]) == (*none, "no answer is correct")
     assert per_correct_answer(entry, accuracy=None, accuracy_ci95=None) == (*none, "no answer has a score")
     assert per_correct_answer(entry, metric="cider_score", metric_best=10.0, accuracy=4.0) == (
         *none, "cider_score gives up to 10: it counts no correct answers",
     )  # fmt: skip
-    joules, low, high, reason = per_correct_answer(entry, accuracy=0.1, accuracy_ci95=(0.0, 0.3))
+    joules, low, high, reason = per_correct_answer(entry, accuracy=0.1, accuracy_ci95=[0.0, 0.3])
     assert (joules, high, reason) == (200.0, None, "the accuracy may be 0: there is no upper end")
     assert low is not None and low < 20.0 / 0.3
-    assert with_correct_answers(None, {}) is None
-    lost = energy_entry(setting(None, "GPU is lost"))
-    assert with_correct_answers(lost, {}) == lost
+    assert with_correct_answers(None, accuracy_of()) is None
+    lost = energy_of(setting(None, "GPU is lost"))
+    assert with_correct_answers(lost, accuracy_of()) == lost
 
 
 def test_an_energy_of_one_window_gives_a_figure_without_an_interval() -> None:
     stages = stages_of(origin())
     whole = replace(stages.figures["end_to_end"][0], uncertainty_j=None)
-    entry = energy_entry(setting(replace(stages, figures={**stages.figures, "end_to_end": (whole,)})))
+    entry = energy_of(setting(replace(stages, figures={**stages.figures, "end_to_end": (whole,)})))
     assert per_correct_answer(entry) == (40.0, None, None, "the uncertainty of the energy is not known")
 
 
 def test_of_several_gpus_the_sum_stands_for_the_setting() -> None:
-    summary = summary_entry(stages_of(origin(), origin(device="GPU-2"), origin(device="all")))
-    assert summary is not None and summary["device"] == "all"
+    summary = summary_of(stages_of(origin(), origin(device="GPU-2"), origin(device="all")))
+    assert summary is not None and summary.device == "all"
 
 
 def test_where_one_gpu_was_lost_another_source_stands() -> None:
     stages = stages_of(origin(), origin(device="GPU-2"), origin("instant_power"))
     whole = stages.figures["end_to_end"]
     lost = (whole[0], replace(whole[1], gross_j=None), whole[2])
-    summary = summary_entry(replace(stages, figures={**stages.figures, "end_to_end": lost}))
-    assert summary is not None and summary["basis"] == "instant_power"
+    summary = summary_of(replace(stages, figures={**stages.figures, "end_to_end": lost}))
+    assert summary is not None and summary.basis == "instant_power"
 
 
 def test_what_the_cpu_used_has_no_ratio_of_gpus() -> None:
-    summary = summary_entry(stages_of(origin(component="cpu", device="package-0")))
-    assert summary is not None and (summary["component"], summary["source_ratio"]) == ("cpu", None)
+    summary = summary_of(stages_of(origin(component="cpu", device="package-0")))
+    assert summary is not None and (summary.component, summary.source_ratio) == ("cpu", None)
 
 
 def test_a_whole_that_nobody_measured_has_no_summary_and_says_why() -> None:
     energy = setting(stages_of(origin(), whole_j=None))
-    entry = energy_entry(energy)
-    assert entry is not None and entry["summary"] is None
+    entry = energy_of(energy)
+    assert entry is not None and entry.summary is None
     assert caveats_of(energy) == ["energy: not measured: 2 of 2 windows gave no figure: GPU is lost"]
 
 
 def test_good_figures_have_no_caveat_and_none_are_no_entry() -> None:
     assert caveats_of(setting(stages_of(origin()))) == []
-    assert energy_entry(None) is None and energy_caveats(None) == []
+    assert energy_of(None) is None and energy_caveats(None) == []
 
 
 @pytest.mark.parametrize(("whole_j", "share"), [(21.0, "+9.5%"), (17.0, "-11.8%")])
@@ -176,9 +182,9 @@ def test_windows_that_did_not_reach_the_goal_are_warned_of() -> None:
     assert caveats_of(setting(stages)) == [
         "energy: the longest windows leave an error of up to vision 3.1%, decode 4.6%, more than the goal of 2.0%"
     ]
-    entry = energy_entry(setting(stages))
-    assert entry is not None and entry["error_goal"] == 0.02
-    assert entry["stages"]["vision"][0]["window_error"] == 0.031
+    entry = energy_of(setting(stages))
+    assert entry is not None and entry.error_goal == 0.02
+    assert entry.stages["vision"][0].window_error == 0.031
 
 
 def test_a_gpu_without_a_counter_is_warned_of_where_the_cpu_was_measured() -> None:

@@ -43,7 +43,7 @@ def config_for(folder: Path, output_dir: Path, *more: str) -> ProfilingConfig:
 def by_key(report: RunReport) -> Results:
     assert not report.failed and report.exit_code == 0
     return {
-        f"{result['tier'] or result['vision_tokens_target']} {result['top_k']} {result['num_active_blocks']}": result
+        f"{result.tier or result.vision_tokens_target} {result.top_k} {result.num_active_blocks}": result.content()
         for result in report.results
     }
 
@@ -149,7 +149,7 @@ def test_a_dense_model_moves_its_tokens_with_the_tier(
 def test_answers_in_batches_are_those_of_measured_samples(folder_of: Written, tmp_path: Path) -> None:
     flags = ["--tier_list", "low", "--num_active_blocks_list", "2", "--ids", "1", "2", "3"]
     alone, some = (
-        run_profiling(config_for(folder_of("llava_next"), tmp_path / name, *flags, *more)).results[0]
+        run_profiling(config_for(folder_of("llava_next"), tmp_path / name, *flags, *more)).results[0].content()
         for name, *more in (("alone",), ("some", "--num_latency_samples", "1"))
     )
     for one, other in zip(alone["per_sample_results"], some["per_sample_results"], strict=True):
@@ -185,7 +185,7 @@ def test_a_text_model_is_asked_without_the_pictures_and_says_so(
 def test_quantised_weights_are_another_run_in_the_same_folder(folder_of: Written, tmp_path: Path) -> None:
     flags = ["--num_active_blocks_list", "2"]
     plain, quantised = (
-        run_profiling(config_for(folder_of("llama"), tmp_path, *flags, *more)).results[0]
+        run_profiling(config_for(folder_of("llama"), tmp_path, *flags, *more)).results[0].content()
         for more in ((), ("--quantization", "8bit"))
     )
     assert plain["fingerprint"] != quantised["fingerprint"]
@@ -233,7 +233,7 @@ def energy_of(folder: Path, output_dir: Path) -> Mapping[str, Any]:
     config = config_for(folder, output_dir, "--energy", "optional", "--num_active_blocks_list", "3")
     report = run_profiling(config, means)
     assert not report.failed
-    result: Mapping[str, Any] = report.results[-1]
+    result: Mapping[str, Any] = report.results[-1].content()
     return result
 
 

@@ -344,7 +344,7 @@ def test_a_settings_memory_is_told_apart_beside_its_reading() -> None:
     sample = measured_sample(1, flops=StageFlops(200, 100, 20.0))
     merged = part(sample, memory=MemoryReading(10_000, 12_000, 777, None))
     found = setting_compute(SETTING, merged, Weighed(), "bfloat16")
-    assert found["memory"] == {
+    assert found.memory is not None and found.memory.content() == {
         "peak_memory_bytes": 10_000,
         "peak_reserved_bytes": 12_000,
         "process_rss_bytes": 777,
@@ -354,7 +354,8 @@ def test_a_settings_memory_is_told_apart_beside_its_reading() -> None:
         "activation_bytes": 10_000 - 5000 - 848,
         "parts_reason": None,
     }
-    shares = found["hardware_utilisation"]
-    assert shares["mfu_prefill"] is None and shares["peak_dtype"] == "bfloat16"
-    assert shares["utilisation_reason"] == "cpu is no GPU: its peaks are not known"
-    assert setting_compute(SETTING, part(sample), Weighed(), None)["memory"] is None
+    shares = found.hardware_utilisation
+    assert shares is not None
+    assert shares.mfu_prefill is None and shares.peak_dtype == "bfloat16"
+    assert shares.utilisation_reason == "cpu is no GPU: its peaks are not known"
+    assert setting_compute(SETTING, part(sample), Weighed(), None).memory is None

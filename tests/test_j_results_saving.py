@@ -20,7 +20,6 @@ from experiment_core_utils.j_results_saving import (
     save_aggregated_results_json,
     save_raw_results_json,
     setting_file_name,
-    setting_result,
 )
 from experiment_core_utils.k_results_aggregation import merge_parts
 from experiment_core_utils.primitives.device import MemoryReading
@@ -36,10 +35,9 @@ from tests.hand_made_records import (
     drawn,
     measured_sample,
     part,
-    scores_of,
+    result_of,
     staged_run,
     stored_result,
-    summary_of,
 )
 
 FLOPS = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
@@ -83,10 +81,7 @@ def test_every_key_of_a_setting() -> None:
     )
     failures = (FailedSample(9, "SampleError", "truncated file"),)
     merged = part(*samples, failures=failures, memory=MemoryReading(None, None, 1000, "no CUDA device"))
-    result = setting_result(
-        SETTING, 4, merged, scores_of(samples), summary_of(samples, 1), drawn(3, 5, 8, 9), {"experiment_id": "0001"}
-    )
-    content = json.loads(json.dumps(result))
+    content = json.loads(json.dumps(result_of(merged, asked=drawn(3, 5, 8, 9)).content()))
     stats = content.pop("aggregate_stats")
     per_sample = content.pop("per_sample_results")
     interval = content.pop("accuracy_ci95")
@@ -150,7 +145,8 @@ def test_every_key_of_a_setting() -> None:
         "memory_timeline": None,
         "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
-        "provenance": {"experiment_id": "0001"},
+        "drift": [],
+        "provenance": {"task": {"name": "signs", "split": "validation", "metric": "read_off"}},
     }
     assert [entry["sample_id"] for entry in per_sample] == [3, 5, 8]
     assert (stats["T_total_mean"], stats["T_total_n"], stats["prefill_flops_n"]) == (1000.0, 3, 1)
@@ -160,23 +156,23 @@ def test_runs_that_stand_out_are_marked_and_stay_in_the_statistics() -> None:
     usual = [staged_run(), staged_run(), staged_run()]
     odd = [staged_run(), staged_run(vision_s=1.5), staged_run()]
     samples = (measured_sample(1, *usual), measured_sample(2, *odd))
-    result = setting_result(SETTING, 4, part(*samples), scores_of(samples), summary_of(samples), drawn(1, 2), {})
-    assert [sample["outlier_runs"] for sample in result["per_sample_results"]] == [[], [1]]
-    assert (result["share_outlier_runs"], result["share_outlier_runs_reason"]) == (1 / 6, None)
-    assert [run["T_total"] for run in result["per_sample_results"][1]["runs"]] == [1000.0, 2000.0, 1000.0]
+    result = result_of(part(*samples))
+    assert [sample.outlier_runs for sample in result.per_sample_results] == [[], [1]]
+    assert (result.share_outlier_runs, result.share_outlier_runs_reason) == (1 / 6, None)
+    assert [run.T_total for run in result.per_sample_results[1].runs] == [1000.0, 2000.0, 1000.0]
 
 
 def test_the_ids_are_those_asked_for() -> None:
     samples = (measured_sample(3), measured_sample(7))
     merged = merge_parts([part(*samples, asked_ids=(7, 3))], (9, 7, 3))
-    result = setting_result(SETTING, 4, merged, scores_of(samples), summary_of(samples), drawn(9, 7, 3), {})
-    assert result["sample_ids"] == [3, 7]
+    result = result_of(merged, asked=drawn(9, 7, 3))
+    assert result.sample_ids == [3, 7]
 
 
 def test_every_key_of_a_sample() -> None:
     slow = staged_run(vision_s=2.0)
     sample = replace(measured_sample(3, staged_run(), flops=FLOPS), runs=(staged_run(), slow))
-    result = sample_result(sample, Score(0.75, True, "letter", {"half": 0.375}), SETTING)
+    result = sample_result(sample, Score(0.75, True, "letter", {"half": 0.375}), SETTING).content()
     # Seconds 0.5 + 0.25 + 2 * 0.125 become milliseconds.
     times = {
         "T_vision_total": 500.0,
@@ -237,7 +233,7 @@ def test_every_key_of_a_sample() -> None:
 
 def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() -> None:
     text = measured_sample(0, staged_run(vision_s=None, inter_token_s=()), has_picture=False)
-    result = sample_result(text, Score(None), SETTING)
+    result = sample_result(text, Score(None), SETTING).content()
     absent = {name for name, value in result.items() if value is None}
     assert absent == {
         "target_vision_tokens", "target_crops", "vision_tokens_diff", "pooled_image_features", "theoretical_num_crops",
@@ -257,7 +253,7 @@ def test_options_are_stored_where_there_are_any_and_what_the_task_says_does_not_
         answer_index=1,
         metadata={"question": "which?", "answers": ["?"], "image_id": "?", "subject": "art"},
     )
-    assert sample_metadata(sample) == {
+    assert sample_metadata(sample).content() == {
         "question": "which?", "answers": ["blue"], "image_id": "picture-3", "options": ["red", "blue"],
         "answer_index": 1, "subject": "art",
     }  # fmt: skip
@@ -265,12 +261,12 @@ def test_options_are_stored_where_there_are_any_and_what_the_task_says_does_not_
 
 def test_a_token_target_is_what_every_sample_aimed_at() -> None:
     setting = KnobSetting(token_target(1008), 2, (0,))
-    assert sample_result(measured_sample(0), Score(1.0), setting)["target_vision_tokens"] == 1008
+    assert sample_result(measured_sample(0), Score(1.0), setting).target_vision_tokens == 1008
 
 
 def test_a_setting_in_which_every_sample_failed() -> None:
     merged = part(failures=(FailedSample(0, "SampleError", "unreadable"),), proof=None)
-    result = setting_result(SETTING, 4, merged, (), summary_of([], 1), drawn(0), {})
+    result = result_of(merged).content()
     assert (result["num_samples"], result["num_failed_samples"], result["share_failed"]) == (0, 1, 1.0)
     for name in ("accuracy", "accuracy_ci95", "selected_crops_mean", "realised", "memory", "theoretical_tiling"):
         assert result[name] is None

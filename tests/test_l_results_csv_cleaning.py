@@ -25,8 +25,9 @@ from experiment_core_utils.l_results_csv_cleaning import (
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops
+from experiment_core_utils.setting_result import SettingResult, Utilisation
 from experiment_core_utils.tasks.comparison import PairedComparison
-from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, staged_run, stored_result
+from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, result_of, staged_run
 
 HEADER = (
     "tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,accuracy_ci95_low,"
@@ -44,12 +45,12 @@ HEADER = (
 )
 
 
-def result(setting: KnobSetting = SETTING, *samples: Any, failures: tuple[FailedSample, ...] = ()) -> dict[str, Any]:
-    return stored_result(part(*samples, failures=failures), setting)
+def result(setting: KnobSetting = SETTING, *samples: Any, failures: tuple[FailedSample, ...] = ()) -> SettingResult:
+    return result_of(part(*samples, failures=failures), setting)
 
 
 @pytest.fixture
-def results() -> list[dict[str, Any]]:
+def results() -> list[SettingResult]:
     flops = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
     tier = result(SETTING, measured_sample(0, flops=flops), measured_sample(1, flops=flops))
     tokens = result(
@@ -60,13 +61,13 @@ def results() -> list[dict[str, Any]]:
     return [tier, tokens]
 
 
-def test_the_header_is_pinned(results: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_the_header_is_pinned(results: list[SettingResult], tmp_path: Path) -> None:
     write_settings_csv(results, tmp_path / "settings.csv")
     assert (tmp_path / "settings.csv").read_text().splitlines()[0] == HEADER
     assert [path.name for path in tmp_path.iterdir()] == ["settings.csv"]
 
 
-def test_rows_by_hand(results: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_rows_by_hand(results: list[SettingResult], tmp_path: Path) -> None:
     write_settings_csv(results, tmp_path / "settings.csv")
     with (tmp_path / "settings.csv").open() as file:
         tier, tokens = csv.DictReader(file)
@@ -99,12 +100,12 @@ def test_a_setting_without_samples_has_a_row_of_empty_cells() -> None:
     assert frame.loc[0, ["accuracy", "accuracy_ci95_low", "T_total_mean_ms", "selected_crops_mean"]].isna().all()
 
 
-def test_rows_keep_the_order_of_the_plan(results: list[dict[str, Any]]) -> None:
+def test_rows_keep_the_order_of_the_plan(results: list[SettingResult]) -> None:
     assert list(settings_frame(results[::-1])["top_k"]) == [4, 2]
     assert isinstance(settings_frame(results), pd.DataFrame)
 
 
-def test_the_closing_table(results: list[dict[str, Any]]) -> None:
+def test_the_closing_table(results: list[SettingResult]) -> None:
     head, tier, tokens = closing_table(results).splitlines()
     names = "vision top-k blocks crops tokens accuracy [95 %] vision ms prefill ms decode ms total ms p95 ms/token"
     assert head.split() == [*names.split(), "failed", "unparsed"]
@@ -113,11 +114,11 @@ def test_the_closing_table(results: list[dict[str, Any]]) -> None:
     assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.79] 500.0 250.0 - 750.0 750.0 - 1 1".split()
 
 
-def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[dict[str, Any]]) -> None:
+def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[SettingResult]) -> None:
     assert "unparsed" not in closing_table(results[:1])
 
 
-def test_a_comparison_of_settings_on_few_samples_is_warned_of(results: list[dict[str, Any]]) -> None:
+def test_a_comparison_of_settings_on_few_samples_is_warned_of(results: list[SettingResult]) -> None:
     sentence = few_samples_warning(results)
     assert sentence is not None
     assert sentence.startswith("1 samples stand behind a comparison of 2 settings")
@@ -139,12 +140,10 @@ def test_the_comparison_table() -> None:
 # --- reading results back -----------------------------------------------------------------------------------------
 
 
-def test_results_come_back_by_name_and_other_files_are_left_alone(
-    results: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_results_come_back_by_name_and_other_files_are_left_alone(results: list[SettingResult], tmp_path: Path) -> None:
     names = ["t_imgsizetokens720_topk4_blocks1.json", "t_imgsizetier-low_crops2_topk2_blocks3.json"]
     for name, content in zip(names, reversed(results), strict=True):
-        (tmp_path / name).write_text(json.dumps(content))
+        (tmp_path / name).write_text(json.dumps(content.content()))
     (tmp_path / "notes.json").write_text("{}")
     found = read_results(tmp_path)
     assert list(found) == sorted(names)
@@ -175,16 +174,17 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_shares_of_the_peaks_have_columns_and_older_files_none() -> None:
     older = result(SETTING, measured_sample(3))
-    newer = {**older, "hardware_utilisation": {"mfu_vision": None, "mfu_prefill": 0.25, "mbu_decode": 0.5}}
+    newer = older.with_keys(hardware_utilisation=Utilisation.model_construct(mfu_prefill=0.25, mbu_decode=0.5))
     frame = settings_frame([newer, older])
     assert frame["mfu_prefill"].tolist()[0] == 0.25 and frame["mbu_decode"].tolist()[0] == 0.5
     assert frame[["mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode"]].isna().sum(axis=1).tolist() == [2, 4]
 
 
 def test_the_table_says_how_many_samples_were_measured() -> None:
-    some = stored_result(part(measured_sample(3), answered_sample(7)))
-    none = stored_result(part(answered_sample(7)))
-    before_the_key = {key: value for key, value in some.items() if key != "num_latency_samples"}
+    some = result_of(part(measured_sample(3), answered_sample(7)))
+    none = result_of(part(answered_sample(7)))
+    content = {key: value for key, value in some.content().items() if key != "num_latency_samples"}
+    before_the_key = SettingResult.from_content(content, "old.json")
     frame = settings_frame([some, none, before_the_key])
     assert frame["num_latency_samples"].tolist() == [1, 0, 2]
     first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_"))]
@@ -285,6 +285,6 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         read_results_csv(tmp_path / "no.csv")
 
 
-def test_no_text_of_a_setting_is_run_by_a_spreadsheet(results: list[dict[str, Any]], tmp_path: Path) -> None:
-    write_settings_csv([results[0] | {"metric": "=HYPERLINK()"}], tmp_path / "settings.csv")
+def test_no_text_of_a_setting_is_run_by_a_spreadsheet(results: list[SettingResult], tmp_path: Path) -> None:
+    write_settings_csv([results[0].with_keys(metric="=HYPERLINK()")], tmp_path / "settings.csv")
     assert pd.read_csv(tmp_path / "settings.csv")["metric"].tolist() == ["'=HYPERLINK()"]

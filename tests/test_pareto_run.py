@@ -36,6 +36,7 @@ from experiment_core_utils.primitives.records import (
     ShareDone,
 )
 from experiment_core_utils.request_source import RequestSource
+from experiment_core_utils.setting_result import read_setting
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
 from tests.scripted_model import ScriptedModel
@@ -83,20 +84,20 @@ def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
     assert content["rounds"][0] == dict.fromkeys(settings_in(content), 3)
     for result in report.results:
         key = setting_key(result)
-        assert result["num_samples"] == sum(each.get(key, 0) for each in content["rounds"])
-        assert result["sample_ids"] == [sample["sample_id"] for sample in result["per_sample_results"]]
-        assert result["provenance"]["experimental_variables"]["pareto_search"] is True
+        assert result.num_samples == sum(each.get(key, 0) for each in content["rounds"])
+        assert result.sample_ids == [sample.sample_id for sample in result.per_sample_results]
+        assert result.provenance.experimental_variables.pareto_search is True
     standing = [each for place in ("front", "undecided") for each in content[place]]
     assert len({each["num_samples"] for each in standing}) == 1
-    model_ms = sum(run["T_total"] for result in report.results for sample in result["per_sample_results"]
-                   for run in sample["runs"])  # fmt: skip
+    model_ms = sum(run.T_total for result in report.results for sample in result.per_sample_results
+                   for run in sample.runs)  # fmt: skip
     assert content["T_model"] == pytest.approx(model_ms)
     assert content["share"] == pytest.approx(content["T_model"] / content["T_model_full_grid"])
     for each in standing:
         (own,) = (result for result in report.results if setting_key(result) == each["setting"])
-        assert json.loads((config.output_dir / each["result_file"]).read_text()) == own
-        assert each["accuracy"] == own["accuracy"]
-        assert each["T_total_mean"] == pytest.approx(own["aggregate_stats"]["T_total_mean"])
+        assert json.loads((config.output_dir / each["result_file"]).read_text()) == own.content()
+        assert each["accuracy"] == own.accuracy
+        assert each["T_total_mean"] == pytest.approx(own.aggregate_stats["T_total_mean"])
     # Once it is saved, its journals are gone.
     assert not list((config.output_dir / ".parts").glob("*.jsonl"))
 
@@ -166,9 +167,9 @@ def test_a_search_killed_anywhere_goes_on_and_measures_nothing_twice(driver: Kil
         assert driver.run() == 0, Path(f"{driver.folder}.log").read_text()
         remember(driver.folder, seen)
         content = json.loads((driver.folder / SEARCH_FILE).read_text())
-        results = [json.loads(path.read_text()) for path in driver.folder.glob("*topk*.json")]
+        results = [read_setting(path) for path in driver.folder.glob("*topk*.json")]
         assert sorted(setting_key(result) for result in results) == settings_in(content)
-        assert sum(result["num_samples"] for result in results) == sum(sum(each.values()) for each in content["rounds"])
+        assert sum(result.num_samples for result in results) == sum(sum(each.values()) for each in content["rounds"])
         assert not list((driver.folder / ".parts").glob("*.jsonl"))
 
 

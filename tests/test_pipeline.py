@@ -110,20 +110,21 @@ def test_how_samples_were_chosen_and_scored_is_in_every_result(results: dict[str
 
 def test_stored_answers_scored_again_give_the_same_accuracy(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4", "--ids", "5", "6")
-    (measured,) = run_profiling(replace(config, num_active_blocks_list=(4,))).results
+    (measured,) = (each.content() for each in run_profiling(replace(config, num_active_blocks_list=(4,))).results)
     (again,) = rescore(tmp_path, get_metric("vqa_score"), None).after
-    assert again.pop("rescored")["accuracy_before"] == measured["accuracy"]
-    assert json.loads(json.dumps(again)) == measured
+    content = again.content()
+    assert content.pop("rescored")["accuracy_before"] == measured["accuracy"]
+    assert content == measured
 
 
 def test_ids_and_limits_given_are_those_used(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4", "--ids", "8", "2")
     config = replace(config, num_active_blocks_list=(4,), num_runs_per_sample=1)
-    (result,) = run_profiling(config).results
+    (result,) = (each.content() for each in run_profiling(config).results)
     assert result["sample_ids"] == [sample["sample_id"] for sample in result["per_sample_results"]] == [2, 8]
     assert result["sampling"] == {"how": "ids", "seed": None, "num_asked": 2, "num_in_split": 2000}
     assert result["provenance"]["experimental_variables"]["max_new_tokens"] == 4
-    (own_limit,) = run_profiling(replace(config, max_new_tokens=None)).results
+    (own_limit,) = (each.content() for each in run_profiling(replace(config, max_new_tokens=None)).results)
     assert own_limit["provenance"]["experimental_variables"]["max_new_tokens"] == 16
     assert own_limit["provenance"]["task"]["max_new_tokens"] == 16
     assert own_limit["fingerprint"] != result["fingerprint"]
@@ -187,7 +188,7 @@ def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_che
     lost = next(path for path in written if "topk2" in path.name)
     lost.unlink()
     again = run_profiling(replace(config, num_active_blocks_list=(4,)))
-    assert [result["top_k"] for result in again.results] == [result["top_k"] for result in first.results]
+    assert [result.top_k for result in again.results] == [result.top_k for result in first.results]
     for path, modified in written.items():
         assert (path.stat().st_mtime_ns == modified) == (path != lost)
 
@@ -198,7 +199,7 @@ def test_a_run_is_not_gone_on_with_by_another_engine(
     """Begun with a compiler, resumed without one: what is finished is recognised, nothing is added to it."""
     flags = ["--tier_list", "low", "--top_k_list", "4", "--execution", "graph"]
     config = replace(tiny_config(tiny_checkpoint, tmp_path, *flags), num_active_blocks_list=(4,))
-    (first,) = run_profiling(config).results
+    (first,) = (each.content() for each in run_profiling(config).results)
     assert first["provenance"]["model"]["execution_stages"]["decode"] == "cpu step"
     assert first["realised"]["execution"] == "cpu"
     monkeypatch.setenv("CXX", "/no/such/compiler")
@@ -208,15 +209,15 @@ def test_a_run_is_not_gone_on_with_by_another_engine(
         run_profiling(replace(config, num_active_blocks_list=(3, 4)))
     assert len(list(tmp_path.glob("*topk*.json"))) == 1
     elsewhere = replace(config, output_dir=tmp_path / "other")
-    assert run_profiling(elsewhere).results[0]["provenance"]["model"]["execution"] == "reference"
+    assert run_profiling(elsewhere).results[0].content()["provenance"]["model"]["execution"] == "reference"
     decode_step._decode.cache_clear()
 
 
 def test_other_samples_are_another_run(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4")
     config = replace(config, num_active_blocks_list=(4,))
-    first = run_profiling(config).results[0]
-    other = run_profiling(replace(config, seed=1)).results[0]
+    first = run_profiling(config).results[0].content()
+    other = run_profiling(replace(config, seed=1)).results[0].content()
     assert first["fingerprint"] != other["fingerprint"]
     assert [s["sample_id"] for s in first["per_sample_results"]] != [
         s["sample_id"] for s in other["per_sample_results"]
@@ -227,7 +228,7 @@ def test_another_run_in_the_same_folder_does_not_pass_for_this_one(tiny_checkpoi
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4")
     config = replace(config, num_active_blocks_list=(4,))
     first, other, again = (run_profiling(replace(config, seed=seed)) for seed in (42, 1, 42))
-    assert again.results[0]["fingerprint"] == first.results[0]["fingerprint"] != other.results[0]["fingerprint"]
+    assert again.results[0].fingerprint == first.results[0].fingerprint != other.results[0].fingerprint
     assert again.experiment_id is not None
     done = run_profiling(config)
     assert done.experiment_id is None
@@ -237,7 +238,7 @@ def test_another_run_in_the_same_folder_does_not_pass_for_this_one(tiny_checkpoi
 def test_values_that_the_strategy_leaves_out_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "1", "2", "3", "4", "5")
     report = run_profiling(replace(config, num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1))
-    assert [result["top_k"] for result in report.results] == [1, 2, 4, 5]
+    assert [result.top_k for result in report.results] == [1, 2, 4, 5]
     assert report.left_out == ("top-k 3",)
 
 
@@ -253,7 +254,7 @@ def test_token_targets_name_their_files(tiny_checkpoint: Path, tmp_path: Path) -
     config = tiny_config(
         tiny_checkpoint, tmp_path, "--vision_tokens_list", "720", "--top_k_list", "4", "--num_active_blocks_list", "4"
     )
-    (result,) = run_profiling(config).results
+    (result,) = (each.content() for each in run_profiling(config).results)
     assert [path.name for path in tmp_path.glob("*blocks*.json")] == [
         "reference-vqa_imgsizetokens720_topk4_blocks4.json"
     ]
@@ -294,7 +295,7 @@ def test_importance_scores_choose_the_blocks(tiny_checkpoint: Path, tmp_path: Pa
         tiny_checkpoint, tmp_path, "--importance_scores_file", str(scores), "--tier_list", "low", "--top_k_list", "2",
         "--num_active_blocks_list", "3",
     )  # fmt: skip
-    (result,) = run_profiling(config).results
+    (result,) = (each.content() for each in run_profiling(config).results)
     assert result["active_block_indices"] == result["realised"]["blocks_run"] == [0, 2, 3]
 
 
@@ -310,7 +311,8 @@ def test_scores_in_the_models_folder_choose_the_blocks_unless_a_flag_says_otherw
     flags = ["--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1"]
 
     def chosen(*more: str) -> tuple[list[int], str | None, str | None, str]:
-        (result,) = run_profiling(tiny_config(model, tmp_path / "results", *flags, *more)).results
+        report = run_profiling(tiny_config(model, tmp_path / "results", *flags, *more))
+        result = report.results[0].content()
         variables = result["provenance"]["experimental_variables"]
         assert result["realised"]["blocks_run"] == result["active_block_indices"]
         files = variables["importance_scores_file"], variables["block_sets_file"]
@@ -421,7 +423,7 @@ def test_samples_that_need_no_latency_get_the_same_answers_in_batches(tiny_check
         "--num_runs_per_sample", "1",
     )  # fmt: skip
     alone, some, none = (
-        run_profiling(tiny_config(tiny_checkpoint, tmp_path / name, *flags, *more)).results[0]
+        run_profiling(tiny_config(tiny_checkpoint, tmp_path / name, *flags, *more)).results[0].content()
         for name, *more in (
             ("alone",),
             ("some", "--num_latency_samples", "2", "--accuracy_batch_size", "3"),

@@ -1,7 +1,5 @@
 """Estimates from operations and earlier results, worked out by hand."""
 
-from typing import Any
-
 import pytest
 
 from experiment_core_utils.plan_estimate import (
@@ -18,6 +16,7 @@ from experiment_core_utils.plan_estimate import (
     source_sentences,
 )
 from experiment_core_utils.primitives.records import StageFlops
+from experiment_core_utils.setting_result import Memory, SettingResult
 
 # 600 of vision, 1200 of prefill, 40 for each token after the first.
 FLOPS = StageFlops(vision_flops=600, prefill_flops=1200, decode_flops_per_token=40.0)
@@ -29,7 +28,7 @@ NOTHING = EarlierResults({}, None, None, 0)
 
 def result(
     vision_ms: float | None, prefill_ms: float, decode_ms: float | None, peak: int | None = None
-) -> dict[str, Any]:
+) -> SettingResult:
     stats = {
         "vision_flops_mean": 600.0 if vision_ms else None,
         "T_vision_total_mean": vision_ms,
@@ -40,7 +39,7 @@ def result(
         "T_total_mean": 500.0,
         "T_preprocess_mean": 100.0,
     }
-    return {"aggregate_stats": stats, "memory": {"peak_memory_bytes": peak}}
+    return SettingResult.model_construct(aggregate_stats=stats, memory=Memory(peak_memory_bytes=peak))
 
 
 def test_the_largest_share_decides() -> None:

@@ -12,6 +12,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import FailedSample
 from experiment_core_utils.rescoring import compare_folder, rescore, stored_answer
+from experiment_core_utils.setting_result import Metadata, SampleResult
 from experiment_core_utils.tasks.interface import Answer, Scoring
 from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import SETTING, ReadOff, measured_sample, part, stored_result
@@ -71,12 +72,12 @@ def test_another_metric_changes_scores_and_nothing_else(results: Path) -> None:
     done = rescore(results, Strict("strict"), None)
     assert {path.name: path.read_bytes() for path in results.glob("*.json")} == measured
     small, full = done.after  # in order of their names
-    assert (full["accuracy"], small["accuracy"]) == (0.75, 0.25)  # was 0.875 and 0.375
-    assert (full["metric"], small["num_unparsed"], small["share_failed"]) == ("strict", 1, 0.2)
-    assert [sample["accuracy"] for sample in small["per_sample_results"]] == [1.0, 0.0, 0.0, 0.0]
-    assert [sample["parse_status"] for sample in small["per_sample_results"]] == ["text", "text", "unparsed", "text"]
-    assert full["accuracy_by_type"] == {"reading": {"accuracy": 0.75, "num_samples": 4}}
-    assert full["aggregate_stats"] == done.before[1]["aggregate_stats"]
+    assert (full.accuracy, small.accuracy) == (0.75, 0.25)  # was 0.875 and 0.375
+    assert (full.metric, small.num_unparsed, small.share_failed) == ("strict", 1, 0.2)
+    assert [sample.accuracy for sample in small.per_sample_results] == [1.0, 0.0, 0.0, 0.0]
+    assert [sample.parse_status for sample in small.per_sample_results] == ["text", "text", "unparsed", "text"]
+    assert full.content()["accuracy_by_type"] == {"reading": {"accuracy": 0.75, "num_samples": 4}}
+    assert full.aggregate_stats == done.before[1].aggregate_stats
     (csv_path,) = done.csv_paths
     assert csv_path == done.output / "signs_settings.csv"
     assert pd.read_csv(csv_path)["accuracy"].tolist() == [0.25, 0.75]
@@ -99,8 +100,8 @@ def test_a_file_from_before_scores_had_their_keys_is_scored_too(results: Path) -
         del sample["parse_status"], sample["score_details"]
     path.write_text(json.dumps(content))
     small = rescore(results, ReadOff(), None).after[0]
-    assert (small["accuracy"], small["share_unparsed"], small["share_failed"]) == (0.375, 0.25, 0.2)
-    assert small["rescored"]["metric_before"] == "read_off"
+    assert (small.accuracy, small.share_unparsed, small.share_failed) == (0.375, 0.25, 0.2)
+    assert small.rescored.metric_before == "read_off"
 
 
 def test_measured_files_are_never_written_over(results: Path, tmp_path: Path) -> None:
@@ -129,11 +130,8 @@ def test_a_file_that_lacks_answers_is_one_line(results: Path, key: str) -> None:
 
 
 def test_a_choice_comes_back_with_its_options(results: Path) -> None:
-    stored = {
-        "pred": "B",
-        "question_type": "art",
-        "metadata": {"answers": ["blue"], "image_id": "x", "options": ["red", "blue"], "answer_index": 1},
-    }
+    metadata = Metadata(answers=["blue"], image_id="x", options=["red", "blue"], answer_index=1)
+    stored = SampleResult.model_construct(pred="B", question_type="art", metadata=metadata)
     assert stored_answer(stored) == Answer("B", ("blue",), ("red", "blue"), 1, "art", "x")
 
 

@@ -17,24 +17,24 @@ def asked(*flags: str) -> AskedRun:
 def test_model_and_task_stand_under_their_names_and_a_task_keeps_its_own_limit() -> None:
     run = asked("--max_new_tokens", "3")
     entry = provenance_of_run(run, Accelerator(cpu=True), torch.device("cpu"), 2, "0007", {"dtype": "float32"})
-    assert entry["experiment_id"] == "0007"
-    assert entry["model"] == {"name": run.source.name, "revision": run.source.revision, "dtype": "float32"}
-    assert entry["task"] == {
+    assert entry.experiment_id == "0007"
+    assert entry.model.content() == {"name": run.source.name, "revision": run.source.revision, "dtype": "float32"}
+    assert entry.task.content() == {
         "name": "reference_vqa",
         "split": run.task.split,
         "metric": "vqa_score",
         "max_new_tokens": run.task.max_new_tokens,
         "source": dict(run.task.source),
     }
-    assert run.task.max_new_tokens != 3 == entry["experimental_variables"]["max_new_tokens"]
+    assert run.task.max_new_tokens != 3 == entry.experimental_variables.max_new_tokens
 
 
 def test_caveats_come_from_the_machine_the_batches_and_the_number_of_samples() -> None:
     run = asked("--num_latency_samples", "1")
     device = torch.device("cpu")
-    alone = provenance_of_run(run, Accelerator(cpu=True), device, 1, "0001", {"dtype": "float32"})["caveats"]
+    alone = provenance_of_run(run, Accelerator(cpu=True), device, 1, "0001", {"dtype": "float32"}).caveats
     assert [each[:24] for each in alone] == ["4 samples stand behind a"]
-    shared = provenance_of_run(run, Accelerator(cpu=True), device, 2, "0001", {"dtype": "bfloat16"})["caveats"]
+    shared = provenance_of_run(run, Accelerator(cpu=True), device, 2, "0001", {"dtype": "bfloat16"}).caveats
     assert [each[:24] for each in shared] == [
         "2 processes share the CP",
         "3 of 4 samples are answe",

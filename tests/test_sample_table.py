@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv, samples_csv_beside, write_samples_csv
-from experiment_core_utils.primitives.errors import ResultsError
-from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, staged_run, stored_result
+from experiment_core_utils.setting_result import SettingResult
+from tests.hand_made_records import (
+    SETTING,
+    answered_sample,
+    measured_sample,
+    part,
+    result_of,
+    staged_run,
+    stored_result,
+)
 
 HEADER = (
     "task,setting,tier,vision_tokens_target,top_k,num_active_blocks,sample_id,image_id,question_type,target_crops,"
@@ -20,7 +28,7 @@ HEADER = (
 
 def write(folder: Path, *samples: Any) -> Path:
     path = samples_csv_beside(folder / "signs_settings.csv")
-    write_samples_csv([stored_result(part(*samples))], path)
+    write_samples_csv([result_of(part(*samples))], path)
     return path
 
 
@@ -56,17 +64,16 @@ def test_what_no_file_can_hold_is_replaced(tmp_path: Path) -> None:
     assert row["image_id"] == "a\ufffdb\ufffdc"
 
 
-def test_a_result_without_a_key_is_refused_and_one_from_before_energy_is_not(tmp_path: Path) -> None:
-    result = stored_result(part(measured_sample(0)))
-    del result["per_sample_results"][0]["energy_j"]
-    write_samples_csv([result], tmp_path / "samples.csv")
-    del result["per_sample_results"][0]["output_tokens"]
-    with pytest.raises(ResultsError, match=r"samples.csv cannot be made: a result lacks 'output_tokens'"):
-        write_samples_csv([result], tmp_path / "samples.csv")
+def test_a_result_from_before_energy_has_an_empty_cell(tmp_path: Path) -> None:
+    content = stored_result(part(measured_sample(0)))
+    del content["per_sample_results"][0]["energy_j"]
+    write_samples_csv([SettingResult.from_content(content, "old.json")], tmp_path / "samples.csv")
+    (row,) = read_results_csv(tmp_path / "samples.csv")
+    assert row["energy_j"] is None
 
 
 def test_settings_follow_each_other(tmp_path: Path) -> None:
-    results = [stored_result(part(measured_sample(number))) for number in (3, 1)]
+    results = [result_of(part(measured_sample(number))) for number in (3, 1)]
     write_samples_csv(results, tmp_path / "samples.csv")
     assert [row["sample_id"] for row in read_results_csv(tmp_path / "samples.csv")] == [3, 1]
     assert {row["setting"] for row in read_results_csv(tmp_path / "samples.csv")} == {SETTING.key}

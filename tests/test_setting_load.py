@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.load_entries import load_entries
+from experiment_core_utils.load_entries import loads_of, timelines_of
 from experiment_core_utils.meters.load_sampler import LoadSampler, SilentGpu
 from experiment_core_utils.meters.simulated import ScriptedClock
 from experiment_core_utils.primitives.compute_records import LoadSample, LoadTrace
@@ -46,17 +46,16 @@ def test_each_window_is_a_line_of_the_journal_and_an_entry_of_the_file(tmp_path:
         path = journal.path
     content = read_journal(path)
     assert content is not None
-    entries = load_entries(content.loads)
-    first, second = entries["compute_utilisation"]
-    assert (first["rank"], first["experiment_id"], first["window_s"]) == (1, "0007", pytest.approx(1.2))
+    first, second = loads_of(content.loads)
+    assert (first.rank, first.experiment_id, first.window_s) == (1, "0007", pytest.approx(1.2))
     # At 0.5, 1.0 and 1.2 s.
-    assert (first["num_samples"], first["sample_interval_s"]) == (3, 0.5)
-    assert first["cpu_usage_percent"] == pytest.approx(50.0)
-    assert (first["gpu_utilization_percent"], first["reason"]) == ([None], "no driver")
-    assert first["cpu_memory_usage_bytes_max"] == 1000
-    assert second["window_s"] == pytest.approx(0.4)
-    (timeline,) = entries["memory_timeline"]
-    assert timeline == {
+    assert (first.num_samples, first.sample_interval_s) == (3, 0.5)
+    assert first.cpu_usage_percent == pytest.approx(50.0)
+    assert (first.gpu_utilization_percent, first.reason) == ([None], "no driver")
+    assert first.cpu_memory_usage_bytes_max == 1000
+    assert second.window_s == pytest.approx(0.4)
+    (timeline,) = timelines_of(content.loads) or ()
+    assert timeline.content() == {
         "rank": 1,
         "experiment_id": "0007",
         "interval_s": 0.5,
@@ -89,7 +88,7 @@ def test_a_window_that_failed_or_was_stopped_is_kept(tmp_path: Path, error: Exce
 
 
 def test_without_a_window_or_a_wish_there_is_none() -> None:
-    assert load_entries(()) == {"compute_utilisation": [], "memory_timeline": None}
+    assert (loads_of(()), timelines_of(())) == ([], None)
     trace = LoadTrace((LoadSample(0.5, 0.5, 10.0, (), 5, None, None),), 0.5, "no GPU is used")
-    entries = load_entries([SettingLoad("0001", 0, trace, False)])
-    assert entries["memory_timeline"] is None and len(entries["compute_utilisation"]) == 1
+    loads = [SettingLoad("0001", 0, trace, False)]
+    assert timelines_of(loads) is None and len(loads_of(loads)) == 1

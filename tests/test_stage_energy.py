@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.energy_entries import energy_caveats, energy_entry
+from experiment_core_utils.energy_entries import energy_caveats, energy_of
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import (
     ScriptedClock,
@@ -76,7 +76,7 @@ def test_a_stage_whose_longest_window_was_too_short_tells_its_error_and_the_goal
     # Ends known to 4.05 ms each and an act of 20, 15 or 45 ms, in 4 s and up to a tick; for 10 ms 3.62 s suffice.
     for name, act_s in {"prefill": 0.020, "decode": 0.015, "end_to_end": 0.045}.items():
         assert errors[name] == pytest.approx((0.0081 + act_s) / 4.05, rel=0.03)
-    entry = energy_entry(SettingEnergy("0001", 0, 7, found, {}, None))
+    entry = energy_of(SettingEnergy("0001", 0, 7, found, {}, None))
     (caveat,) = [each for each in energy_caveats(entry) if "goal" in each]
     assert caveat.startswith(
         "energy: the longest windows leave an error of up to prefill 0.7%, decode 0.6%, end_to_end"

@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 from experiment_core_utils.l_results_csv_cleaning import caveat_lines
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import ConditionsReading, CpuReading, GpuReading, MeasuringOrder, When
 from experiment_core_utils.primitives.stability import warm_up_of
+from experiment_core_utils.setting_result import Order, SettingResult
 from experiment_core_utils.steadiness import (
     conditions_caveats,
-    conditions_entries,
-    order_entry,
-    precision_entry,
-    warmup_entry,
+    conditions_of,
+    order_of,
+    precision_of,
+    warmup_of,
 )
-from tests.hand_made_records import measured_sample, part, staged_run
+from tests.hand_made_records import measured_sample, part, result_of, staged_run
 
 GPU = GpuReading(1980, 2600, 60, 400.0, ("gpu_idle",), 5.0, 1.0, 3, 0, 0, None)
 
@@ -33,8 +35,8 @@ def test_one_window_comes_to_ends_sums_and_unions() -> None:
         power_throttled_s=5.5, foreign_processes=2, foreign_memory_bytes=7, utilisation_percent=90,
     )  # fmt: skip
     readings = [reading("open", 10, 5, 1), reading("between", 20, 20, 11, warmer), reading("close", 30, 30, 20)]
-    (entry,) = conditions_entries(readings)
-    assert entry == {
+    (entry,) = conditions_of(readings)
+    assert entry.content() == {
         "rank": 0,
         "experiment_id": "0007",
         "opened": "2026-01-02T03:04:05.678+00:00",
@@ -63,31 +65,31 @@ def test_time_between_two_windows_does_not_count() -> None:
         reading("open", 0, 0, 0), reading("close", 10, 10, 10), reading("open", 110, 400, 10),
         reading("close", 120, 420, 20),
     ]  # fmt: skip
-    (entry,) = conditions_entries(readings)
-    assert entry["window_s"] == 20
+    (entry,) = conditions_of(readings)
+    assert entry.window_s == 20
     # 10 + 20 busy seconds, 10 + 10 own, of 4 * 20.
-    assert entry["foreign_cpu_share"] == pytest.approx(10 / 80)
+    assert entry.foreign_cpu_share == pytest.approx(10 / 80)
 
 
 def test_each_process_and_run_has_its_own_entry() -> None:
     readings = [reading("open", 0, 0, 0, run="0006"), reading("open", 50, 0, 0), reading("open", 0, 0, 0, rank=1)]
-    assert [(each["rank"], each["experiment_id"]) for each in conditions_entries(readings)] == [
+    assert [(each.rank, each.experiment_id) for each in conditions_of(readings)] == [
         (0, "0006"), (0, "0007"), (1, "0007"),
     ]  # fmt: skip
-    assert conditions_entries(readings)[0]["foreign_cpu_share"] is None
-    assert conditions_entries([]) == []
+    assert conditions_of(readings)[0].foreign_cpu_share is None
+    assert conditions_of([]) == []
 
 
 def test_without_a_gpu_its_figures_are_null_with_a_reason() -> None:
     blind = replace(reading("open", 0, 0, 0, None), gpu_reason="no GPU is used")
-    (entry,) = conditions_entries([blind])
-    assert entry["gpu_reason"] == "no GPU is used"
-    assert entry["sm_clock_mhz"] is entry["throttle_reasons"] is entry["power_throttled_s"] is None
+    (entry,) = conditions_of([blind])
+    assert entry.gpu_reason == "no GPU is used"
+    assert entry.sm_clock_mhz is entry.throttle_reasons is entry.power_throttled_s is None
 
 
 def caveats(close: GpuReading, foreign_s: float = 0.0, opened: GpuReading = GPU) -> list[str]:
     readings = [reading("open", 0, 0, 0, opened), reading("close", 10, 10 + foreign_s, 10, close)]
-    return conditions_caveats(conditions_entries(readings))
+    return conditions_caveats(conditions_of(readings))
 
 
 def test_a_quiet_machine_has_no_caveat() -> None:
@@ -111,12 +113,12 @@ def test_heat_power_and_others_are_caveats() -> None:
 
 def test_the_place_in_the_order_is_counted_from_zero() -> None:
     order = MeasuringOrder("shuffled", 42, ("b", "a"))
-    assert order_entry("a", order) == {"how": "shuffled", "seed": 42, "position": 1, "num_settings": 2}
-    assert order_entry("c", order) is None
+    assert order_of("a", order) == Order(how="shuffled", seed=42, position=1, num_settings=2)
+    assert order_of("c", order) is None
 
 
 def test_a_warm_up_is_told_in_milliseconds() -> None:
-    assert warmup_entry(warm_up_of([0.5, 0.25, 0.25, 0.25], 2, "0007", 3)) == {
+    assert warmup_of(warm_up_of([0.5, 0.25, 0.25, 0.25], 2, "0007", 3)).content() == {
         "rank": 3, "experiment_id": "0007", "num_runs": 4, "is_stable": True, "spread_of_last_3": 0.0,
         "T_total": [500.0, 250.0, 250.0, 250.0],
     }  # fmt: skip
@@ -125,21 +127,21 @@ def test_a_warm_up_is_told_in_milliseconds() -> None:
 def test_the_precision_is_that_of_all_processes_together() -> None:
     samples = [measured_sample(i, staged_run(None, total, ())) for i, total in enumerate((8.0, 10.0, 10.0, 12.0))]
     merged = replace(part(*samples), num_stopped_early=1)
-    assert precision_entry(0.5, merged) == {
+    assert precision_of(0.5, merged).content() == {
         "asked": 0.5,
         # 3.182446 * sqrt(8 / 3) / 2 / 10, as in test_stability.py.
         "reached": pytest.approx(0.259845, 1e-5),
         "stopped_by": "precision",
         "num_processes_stopped": 1,
     }
-    assert precision_entry(None, part(samples[0]))["reached"] is None
-    assert precision_entry(None, part(samples[0]))["stopped_by"] == "num_samples"
+    assert precision_of(None, part(samples[0])).reached is None
+    assert precision_of(None, part(samples[0])).stopped_by == "num_samples"
 
 
 def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:
-    def result(top_k: int, *found: str) -> dict:
-        knobs = {"tier": "low", "vision_tokens_target": None, "top_k": top_k, "num_active_blocks": 3}
-        return knobs | {"provenance": {"caveats": ["random weights", *found]}}
+    def result(top_k: int, *found: str) -> SettingResult:
+        made = result_of(part(measured_sample(0)), KnobSetting(tier_target("low"), top_k, (0, 1, 3)))
+        return made.with_keys(provenance=made.provenance.with_keys(caveats=["random weights", *found]))
 
     results = [result(1), result(2, "drift: a", "foreign load: b"), result(4, "drift: c")]
     assert caveat_lines(results) == [

@@ -34,7 +34,7 @@ def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
 def test_settings_are_measured_shuffled_and_listed_as_planned(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = config_for(tiny_checkpoint, tmp_path, "--seed", "1")
     report = run_profiling(config)
-    assert [result["top_k"] for result in report.results] == [1, 2, 4]
+    assert [result.top_k for result in report.results] == [1, 2, 4]
     assert report.csv_path is not None
     assert list(pd.read_csv(report.csv_path)["top_k"]) == [1, 2, 4]
     by_time = sorted(

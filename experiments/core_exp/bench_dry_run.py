@@ -13,10 +13,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from experiment_core_utils.dry_run import PlanReport, describe_plan
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
@@ -24,16 +23,17 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.setting_result import SettingResult
 
 
-def request_ratios(plan: PlanReport, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def request_ratios(plan: PlanReport, results: Sequence[SettingResult]) -> dict[str, float]:
     """Measured over estimated time of one request, by setting."""
     estimated = {each.work.key: each.request_s for each in plan.estimates}
-    measured = {setting_key(result): result.aggregate_stats["T_total_mean"] * 1e-3 for result in results}
+    measured = {setting_key(result): (result.aggregate_stats["T_total_mean"] or 0.0) * 1e-3 for result in results}
     return {key: seconds / estimated[key] for key, seconds in measured.items()}
 
 
-def estimate_from_ends(config: ProfilingConfig, results: Sequence[Mapping[str, Any]]) -> PlanReport:
+def estimate_from_ends(config: ProfilingConfig, results: Sequence[SettingResult]) -> PlanReport:
     """The estimate that the results of the first and the last setting alone give."""
     ends = {setting_key(results[0]), setting_key(results[-1])}
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
+from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results
 from experiment_core_utils.primitives.knobs import token_target
 
 COMMANDS = ("e1_stage_latency.py", "e2_knob_pareto.py", "e3_latency_estimator.py", "report.py", "write_tables.py")
@@ -102,7 +102,7 @@ def write_folder(folder: Path, real: Mapping[str, Any], settings: Iterator[tuple
     task = real["provenance"]["task"]["name"].replace("_", "-")
     for tokens, top_k, blocks in settings:
         made = synthetic_result(real, tokens, top_k, blocks, noise)
-        vision = setting_key(made).split("_")[0]
+        vision = token_target(tokens).label
         name = f"{task}_imgsize{vision}_crops{made['max_crops']}_topk{top_k}_blocks{blocks}.json"
         (folder / name).write_text(json.dumps(made))
     return folder
@@ -133,7 +133,7 @@ def main() -> None:
     most = given.num_tokens * len(given.top_k_list) * given.num_blocks
     if max(given.sizes) > most:
         parser.error(f"the grid has {most} settings: give more --num_tokens for {max(given.sizes)}")
-    real = next(iter(read_results(given.results_dir).values()))
+    real = next(iter(read_results(given.results_dir).values())).content()
     before: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for size in given.sizes:

@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -48,6 +47,7 @@ from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.distributions import bounded_mean_interval
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.setting_result import SettingResult
 from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.core_exp.recorded_table import Table, read_table
 
@@ -117,36 +117,36 @@ def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str
     return 1 if report.failed else 0
 
 
-def table_of(results: Sequence[Mapping[str, Any]]) -> Table:
+def table_of(results: Sequence[SettingResult]) -> Table:
     """The table of a run's results; raises ResultsError where they do not belong to one run."""
-    if len({result["fingerprint"] for result in results}) != 1:
+    if len({result.fingerprint for result in results}) != 1:
         raise ResultsError("these are results of several runs, or none; give those of one")
     first = results[0]
-    ids = tuple(first["sample_ids"])
+    ids = tuple(first.sample_ids)
     place = {sample_id: at for at, sample_id in enumerate(ids)}
     pictures = [""] * len(ids)
     scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
     for row, result in enumerate(results):
-        for sample in result["per_sample_results"]:
-            at = place[sample["sample_id"]]
-            pictures[at] = sample["metadata"]["image_id"]
-            scores[row, at] = np.nan if sample["accuracy"] is None else sample["accuracy"]
-            seconds[row, at] = sample["T_total"] / 1000
-            costs[row, at] = sum(run["T_total"] for run in sample["runs"]) / 1000
-    provenance = first["provenance"]
+        for sample in result.per_sample_results:
+            at = place[sample.sample_id]
+            pictures[at] = sample.metadata.image_id
+            scores[row, at] = np.nan if sample.accuracy is None else sample.accuracy
+            seconds[row, at] = (sample.T_total or np.nan) / 1000
+            costs[row, at] = sum(run.T_total for run in sample.runs) / 1000
+    provenance = first.provenance
     origin = {
-        "model": Path(provenance["model"]["name"]).name,
-        "task": provenance["task"]["name"],
-        "split": provenance["task"]["split"],
-        "metric": first["metric"],
-        "hardware": provenance["hardware"],
-        "versions": provenance["versions"],
-        "precision": provenance["experimental_variables"]["precision"],
-        "num_threads": provenance["experimental_variables"]["num_threads"],
-        "caveats": provenance["caveats"],
+        "model": Path(str(provenance.model.name)).name,
+        "task": provenance.task.name,
+        "split": provenance.task.split,
+        "metric": first.metric,
+        "hardware": provenance.hardware.content(),
+        "versions": provenance.versions,
+        "precision": provenance.experimental_variables.precision,
+        "num_threads": provenance.experimental_variables.num_threads,
+        "caveats": provenance.caveats,
     }
     keys = tuple(setting_key(result) for result in results)
-    return Table(keys, ids, tuple(pictures), scores, seconds, costs, first["metric_best"], origin)
+    return Table(keys, ids, tuple(pictures), scores, seconds, costs, first.metric_best, origin)
 
 
 def write_table(table: Table, path: Path) -> None:

@@ -27,6 +27,7 @@ from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.journal import Journal
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.request_source import RequestSource
+from experiment_core_utils.setting_result import SettingResult
 
 GRID = (
     "--tier_list", "low", "medium", "high", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",
@@ -82,7 +83,7 @@ def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def measured_model_s(results: Sequence[Mapping[str, Any]]) -> float:
+def measured_model_s(results: Sequence[SettingResult]) -> float:
     """Seconds of every measured run in the results."""
     samples = [sample for result in results for sample in result.per_sample_results]
     return sum(run.T_total for sample in samples for run in sample.runs) * 1e-3

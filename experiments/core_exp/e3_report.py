@@ -1,12 +1,13 @@
 """In: what E3 computed; out: the content of its JSON and CSV files, and the lines that its driver prints."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from experiment_core_utils.primitives.csv_cells import csv_text, raw_cell
+from experiment_core_utils.setting_result import SettingResult
 from experiments.core_exp.budget_guardrail import BUDGET_PERCENTILES, GuardrailCounts
 from experiments.core_exp.estimator_validation import Validation
 from experiments.core_exp.latency_estimator import LatencyEstimator
@@ -55,13 +56,13 @@ def validation_entries(
     }
 
 
-def control_drift(results: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
     """Spread of the control setting's time over the run, as multiples of its first reading; None without readings.
 
     `mean_deviation` is the mean of |ratio / median ratio - 1|: what the same setting differs by when it is measured
     again later.
     """
-    ratios = [drift["before"] for result in results for drift in result.get("drift", []) if drift["before"] is not None]
+    ratios = [drift.before for result in results for drift in result.drift if drift.before is not None]
     if not ratios:
         return None
     median = float(np.median(ratios))

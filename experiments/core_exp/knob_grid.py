@@ -1,16 +1,16 @@
 """In: a sweep; out: for each task its settings by knob, and what every sample scored and cost at each. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.setting_result import SampleResult
 from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 
 NO_EXPERTS = "none"
-SamplesById = dict[int, Mapping[str, Any]]
+SamplesById = dict[int, SampleResult]
 KNOBS = ("vision", "top_k", "num_active_blocks")
 
 
@@ -79,7 +79,7 @@ def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
     return tuple(_grid(task, [each for each in sweep.settings if each.task == task]) for task in sweep.provenance.tasks)
 
 
-def request_flops(sample: Mapping[str, Any]) -> float | None:
+def request_flops(sample: SampleResult) -> float | None:
     """Operations of a whole request; None for an architecture without formulas.
 
     A request without a picture has no vision stage, and one of a single output token no decode step.
@@ -93,29 +93,25 @@ def request_flops(sample: Mapping[str, Any]) -> float | None:
 
 
 def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
-    try:
-        metric, best = _only_metric(task, settings)
-        rows: list[SamplesById] = [
-            {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
-        ]
-        ids = sorted({sample_id for row in rows for sample_id in row})
-        pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
-        return TaskGrid(
-            task=task,
-            metric=metric,
-            best=best,
-            points=tuple(_point(each) for each in settings),
-            sample_ids=tuple(ids),
-            pictures=tuple(pictures[sample_id] for sample_id in ids),
-            scores=_matrix(rows, ids, lambda sample: sample.accuracy),
-            total_ms=_matrix(rows, ids, lambda sample: sample.T_total),
-            # Files from before the key was there have none.
-            energy_j=_matrix(rows, ids, lambda sample: sample.get("energy_j")),
-            flops=_matrix(rows, ids, request_flops),
-            drift=_largest_drift(settings),
-        )
-    except (KeyError, TypeError) as error:
-        raise ResultsRefused(f"a result of {task} lacks {error}; measure the task again") from error
+    metric, best = _only_metric(task, settings)
+    rows: list[SamplesById] = [
+        {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
+    ]
+    ids = sorted({sample_id for row in rows for sample_id in row})
+    pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
+    return TaskGrid(
+        task=task,
+        metric=metric,
+        best=best,
+        points=tuple(_point(each) for each in settings),
+        sample_ids=tuple(ids),
+        pictures=tuple(pictures[sample_id] for sample_id in ids),
+        scores=_matrix(rows, ids, lambda sample: sample.accuracy),
+        total_ms=_matrix(rows, ids, lambda sample: sample.T_total),
+        energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
+        flops=_matrix(rows, ids, request_flops),
+        drift=_largest_drift(settings),
+    )
 
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
@@ -129,15 +125,14 @@ def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, flo
 
 
 def _largest_drift(settings: Sequence[StoredSetting]) -> float | None:
-    # Files from before the key was there have none.
     readings = [entry for each in settings for entry in each.result.drift]
-    ratios = [entry[when] for entry in readings for when in ("before", "after") if entry[when] is not None]
+    ratios = [ratio for entry in readings for ratio in (entry.before, entry.after) if ratio is not None]
     return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
-def _picture(sample: Mapping[str, Any]) -> str:
+def _picture(sample: SampleResult) -> str:
     picture = sample.metadata.image_id
-    return f"sample {sample['sample_id']}" if picture is None else str(picture)
+    return f"sample {sample.sample_id}" if picture is None else str(picture)
 
 
 def _point(setting: StoredSetting) -> KnobPoint:
@@ -146,7 +141,7 @@ def _point(setting: StoredSetting) -> KnobPoint:
 
 
 def _matrix(
-    rows: Sequence[SamplesById], ids: Sequence[int], read: Callable[[Mapping[str, Any]], float | None]
+    rows: Sequence[SamplesById], ids: Sequence[int], read: Callable[[SampleResult], float | None]
 ) -> np.ndarray:
     """What is read of each sample at each setting; nan where there is none."""
     values = [[read(row[sample_id]) if sample_id in row else None for sample_id in ids] for row in rows]

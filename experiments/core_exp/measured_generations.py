@@ -1,9 +1,8 @@
 """In: a sweep; out: the stage times of each measured generation, token by token."""
 
-from collections.abc import Mapping
-from typing import Any
 
 from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.setting_result import SampleResult
 from experiments.core_exp.stage_decomposition import Generation
 from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 
@@ -27,7 +26,7 @@ def generations_of(sweep: Sweep) -> list[Generation]:
     return found
 
 
-def _generation(setting: StoredSetting, sample: Mapping[str, Any]) -> Generation:
+def _generation(setting: StoredSetting, sample: SampleResult) -> Generation:
     published = next(run for run in sample.runs if run.T_total == sample.T_total)
     return Generation(
         task=setting.task,

@@ -79,7 +79,7 @@ def test_a_table_holds_what_the_results_hold(tiny_checkpoint: Path, tmp_path: Pa
     )  # fmt: skip
     table = table_of(report.results)
     assert table.settings == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
-    sample = report.results[1]["per_sample_results"][2]
+    sample = report.results[1].content()["per_sample_results"][2]
     assert table.sample_ids[2] == sample["sample_id"]
     assert table.pictures[2] == sample["metadata"]["image_id"]
     assert table.seconds[1, 2] == pytest.approx(sample["T_total"] / 1000)

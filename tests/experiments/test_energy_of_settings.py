@@ -24,6 +24,7 @@ from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.setting_plan import plan_for
+from experiment_core_utils.setting_result import AccuracyPart, Energy
 from experiment_core_utils.stage_energy import StageMeasurement
 from tests.simulated_energy import device_in_real_time, instruments_of
 
@@ -93,9 +94,10 @@ def test_a_correct_answer_costs_the_request_over_the_accuracy(folder: Path) -> N
         )
         assert frame["energy_j_per_correct_answer"].isna().all()
     # The same answers by a metric that calls each of them right, from the stored file.
-    everything = {"metric": "m", "metric_best": 1.0, "accuracy": 1.0, "accuracy_ci95": [0.5, 1.0]}
-    again = with_correct_answers(result["energy"], everything)
-    assert again is not None and again["summary"]["j_per_correct_answer"] == summary["end_to_end_j"]
+    everything = AccuracyPart(metric="m", metric_best=1.0, accuracy=1.0, accuracy_ci95=[0.5, 1.0])
+    again = with_correct_answers(Energy.model_validate(result["energy"]), everything)
+    assert again is not None and again.summary is not None
+    assert again.summary.j_per_correct_answer == summary["end_to_end_j"]
 
 
 def test_each_sample_has_the_energy_of_its_published_run(folder: Path) -> None:
@@ -132,7 +134,7 @@ def test_off_reads_nothing_and_leaves_nulls(tiny_checkpoint: Path, tmp_path: Pat
     readings = device.num_readings
     report = run_profiling(config_for(tiny_checkpoint, tmp_path), how)
     assert device.num_readings == readings
-    result = report.results[0]
+    result = report.results[0].content()
     assert result["energy"] is None and result["per_sample_results"][0]["energy_j"] is None
     assert not any(name.startswith("energy_") for name in result["aggregate_stats"])
 
@@ -156,7 +158,7 @@ def test_required_energy_that_nothing_measures_stops_before_the_model(tiny_check
 
 def test_optional_energy_is_none_with_the_reason_in_every_place(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = config_for(tiny_checkpoint, tmp_path, "--energy", "optional")
-    (result,) = run_profiling(config, StageMeasurement(NOTHING, WindowGoal())).results
+    (result,) = (each.content() for each in run_profiling(config, StageMeasurement(NOTHING, WindowGoal())).results)
     energy = result["energy"]
     assert (energy["summary"], energy["stages"]) == (None, {})
     assert "nothing on this machine measures energy" in energy["reason"]

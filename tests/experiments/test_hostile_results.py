@@ -11,7 +11,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused
 from experiment_core_utils.primitives.result_files import parsed_json, read_json
 from experiment_core_utils.progress import Ledger
-from experiment_core_utils.stored_results import fault_of, read_setting
+from experiment_core_utils.setting_result import SettingResult, read_setting
 from experiment_core_utils.tasks.__main__ import main as tasks
 from experiments.controller.evaluate_controller import main as evaluate_controller
 from experiments.core_exp.e1_stage_latency import main as e1
@@ -138,9 +138,9 @@ def test_a_field_that_cannot_be_is_named_with_its_file(tmp_path: Path, place: st
 
 
 def test_what_a_run_writes_is_in_order() -> None:
-    assert fault_of(stored()) is None
+    assert SettingResult.from_content(stored(), "a.json").content() == stored()
     half_a_pair = edited("per_sample_results.0.pred", "\ud800")
-    assert fault_of(half_a_pair) is None
+    assert SettingResult.from_content(half_a_pair, "a.json").content() == half_a_pair
     assert parsed_json(json.dumps(half_a_pair).encode()) == half_a_pair
 
 
@@ -205,7 +205,8 @@ def test_a_result_of_another_kind_or_without_samples_is_due(tmp_path: Path, cont
     only_file(tmp_path, json.dumps(stored() | content).encode())
     assert ledger(tmp_path).result("a") is None
     only_file(tmp_path, json.dumps(stored()).encode())
-    assert ledger(tmp_path).result("a") == stored()
+    found = ledger(tmp_path).result("a")
+    assert found is not None and found.content() == stored()
 
 
 def test_an_edited_result_stops_the_run_that_goes_on(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.setting_result import SampleResult
 from experiments.core_exp.e2_study import load_study
 from experiments.core_exp.knob_grid import grids_of, levels_of, request_flops
 from experiments.core_exp.sweep_results import load_sweep
@@ -37,19 +38,14 @@ def test_a_grid_has_every_sample_at_every_setting_or_nan(tmp_path: Path) -> None
     assert found.drift == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("key", ["metric", "per_sample_results"])
-def test_a_result_without_what_it_must_have_is_named(tmp_path: Path, key: str) -> None:
-    sweep = load_sweep(write(tmp_path, result(setting("low"), [measured_sample(0)])))
-    del sweep.settings[0].result[key]
-    with pytest.raises(ResultsError, match=f"a result of signs lacks '{key}'; measure the task again"):
-        grids_of(sweep)
-
-
 def test_operations_of_a_request_are_those_of_its_stages() -> None:
-    sample = {"vision_flops": 100, "prefill_flops": 10, "decode_flops_per_token": 2.0, "output_tokens": 4}
+    sample = SampleResult.model_construct(
+        vision_flops=100, prefill_flops=10, decode_flops_per_token=2.0, output_tokens=4
+    )
     assert request_flops(sample) == 116.0
-    assert request_flops(sample | {"vision_flops": None, "decode_flops_per_token": None, "output_tokens": 1}) == 10.0
-    assert request_flops(sample | {"prefill_flops": None}) is None
+    alone = sample.with_keys(vision_flops=None, decode_flops_per_token=None, output_tokens=1)
+    assert request_flops(alone) == 10.0
+    assert request_flops(sample.with_keys(prefill_flops=None)) is None
 
 
 def test_values_of_knobs_are_in_order() -> None:

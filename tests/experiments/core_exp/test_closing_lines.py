@@ -7,18 +7,17 @@ from experiment_core_utils.l_results_csv_cleaning import closing_table
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import FailedSample, SettingFailure
+from experiment_core_utils.setting_result import SettingResult
 from experiments.core_exp.closing_lines import closing_lines
-from tests.hand_made_records import measured_sample, part, stored_result
+from tests.hand_made_records import measured_sample, part, result_of
 
 NOTHING_LEFT = RunReport(None, True, (), {}, (), Path("results/signs"), None)
 
 
-def stored(top_k: int, *failures: FailedSample) -> dict:
-    result = stored_result(
+def stored(top_k: int, *failures: FailedSample) -> SettingResult:
+    return result_of(
         part(measured_sample(0), measured_sample(1), failures=failures), KnobSetting(tier_target("low"), top_k, (0, 1))
     )
-    result["provenance"]["caveats"] = []
-    return result
 
 
 def test_a_run_with_nothing_left_says_where_the_results_are() -> None:

@@ -65,7 +65,7 @@ def test_a_published_folder_is_profiled_like_any_other(published: Path, tmp_path
     )  # fmt: skip
     report = run_profiling(config)
     assert (report.exit_code, report.failed, len(report.results)) == (0, {}, 1)
-    assert report.results[0]["provenance"]["model"]["model_class"] == "MolmoeForConditionalGeneration"
+    assert report.results[0].content()["provenance"]["model"]["model_class"] == "MolmoeForConditionalGeneration"
 
 
 def test_the_weights_and_the_tokenizer_are_those_of_the_folder(published: Path) -> None:
