@@ -3,19 +3,22 @@
 What a file says is judged here; whether it fits the model is judged when the blocks are chosen.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.json_files import read_json
 from experiment_core_utils.primitives.knobs import select_active_blocks
 
 # A model folder may hold scores of its own, which count where no flag says otherwise.
 OWN_SCORES_FILE = "block_importance.json"
 NO_SCORES = "none"
+# Of a block or a number of blocks.
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,10 @@ def read_importance(path: Path) -> Mapping[int, float]:
     content = _json_object(path, "--importance_scores_file", "scores", hint)
     scores = {}
     for block, score in content.items():
-        is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
-        if not block.isdecimal() or not is_number:
-            raise ConfigurationError(f"--importance_scores_file {path}: {block!r}: {score!r} is no score; {hint}")
+        if not _is_count(block) or not _is_score(score):
+            raise ConfigurationError(
+                f"--importance_scores_file {path}: {shortened(block)}: {shortened(score)} is no score; {hint}"
+            )
         if int(block) in scores:
             raise ConfigurationError(f"--importance_scores_file {path} names block {int(block)} twice")
         scores[int(block)] = float(score)
@@ -86,12 +90,25 @@ def read_block_sets(path: Path) -> Mapping[int, tuple[int, ...]]:
     content = _json_object(path, "--block_sets_file", "sets", hint)
     sets: dict[int, tuple[int, ...]] = {}
     for count, blocks in content.items():
-        if not count.isdecimal() or not _is_set(blocks) or len(blocks) != int(count):
-            raise ConfigurationError(f"--block_sets_file {path}: {count!r}: {blocks!r} is no set of blocks; {hint}")
+        if not _is_count(count) or not _is_set(blocks) or len(blocks) != int(count):
+            raise ConfigurationError(
+                f"--block_sets_file {path}: {shortened(count)}: {shortened(blocks)} is no set of blocks; {hint}"
+            )
         if int(count) in sets:
             raise ConfigurationError(f"--block_sets_file {path} has two sets of {int(count)} blocks")
         sets[int(count)] = tuple(blocks)
     return sets
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def _is_score(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # Whole numbers of JSON may be too large for a float.
+    return abs(value) <= sys.float_info.max
 
 
 def _is_set(blocks: Any) -> bool:

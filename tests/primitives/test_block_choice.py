@@ -46,7 +46,8 @@ def test_sets_are_read_by_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     ["no json", "[]", "{}", '{"two": [0, 1]}', '{"2": [0]}', '{"2": [1, 2]}', '{"3": [0, 2, 1]}', '{"2": [0, 0]}',
-     '{"2": [0, 1.0]}', '{"2": [false, true]}', '{"2": "01"}', '{"0": []}', '{"1": [0], "01": [0]}'],
+     '{"2": [0, 1.0]}', '{"2": [false, true]}', '{"2": "01"}', '{"0": []}', '{"1": [0], "01": [0]}',
+     f'{{"{"9" * 5000}": [0]}}', f'{{"1": [0, 1{"0" * 400}]}}'],
 )  # fmt: skip
 def test_a_file_without_sets_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     file = tmp_path / "sets.json"
@@ -59,3 +60,12 @@ def test_a_file_without_sets_is_refused_in_one_line(tmp_path: Path, content: str
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="gone.json: No such file"):
         read_importance(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("entry", [f'"1": 1{"0" * 400}', f'"1": -1{"0" * 400}', f'"{"9" * 5000}": 1.0', '"1": "x"'])
+def test_a_score_that_no_float_holds_is_refused_in_one_short_line(tmp_path: Path, entry: str) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(f"{{{entry}}}")
+    with pytest.raises(ConfigurationError, match="--importance_scores_file .*scores.json: .* is no score") as caught:
+        read_importance(file)
+    assert len(str(caught.value)) < 500
