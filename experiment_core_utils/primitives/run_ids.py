@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiment_core_utils.primitives.files import failed_writes_named, write_text_atomically
+from experiment_core_utils.primitives.files import check_replaceable, failed_writes_named, write_text_atomically
 
 LOGGER = logging.getLogger(__name__)
 MOST_DIGITS = 18
@@ -81,6 +81,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 def _read_counter(id_file: Path) -> tuple[int | None, str | None]:
     """The number, or what is wrong with the file; neither for a file that is not there."""
+    check_replaceable(id_file)
     try:
         with id_file.open("rb") as file:
             text = file.read(256).decode(errors="replace").strip()
@@ -134,6 +135,9 @@ def _emission_ids(names: Iterator[str] | list[str]) -> Iterator[int]:
 
 def _ids_in_file(path: Path, is_whole: bool) -> Iterator[int]:
     try:
+        # A pipe would wait for a writer.
+        if not path.is_file():
+            return
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if is_whole or size <= READ_WHOLE_BYTES:

@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiment_core_utils.primitives.errors import OutputRefused
 from experiment_core_utils.primitives.run_ids import END_BYTES, READ_WHOLE_BYTES, next_run_id, used_ids
 
 
@@ -174,3 +176,17 @@ def test_ten_processes_that_find_a_damaged_counter_get_different_ids(
     ids = sorted(int(identifier) for file in taken.iterdir() for identifier in file.read_text().split())
     assert ids == list(range(42, 42 + 80))
     shutil.rmtree(taken)
+
+
+def test_a_pipe_among_the_results_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    assert list(used_ids(tmp_path)) == []
+
+
+def test_a_pipe_in_the_place_of_the_counter_is_refused(counter: Path, tmp_path: Path) -> None:
+    counter.unlink(missing_ok=True)
+    counter.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(counter)
+    with pytest.raises(OutputRefused, match="is a device or a pipe"):
+        next_run_id(counter, tmp_path / "none")
