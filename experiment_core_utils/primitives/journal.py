@@ -269,8 +269,10 @@ def journals_in(folder: Path) -> Iterator[Path]:
     """
     for path in sorted(folder.glob("*.rank*.jsonl")):
         if re.search(r"\.rank[0-9]{1,9}$", path.stem):
-            if path.exists() and not path.is_file():
-                raise ResultsRefused(f"{path} is no journal, but a folder, a pipe or a device; move it away")
+            if os.path.lexists(path) and not path.is_file():
+                raise ResultsRefused(
+                    f"{path} is no journal, but a folder, a pipe, a device or a link to nothing; move it away"
+                )
             yield path
 
 

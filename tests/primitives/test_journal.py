@@ -212,3 +212,9 @@ def test_a_folder_with_the_name_of_a_journal_is_one_line(tmp_path: Path) -> None
         list(journals_in(tmp_path))
     with pytest.raises(OutputRefused, match="a folder stands in its place"):
         Journal(tmp_path, HEADER)
+
+
+def test_a_link_to_nothing_with_the_name_of_a_journal_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / PATH_NAME).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ResultsRefused, match="is no journal, but a folder, a pipe, a device or a link to nothing"):
+        list(journals_in(tmp_path))
