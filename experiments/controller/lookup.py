@@ -9,16 +9,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from experiment_core_utils.primitives.bounds import check_at_least
 from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.primitives.result_files import read_json_object
+from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.primitives.result_files import field_fault, read_json_object
+from experiment_core_utils.stored_results import Amount, Count, Knob, Share, Time
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies import RequestFeatures, check_budget
@@ -44,6 +48,30 @@ class LookupEntry:
     latency_mean_ms: float
     latency_median_ms: float
     num_measured: int
+
+
+@with_config(ConfigDict(strict=True))
+class _StoredEntry(TypedDict):
+    tier: Literal[tuple(TIERS)]  # type: ignore[valid-type]
+    top_k: Knob
+    num_active_blocks: Knob
+    accuracy: Share
+    num_scored: Count
+    latency_mean_ms: Time
+    latency_median_ms: Time
+    num_measured: Count
+
+
+@with_config(ConfigDict(strict=True))
+class _StoredLookup(TypedDict):
+    aggregation_method: Aggregation
+    tolerance: Amount
+    entries: Annotated[list[_StoredEntry], Field(min_length=1)]
+    sample_ids: dict[str, list[Count]]
+    source: dict[str, Any]
+
+
+_STORED = TypeAdapter(_StoredLookup)
 
 
 @dataclass(frozen=True)
@@ -160,30 +188,15 @@ def load(path: Path) -> Lookup:
             f"{content.get('schema_version')!r}); build it with experiments.controller.lookup"
         )
     try:
-        lookup = Lookup(
-            content["aggregation_method"],
-            float(content["tolerance"]),
-            tuple(_entry(each) for each in content["entries"]),
-            {task: tuple(ids) for task, ids in content["sample_ids"].items()},
-            content["source"],
-        )
-        _check(lookup.aggregation_method, lookup.tolerance)
-    except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as error:
-        raise ResultsError(f"{path} is broken ({error}); build it again") from error
-    if not lookup.entries:
-        raise ResultsError(f"{path} has no entries; build it again")
-    return lookup
-
-
-def _entry(content: Mapping[str, Any]) -> LookupEntry:
-    return LookupEntry(
-        KnobChoice(str(content["tier"]), int(content["top_k"]), int(content["num_active_blocks"])),
-        float(content["accuracy"]),
-        int(content["num_scored"]),
-        float(content["latency_mean_ms"]),
-        float(content["latency_median_ms"]),
-        int(content["num_measured"]),
+        stored = _STORED.validate_python(content)
+    except ValidationError as error:
+        raise ResultsError(f"{path} {field_fault(error)}; build it again") from error
+    entries = (
+        LookupEntry(KnobChoice(each.pop("tier"), each.pop("top_k"), each.pop("num_active_blocks")), **each)
+        for each in map(dict, stored["entries"])
     )
+    by_task = {task: tuple(ids) for task, ids in stored["sample_ids"].items()}
+    return Lookup(stored["aggregation_method"], stored["tolerance"], tuple(entries), by_task, stored["source"])
 
 
 def _check(aggregation_method: str, tolerance: float) -> None:

@@ -123,6 +123,21 @@ def test_another_file_is_refused(tmp_path: Path, change):
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("latency_mean_ms", 10**400), ("latency_mean_ms", -1.0), ("latency_median_ms", 0), ("accuracy", "x"),
+     ("accuracy", 10**400), ("top_k", 1.5), ("num_scored", None), ("tier", "../x"), ("num_measured", [])],
+)  # fmt: skip
+def test_an_entry_that_cannot_be_is_refused_with_its_field(tmp_path: Path, field: str, value: object) -> None:
+    path = tmp_path / "lookup.json"
+    save(build(grid()), path)
+    content = json.loads(path.read_text())
+    content["entries"][0][field] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match=rf"{path} is broken: entries\[0\]\.{field} is .*; build it again"):
+        load(path)
+
+
 def test_wrong_values_are_refused():
     with pytest.raises(ConfigurationError, match="--aggregation_method 'mode'"):
         build(grid(), "mode")
