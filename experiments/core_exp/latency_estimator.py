@@ -3,14 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.result_files import read_json_object
-from experiments.core_exp.latency_features import Requests, RequestSetting, TimedSamples, requests_of
+from experiment_core_utils.primitives.result_files import field_fault, read_json_object
+from experiments.core_exp.latency_features import (
+    STAGES,
+    TERMS,
+    Requests,
+    RequestSetting,
+    TimedSamples,
+    requests_of,
+)
 from experiments.core_exp.request_times import PREDICTED, fit_stages, stage_times
 from experiments.core_exp.settings_left_out import FOLDS, choose_forms, conformal_ratios, ratios_left_out
 from experiments.core_exp.stage_model import StageModel
@@ -63,6 +73,45 @@ class FittedStages:
     num_samples: int
     num_settings: int
     caveats: tuple[str, ...]
+
+
+_FINITE = ConfigDict(strict=True, allow_inf_nan=False)
+_Part = dict[Literal[tuple(TERMS)], float]  # type: ignore[valid-type]
+
+
+def _with(*names: str) -> AfterValidator:
+    def check(value: Mapping[str, Any]) -> Mapping[str, Any]:
+        lacking = [name for name in names if name not in value]
+        if lacking:
+            raise ValueError(f"it lacks {lacking[0]}")
+        return value
+
+    return AfterValidator(check)
+
+
+@with_config(_FINITE)
+class _StoredStage(TypedDict):
+    form: str
+    work: _Part
+    floor: _Part
+    runs_ahead: bool
+
+
+@with_config(_FINITE)
+class _StoredEstimator(TypedDict):
+    """What `save` writes."""
+
+    level: Annotated[float, Field(gt=0, lt=1)]
+    stages: Annotated[dict[str, _StoredStage], _with(*STAGES[1:])]
+    ratios: Annotated[dict[str, tuple[float, float]], _with(*PREDICTED)]
+    ranges: Annotated[dict[str, tuple[float, float]], _with(*KNOBS, "prompt_tokens")]
+    expected_output: dict[str, Annotated[float, Field(ge=1)]]
+    num_samples: int
+    num_settings: int
+    caveats: list[str]
+
+
+_STORED = TypeAdapter(_StoredEstimator)
 
 
 class LatencyEstimator:
@@ -145,22 +194,23 @@ class LatencyEstimator:
                 f"{content.get('schema_version')!r}); fit it again with e3_latency_estimator.py"
             )
         try:
-            estimator = cls(content["level"])
-            estimator._fitted = _fitted_of(content)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ResultsError(f"{path} is broken ({error}); fit it again with e3_latency_estimator.py") from error
+            stored = _STORED.validate_json(to_json(content), strict=True)
+        except ValidationError as error:
+            raise ResultsError(f"{path} {field_fault(error)}; fit it again with e3_latency_estimator.py") from error
+        estimator = cls(stored["level"])
+        estimator._fitted = _fitted_of(stored)
         return estimator
 
 
-def _fitted_of(content: Mapping[str, Any]) -> FittedStages:
+def _fitted_of(stored: _StoredEstimator) -> FittedStages:
     return FittedStages(
-        stages={name: StageModel(**content["stages"][name]) for name in content["stages"]},
-        ratios={name: (float(low), float(high)) for name, (low, high) in content["ratios"].items()},
-        ranges={name: (float(low), float(high)) for name, (low, high) in content["ranges"].items()},
-        expected_output={task: float(mean) for task, mean in content["expected_output"].items()},
-        num_samples=content["num_samples"],
-        num_settings=content["num_settings"],
-        caveats=tuple(content["caveats"]),
+        stages={name: StageModel(**stage) for name, stage in stored["stages"].items()},
+        ratios=stored["ratios"],
+        ranges=stored["ranges"],
+        expected_output=stored["expected_output"],
+        num_samples=stored["num_samples"],
+        num_settings=stored["num_settings"],
+        caveats=tuple(stored["caveats"]),
     )
 
 

@@ -102,14 +102,19 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for change, words in (
         ({"schema_version": 2}, "is no latency_estimator of version 1"),
         ({"kind": "validation"}, "it has kind 'validation'"),
-        ({"stages": 3}, "is broken"),
+        ({"stages": 3}, "is broken: stages is 3"),
+        ({"stages": {}}, "it lacks T_LLM_prefill"),
+        ({"ratios": {}}, "it lacks T_vision_total"),
+        ({"level": 10**400}, "is broken: level is "),
+        ({"level": 2.0}, "is broken: level is 2.0"),
+        ({"num_samples": "x"}, "is broken: num_samples is 'x'"),
     ):
         path.write_text(json.dumps(content | change))
         with pytest.raises(ResultsError, match=words):
             LatencyEstimator.load(path)
     del content["ranges"]
     path.write_text(json.dumps(content))
-    with pytest.raises(ResultsError, match="is broken \\('ranges'\\)"):
+    with pytest.raises(ResultsError, match="lacks 'ranges'"):
         LatencyEstimator.load(path)
 
 
