@@ -23,7 +23,7 @@ from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.picture_questions import PictureQuestion, SampleKey, asked_by_picture
 from experiments.controller.stage_odds import mean_embedding
-from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
+from experiments.controller.tensor_file import FileKind, broken_content_named, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
 # Most messages name their sample, so that there may be as many as samples.
@@ -70,7 +70,8 @@ class RecordedStates:
 def load_states(path: Path) -> RecordedStates:
     """What `RecordedStates.save` wrote; raises ResultsError for anything else."""
     content = read_tensor_file(path, STATES)
-    return RecordedStates(**{**content, "space": space_of(content["space"])})
+    with broken_content_named(path, STATES):
+        return RecordedStates(**{**content, "space": space_of(content["space"])})
 
 
 def space_of(content: Mapping[str, Any]) -> ActionSpace:

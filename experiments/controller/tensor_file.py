@@ -1,6 +1,7 @@
 """In: tensors and plain values under names; out: one file, written whole or not at all, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -10,8 +11,8 @@ from zipfile import is_zipfile
 
 import torch
 
-from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import read_regular_file, replaced_whole
+from experiment_core_utils.primitives.errors import ResultsError, first_line
+from experiment_core_utils.primitives.files import read_regular_file, replaced_whole, shortened
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
             f"{path} is no {of.kind} of version {of.version}, but a {kind} of version {version}; {of.advice}"
         )
     return content
+
+
+@contextmanager
+def broken_content_named(path: Path, of: FileKind) -> Iterator[None]:
+    """Around what is made of a file's content: raises ResultsError where something in it is missing or cannot be."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
+        raise ResultsError(f"{path} is a broken {of.kind} ({shortened(first_line(error))}); {of.advice}") from error
 
 
 def _loaded(path: Path, of: FileKind) -> Any:

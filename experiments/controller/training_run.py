@@ -18,7 +18,7 @@ from experiments.controller.environment import Environment
 from experiments.controller.grpo import GrpoRecipe, update
 from experiments.controller.recorded_states import space_of
 from experiments.controller.rewards import RewardRecipe, rewards
-from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
+from experiments.controller.tensor_file import FileKind, broken_content_named, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
 CHECKPOINT = "checkpoint.pt"
@@ -129,6 +129,10 @@ class TrainingRun:
             ResultsError: it is no checkpoint.
         """
         content = read_tensor_file(path, TRAINING)
+        with broken_content_named(path, TRAINING):
+            self._go_on_from(content, path)
+
+    def _go_on_from(self, content: Mapping[str, Any], path: Path) -> None:
         for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):
             if content[name] != own:
                 differing = sorted(key for key in own if content[name].get(key) != own[key]) or sorted(content[name])
@@ -149,7 +153,9 @@ def stored_environment(path: Path) -> Mapping[str, Any] | None:
     """What the environment of a checkpoint said of itself; None without a file, ResultsError for any other file."""
     if not path.exists():
         return None
-    environment: Mapping[str, Any] = read_tensor_file(path, TRAINING)["environment"]
+    content = read_tensor_file(path, TRAINING)
+    with broken_content_named(path, TRAINING):
+        environment: Mapping[str, Any] = content["environment"]
     return environment
 
 
@@ -163,7 +169,8 @@ def start_of(init_from: Path | None) -> Mapping[str, Any]:
     if init_from is None:
         return DRAWN
     content = read_tensor_file(init_from, TRAINING)
-    return {"kind": "checkpoint", "environment": content["environment"], "start": content.get("start")}
+    with broken_content_named(init_from, TRAINING):
+        return {"kind": "checkpoint", "environment": content["environment"], "start": content.get("start")}
 
 
 def trainings_behind(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
@@ -174,17 +181,19 @@ def trainings_behind(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
         ResultsError: the file is no checkpoint.
     """
     content = read_tensor_file(path, TRAINING)
-    found, start = [content["environment"]], content.get("start")
-    while start is not None and start["kind"] == "checkpoint":
-        found.append(start["environment"])
-        start = start["start"]
-    # A synthetic training takes no other networks to start from.
-    return found, start is not None or found[-1]["kind"] == "synthetic"
+    with broken_content_named(path, TRAINING):
+        found, start = [content["environment"]], content.get("start")
+        while start is not None and start["kind"] == "checkpoint":
+            found.append(start["environment"])
+            start = start["start"]
+        # A synthetic training takes no other networks to start from.
+        return found, start is not None or found[-1]["kind"] == "synthetic"
 
 
 def load_networks(path: Path) -> TwoStageNetworks:
     """The networks of a checkpoint, on the host; raises ResultsError for any other file."""
     content = read_tensor_file(path, TRAINING)
-    networks = TwoStageNetworks(space_of(content["space"]), content["hidden_size"], 1.0, seed=0)
-    networks.load_state_dict(content["networks"])
+    with broken_content_named(path, TRAINING):
+        networks = TwoStageNetworks(space_of(content["space"]), content["hidden_size"], 1.0, seed=0)
+        networks.load_state_dict(content["networks"])
     return networks

@@ -10,8 +10,16 @@ import torch
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.controller.evaluate_controller import main as evaluate
-from experiments.controller.tensor_file import FileKind, read_tensor_file, write_tensor_file
+from experiments.controller.tensor_file import FileKind, broken_content_named, read_tensor_file, write_tensor_file
 from experiments.controller.train import main as train
+from experiments.controller.training_run import (
+    CHECKPOINT,
+    TRAINING,
+    load_networks,
+    start_of,
+    stored_environment,
+    trainings_behind,
+)
 from tests.experiments.controller.hand_made_states import networks_with, states_of
 from tests.experiments.hand_made_sweep import result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
@@ -100,3 +108,20 @@ def test_commands_say_it_of_what_they_were_given(
         error = capsys.readouterr().err
         assert f"{wrong} is no controller_" in error and f"give the {usual} that" in error
         assert error.count("\n") == 1 and "weights_only" not in error
+
+
+@pytest.mark.parametrize("error", [KeyError("space"), TypeError("a"), RuntimeError("size mismatch"), ValueError("b")])
+def test_content_that_lacks_something_is_named_with_its_file(tmp_path: Path, error: Exception) -> None:
+    path = tmp_path / "given"
+    with pytest.raises(ResultsError) as caught, broken_content_named(path, STATES):
+        raise error
+    said = str(caught.value)
+    assert said.startswith(f"{path} is a broken {STATES.kind} (") and said.endswith(STATES.advice)
+
+
+def test_a_checkpoint_without_its_parts_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / CHECKPOINT
+    write_tensor_file(path, TRAINING, {"plan": {}})
+    for read in (load_networks, stored_environment, start_of, trainings_behind):
+        with pytest.raises(ResultsError, match=f"{path} is a broken {TRAINING.kind}"):
+            read(path)
