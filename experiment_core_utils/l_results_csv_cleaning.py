@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiment_core_utils.primitives.csv_cells import Cell, csv_text, spreadsheet_safe
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
 from experiment_core_utils.primitives.flat_table import (
     checked_rows,
     read_table,
@@ -196,7 +196,7 @@ def read_results_csv(csv_file_path: Path | str) -> list[dict[str, Cell]]:
 def _csv_content(path: Path) -> str:
     try:
         # A spreadsheet may have put a byte order mark in front; line ends within cells are kept.
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ResultsError(f"{path} cannot be read ({error}); give a CSV file in UTF-8") from error
 

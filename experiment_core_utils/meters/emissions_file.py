@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiment_core_utils.primitives.csv_cells import Cell, csv_of_rows
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import check_file_name_part, write_text_atomically
+from experiment_core_utils.primitives.files import check_file_name_part, read_regular_file, write_text_atomically
 from experiment_core_utils.primitives.flat_table import read_table
 
 _NUMBERS = ("duration", "emissions", "cpu_energy", "gpu_energy", "ram_energy", "energy_consumed", "gpu_count")
@@ -30,7 +30,7 @@ def read_windows(path: Path) -> list[dict[str, Cell]]:
         ResultsError: torn, no row, a column missing, or a figure that is no number.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ResultsError(f"{path} cannot be read ({error}); remove it or measure again") from error
     rows = read_table(text, str(path))

@@ -3,11 +3,13 @@
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import read_regular_file
 from experiments.core_exp.component_breakdown import StageParts, stage_parts
 
 TRACES = "profiler_trace_config_*_sample_*.json.gz"
@@ -45,12 +47,10 @@ def load_profiles(folder: Path) -> tuple[list[ProfiledRequest], str | None]:
 def _profile(path: Path) -> ProfiledRequest | None:
     table = path.with_name(path.name.replace("profiler_trace_", "profiler_results_").replace(".json.gz", ".txt"))
     try:
-        with table.open(encoding="utf-8") as file:
-            heading = _HEADING.match(file.readline())
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            events = json.load(file)["traceEvents"]
+        heading = _HEADING.match(read_regular_file(table).decode())
+        events = json.loads(gzip.decompress(read_regular_file(path)))["traceEvents"]
         stages = stage_parts(events)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
         raise ResultsError(f"{path} or the table beside it cannot be read ({error}); remove both") from error
     if heading is None:
         raise ResultsError(f"{table} does not begin with the setting and the sample; remove it and {path.name}")

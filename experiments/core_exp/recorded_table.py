@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import read_regular_file
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Table:
 def read_table(path: Path) -> Table:
     """What `write_table` wrote; raises ResultsError for a file that it did not write."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular_file(path))
         rows = content["settings"]
         scores = _array([row["scores"] for row in rows.values()])
         seconds = _array([row["milliseconds"] for row in rows.values()]) / 1000
         costs = _array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()]) / 1000
         ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
         return Table(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{path} is no table of --collect ({error}); give one that it wrote") from error
 
 

@@ -1,5 +1,6 @@
 """Host and device time of the decoder's parts from a trace made by hand, and from a real profile."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -86,5 +87,22 @@ def test_a_broken_profile_is_named(tmp_path: Path) -> None:
     profile_into(tmp_path)
     (trace,) = tmp_path.glob("*.json.gz")
     trace.write_bytes(b"no trace")
+    with pytest.raises(ResultsError, match=trace.name):
+        load_profiles(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[", b"[" * 100_000, b"null", b'{"traceEvents": 3}', b'{"traceEvents": [3]}'])
+def test_a_trace_of_something_else_is_named(tmp_path: Path, content: bytes) -> None:
+    profile_into(tmp_path)
+    (trace,) = tmp_path.glob("*.json.gz")
+    trace.write_bytes(gzip.compress(content))
+    with pytest.raises(ResultsError, match=trace.name):
+        load_profiles(tmp_path)
+
+
+def test_a_trace_whose_bytes_were_changed_is_named(tmp_path: Path) -> None:
+    profile_into(tmp_path)
+    (trace,) = tmp_path.glob("*.json.gz")
+    trace.write_bytes(trace.read_bytes()[:10] + b"\xff" * 100)
     with pytest.raises(ResultsError, match=trace.name):
         load_profiles(tmp_path)
