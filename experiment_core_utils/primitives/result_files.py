@@ -31,6 +31,7 @@ PRIORITIES = {
 }
 # A number that may be too large for a float, which Python would read as infinity.
 _HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+_TOO_DEEP = "it is nested more than 200 deep"
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
 
 
@@ -99,27 +100,32 @@ def parsed_json(data: bytes) -> Any:
         content = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         if "recursion" in str(error):
-            raise ValueError("it is nested more than 200 deep") from error
+            raise ValueError(_TOO_DEEP) from error
         # The slower reader takes half surrogate pairs, and NaN, whose place is told below.
-        content = json.loads(data.decode("utf-8"))
+        try:
+            content = json.loads(data.decode("utf-8"))
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from error
     else:
         if not _HUGE.search(data):
             return content
-    for place, value in _numbers(content, ""):
+    for place, value in _numbers(content, "", 200):
         if not math.isfinite(value):
             raise ValueError(f"{place} is {value}, and numbers are finite")
     return content
 
 
-def _numbers(content: Any, place: str) -> Iterator[tuple[str, float]]:
+def _numbers(content: Any, place: str, levels_left: int) -> Iterator[tuple[str, float]]:
     if isinstance(content, float):
         yield place or "it", content
+    elif isinstance(content, dict | list) and levels_left == 0:
+        raise ValueError(_TOO_DEEP)
     elif isinstance(content, dict):
         for key, value in content.items():
-            yield from _numbers(value, f"{place}.{key}" if place else str(key))
+            yield from _numbers(value, f"{place}.{key}" if place else str(key), levels_left - 1)
     elif isinstance(content, list):
         for index, value in enumerate(content):
-            yield from _numbers(value, f"{place}[{index}]")
+            yield from _numbers(value, f"{place}[{index}]", levels_left - 1)
 
 
 def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]:

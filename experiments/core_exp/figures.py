@@ -61,7 +61,9 @@ def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         FigureCanvasAgg(figure)
         # An artist of the figure itself, so that the layout keeps room for it.
-        figure.supxlabel(caption, fontsize=7.5, color=QUIET, x=0.01, ha="left")
+        # Names are given by users: no formula begins at a dollar, and half a surrogate pair has no glyph.
+        shown = caption.encode(errors="backslashreplace").decode()
+        figure.supxlabel(shown, fontsize=7.5, color=QUIET, x=0.01, ha="left", parse_math=False)
         return figure
 
 

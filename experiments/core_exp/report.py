@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = build_parser().parse_args(argv)
         output = given.output or given.results_dirs[0] / "report.html"
         report = report_of(analyse(given.results_dirs))
-        write_text_atomically(page_of(report), output)
+        # Names of folders that are not UTF-8 have letters that it lacks.
+        page = page_of(report).encode(errors="backslashreplace").decode()
+        write_text_atomically(page, output)
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

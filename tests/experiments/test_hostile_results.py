@@ -227,3 +227,14 @@ def test_a_ledger_names_files_of_its_folder_only(tmp_path: Path, name: Any) -> N
     made.path.write_text(json.dumps(content))
     with pytest.raises(ResultsRefused, match="is not a ledger of this version .*delete it"):
         ledger(tmp_path)
+
+
+@pytest.mark.parametrize("start", ['{"a": NaN, "b": ', '{"a": "\\ud800", "b": '])
+@pytest.mark.parametrize("levels", [300, 100_000])
+def test_deep_nesting_behind_what_the_fast_reader_refuses_is_one_line(start: str, levels: int) -> None:
+    with pytest.raises(ValueError, match="more than 200 deep|a is nan"):
+        parsed_json(f"{start}{'[' * levels}{']' * levels}}}".encode())
+
+
+def test_a_metric_whose_name_cannot_be_written_is_named() -> None:
+    assert fault_of(edited("metric", "\ud800")) == "is broken: metric is '\\ud800', and no metric has that name"
