@@ -54,6 +54,7 @@ from experiment_core_utils.models.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.records import QuantSupport
 from experiment_core_utils.primitives.text_config import Quantisation, judged
@@ -253,7 +254,38 @@ def _choose_implementations(model: MolmoeForConditionalGeneration, config: Profi
 def load_processor(source: ModelSource) -> MolmoeProcessor:
     """Tokenizer and image processor of a checkpoint, no weights; raises ConfigurationError where they are not there."""
     with vendor_errors_named(f"{source.folder} has no usable tokenizer or image processor"):
-        return _read_processor(source)
+        processor = _read_processor(source)
+    # Of the published layout the image processor is made here.
+    if not source.is_published_layout:
+        _refuse_unfit(processor.image_processor, source)
+    return processor
+
+
+def _refuse_unfit(pictures: MolmoeImageProcessor, source: ModelSource) -> None:
+    """Raises ConfigurationError for a `preprocessor_config.json` by which every picture would fail."""
+    vision = source.config.vision_config
+    of_model = {
+        "crop_size": vision.image_size,
+        "patch_size": vision.patch_size,
+        "pooling_size": source.config.pooling_size,
+    }
+    rules = {
+        **{name: (getattr(pictures, name) == value, f"the model's is {value}") for name, value in of_model.items()},
+        "image_mean": (_are_numbers(pictures.image_mean, 3), "give 3 numbers"),
+        "image_std": (_are_numbers(pictures.image_std, 3) and all(pictures.image_std), "give 3 numbers above 0"),
+        "overlap_margins": (_are_numbers(pictures.overlap_margins, 2), "give 2 numbers of patches"),
+        "max_crops": (_are_numbers((pictures.max_crops,), 1), "give a number of tiles"),
+    }
+    for name, (is_met, rule) in rules.items():
+        if not is_met:
+            raise ConfigurationError(
+                f"the preprocessor_config.json in {source.folder} cannot be used: {name} is "
+                f"{shortened(getattr(pictures, name))}; {rule}"
+            )
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return len(values) == count and all(type(each) in (int, float) and 0 <= each < 1e6 for each in values)
 
 
 def _read_processor(source: ModelSource) -> MolmoeProcessor:

@@ -110,6 +110,14 @@ MOLMOE: dict[str, tuple[Spoil, str]] = {
     "tokenizer without its parts": (written("tokenizer.json", '{"a": 1}'), "no usable tokenizer or image processor"),
     "tokenizer a pipe": (pipe("tokenizer.json"), "tokenizer.json is a pipe"),
     "preprocessor a string": (written("preprocessor_config.json", '"x"'), "holds no JSON object but str"),
+    "crops of another size": (
+        changed("preprocessor_config.json", lambda content: content.update(crop_size="x")),
+        "cannot be used: crop_size is 'x'; the model's is 336",
+    ),
+    "colours without means": (
+        changed("preprocessor_config.json", lambda content: content.update(image_mean=[])),
+        "cannot be used: image_mean is (); give 3 numbers",
+    ),
     "text part a string": (config(text_config="x"), "config.json is not possible: text_config"),
     "vision part a number": (config(vision_config=5), "config.json is not possible: vision_config"),
     "width null": (config("text_config", hidden_size=None), "'hidden_size' expected int, got NoneType"),
