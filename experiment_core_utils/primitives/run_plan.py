@@ -77,7 +77,9 @@ def read_plan(output_dir: Path) -> RunPlan:
         ) from error
     except (OSError, ValidationError) as error:
         raise ResultsRefused(f"{path} is no plan of this version; begin the run again") from error
-    if not (0 < plan.started_unix_s < 1e11 and plan.num_processes > 0 and plan.num_samples >= 0):
+    counts = (plan.num_samples, plan.num_samples_before, plan.num_processes - 1)
+    # Times are divided by counts, which must fit a float.
+    if not (0 < plan.started_unix_s < 1e11 and all(0 <= count <= 2**53 for count in counts)):
         raise ResultsRefused(f"{path} is broken: its numbers are none of a run; begin the run again")
     if plan.schema_version != PLAN_VERSION:
         raise ResultsRefused(f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}")

@@ -1,5 +1,6 @@
 """The plan of a run on the disk."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,4 +50,14 @@ def test_a_plan_of_another_schema_and_none_are_refused(tmp_path: Path) -> None:
         read_plan(tmp_path)
     write_plan(replace(PLAN, schema_version=7), tmp_path)
     with pytest.raises(ResultsError, match=r"is of schema 7, this version reads 1"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["num_samples", "num_samples_before", "num_processes"])
+@pytest.mark.parametrize("count", [-(10**30), -1, 10**30])
+def test_counts_that_no_run_has_are_refused(tmp_path: Path, field: str, count: int) -> None:
+    write_plan(PLAN, tmp_path)
+    path = tmp_path / PARTS_FOLDER / "plan.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: count}))
+    with pytest.raises(ResultsError, match="is broken: its numbers are none of a run"):
         read_plan(tmp_path)
