@@ -192,8 +192,15 @@ def load(path: Path) -> Lookup:
     except ValidationError as error:
         raise ResultsError(f"{path} {field_fault(error)}; build it again") from error
     entries = (
-        LookupEntry(KnobChoice(each.pop("tier"), each.pop("top_k"), each.pop("num_active_blocks")), **each)
-        for each in map(dict, stored["entries"])
+        LookupEntry(
+            KnobChoice(each["tier"], each["top_k"], each["num_active_blocks"]),
+            each["accuracy"],
+            each["num_scored"],
+            each["latency_mean_ms"],
+            each["latency_median_ms"],
+            each["num_measured"],
+        )
+        for each in stored["entries"]
     )
     by_task = {task: tuple(ids) for task, ids in stored["sample_ids"].items()}
     return Lookup(stored["aggregation_method"], stored["tolerance"], tuple(entries), by_task, stored["source"])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -76,7 +76,15 @@ class FittedStages:
 
 
 _FINITE = ConfigDict(strict=True, allow_inf_nan=False)
-_Part = dict[Literal[tuple(TERMS)], float]  # type: ignore[valid-type]
+
+
+def _term(name: str) -> str:
+    if name not in TERMS:
+        raise ValueError(f"no model has the term {name}")
+    return name
+
+
+_Part = dict[Annotated[str, AfterValidator(_term)], float]
 
 
 def _with(*names: str) -> AfterValidator:
