@@ -1137,7 +1137,7 @@ def read_setting(path: Path) -> SettingResult:
 def _contradictions(result: SettingResult) -> Iterator[str]:
     """Fields that are possible alone, but not together."""
     samples = result.per_sample_results
-    if result.metric is not None and not result.metric.isascii():
+    if not result.metric.isascii():
         yield f"is broken: metric is {result.metric!a}, and no metric has that name"
     for name, value in result.aggregate_stats.items():
         if value is not None and value <= 0 and _ABOVE_ZERO.fullmatch(name):

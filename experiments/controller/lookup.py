@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.result_files import field_fault, read_json_object
-from experiment_core_utils.stored_results import Amount, Count, Knob, Share, Time
+from experiment_core_utils.setting_result import Amount, Count, Knob, Share, Time
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies import RequestFeatures, check_budget

@@ -236,5 +236,7 @@ def test_deep_nesting_behind_what_the_fast_reader_refuses_is_one_line(start: str
         parsed_json(f"{start}{'[' * levels}{']' * levels}}}".encode())
 
 
-def test_a_metric_whose_name_cannot_be_written_is_named() -> None:
-    assert fault_of(edited("metric", "\ud800")) == "is broken: metric is '\\ud800', and no metric has that name"
+def test_a_metric_whose_name_cannot_be_written_is_named(tmp_path: Path) -> None:
+    only_file(tmp_path, json.dumps(edited("metric", "\ud800")).encode())
+    with pytest.raises(ResultsRefused, match=r"is broken: metric is '\\ud800', and no metric has that name"):
+        ledger(tmp_path).result("a")
