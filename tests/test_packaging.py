@@ -1,8 +1,10 @@
 """What a wheel takes along: modules do so by themselves, any other file by its ending."""
 
+import ast
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 from experiment_core_utils.primitives.paths import REPOSITORY
 
 SETUPTOOLS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+# Packages that are imported by another name.
+PACKAGE_OF = {"PIL": "pillow", "yaml": "pyyaml"}
 
 
 def files_of_packages() -> list[Path]:
@@ -45,6 +49,22 @@ def test_the_licences_are_of_the_packages_that_are_required_and_no_others() -> N
     assert sorted(rows) == sorted(required("requirements.txt"))
     assert set(re.findall(r"([\w-]+)\s(\d[\d.]*)\s\(", developers)) == required("requirements-dev.txt")
     assert "not imported" not in page
+
+
+def test_the_licences_name_every_package_that_is_imported() -> None:
+    page = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
+    names = set()
+    scripts = list((REPOSITORY / "scripts").rglob("*.py"))
+    for path in [each for each in files_of_packages() if each.suffix == ".py"] + scripts:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {each.name.split(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+                names.add(node.module.split(".")[0])
+    own = {path.name for path in REPOSITORY.iterdir()} | sys.stdlib_module_names
+    packages = {PACKAGE_OF.get(name, name) for name in names - own}
+    assert "torch" in packages
+    assert sorted(name for name in packages if re.search(rf"\b{name}\b", page) is None) == []
 
 
 @pytest.mark.skipif(shutil.which("git") is None or not (REPOSITORY / ".git").exists(), reason="not a git checkout")
