@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.result_files import read_rows
 from experiment_core_utils.sample_table import sample_rows, samples_csv_text
 from experiment_core_utils.setting_result import RescoredResult, SettingResult, read_setting
 from experiment_core_utils.tasks.comparison import PairedComparison
-from experiment_core_utils.tasks.sampling import LEAST_SAMPLES_TO_COMPARE
+from experiment_core_utils.tasks.sampling import few_samples_sentence
 
 RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
 
@@ -110,16 +110,6 @@ def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
     """What must stand under a comparison of settings that too few samples stand behind; None where it is fair."""
     fewest = min((result.num_samples for result in results), default=0)
     return few_samples_sentence(len(results), fewest)
-
-
-def few_samples_sentence(num_settings: int, num_samples: int) -> str | None:
-    """The sentence for that many settings with that many samples each; None for one setting or enough samples."""
-    if num_settings < 2 or num_samples >= LEAST_SAMPLES_TO_COMPARE:
-        return None
-    return (
-        f"{num_samples} samples stand behind a comparison of {num_settings} settings: differences in accuracy and "
-        f"Pareto fronts need at least {LEAST_SAMPLES_TO_COMPARE}"
-    )
 
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:

@@ -23,7 +23,6 @@ from experiment_core_utils.k_results_aggregation import (
     merge_parts,
     remove_journals,
 )
-from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence
 from experiment_core_utils.measurement import ShareMeasurer, split_by
 from experiment_core_utils.pareto_run import (
     SEARCH_FILE,
@@ -48,6 +47,7 @@ from experiment_core_utils.setting_result import Preparation, SettingResult
 from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_part
 from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.sampling import few_samples_sentence
 from experiment_core_utils.torch_profiles import TorchProfiles
 
 

@@ -12,9 +12,9 @@ from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import picture_caveats
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.fingerprint import max_new_tokens_of
-from experiment_core_utils.l_results_csv_cleaning import few_samples_sentence
 from experiment_core_utils.setting_result import Provenance
 from experiment_core_utils.tasks.interface import Task
+from experiment_core_utils.tasks.sampling import few_samples_sentence
 
 
 def provenance_of_run(

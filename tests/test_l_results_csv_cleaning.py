@@ -12,7 +12,6 @@ from experiment_core_utils.j_results_saving import flatten_results_to_csv
 from experiment_core_utils.l_results_csv_cleaning import (
     closing_table,
     comparison_table,
-    few_samples_sentence,
     few_samples_warning,
     json_to_csv,
     read_results,
@@ -27,6 +26,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.records import FailedSample, StageFlops
 from experiment_core_utils.setting_result import SettingResult, Utilisation
 from experiment_core_utils.tasks.comparison import PairedComparison
+from experiment_core_utils.tasks.sampling import few_samples_sentence
 from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, result_of, staged_run
 
 HEADER = (

@@ -169,3 +169,13 @@ def _checked_ids(ids: Sequence[int], length: int) -> tuple[int, ...]:
 def _listed(ids: Sequence[int]) -> str:
     shown = ", ".join(map(str, ids[:5]))
     return shown if len(ids) <= 5 else f"{shown} and {len(ids) - 5} more"
+
+
+def few_samples_sentence(num_settings: int, num_samples: int) -> str | None:
+    """The sentence for that many settings with that many samples each; None for one setting or enough samples."""
+    if num_settings < 2 or num_samples >= LEAST_SAMPLES_TO_COMPARE:
+        return None
+    return (
+        f"{num_samples} samples stand behind a comparison of {num_settings} settings: differences in accuracy and "
+        f"Pareto fronts need at least {LEAST_SAMPLES_TO_COMPARE}"
+    )
