@@ -126,5 +126,5 @@ def test_a_setting_ends_when_its_mean_is_precise_and_a_resumed_one_at_the_same_s
 def test_a_goal_out_of_reach_takes_every_sample(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = config_for(tiny_checkpoint, tmp_path, "--until_precision", "0.000001", "--num_samples", "12")
     (result,) = run_profiling(replace(config, top_k_list=(4,), num_warmup_runs=0)).results
-    assert result["num_samples"] == 12
-    assert result["precision"]["stopped_by"] == "num_samples"
+    assert result.num_samples == 12
+    assert result.precision is not None and result.precision.stopped_by == "num_samples"
