@@ -65,7 +65,7 @@ def test_settings_that_are_done_are_not_counted_again(tiny_checkpoint: Path, tmp
     # Tier high is new, and is estimated from what the eight reached.
     assert [each.work.is_done for each in plan.estimates] == [True] * 8 + [False] * 4
     assert [each.time_source for each in plan.estimates] == ["measured"] * 8 + ["scaled"] * 4
-    assert plan.estimates[0].request_s == pytest.approx(measured[0]["aggregate_stats"]["T_total_mean"] / 1e3)
+    assert plan.estimates[0].request_s == pytest.approx(measured[0].aggregate_stats["T_total_mean"] / 1e3)
     assert plan.whole_s == pytest.approx(sum(each.setting_s for each in plan.estimates[8:]))
     assert "whole: 4 of 12 settings to measure" in plan.text
     # Another number of samples is another run: nothing is done, but the times are known.

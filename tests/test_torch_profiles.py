@@ -125,9 +125,10 @@ def test_a_run_with_profiles_has_the_same_results_and_as_many_runs(tiny_checkpoi
          "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "4",
          "--tier_list", "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "4", "--execution", "eager"]
     )  # fmt: skip
-    bare = run_profiling(config).results
+    bare = [each.content() for each in run_profiling(config).results]
     folder = tmp_path / "profiled"
-    profiled = run_profiling(replace(config, use_profiler=True, output_dir=folder)).results
+    report = run_profiling(replace(config, use_profiler=True, output_dir=folder))
+    profiled = [each.content() for each in report.results]
     assert {name for name in names(folder) if name.startswith("profiler_")} == files(0, 0) | files(1, 0)
     with gzip.open(folder / "profiler_trace_config_0_sample_0.json.gz", "rt") as file:
         ranges = Counter(

@@ -25,7 +25,8 @@ def test_two_machines_give_the_answers_of_one_process(tiny_checkpoint: Path, tmp
         "4", "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3", "--num_threads", "1",
         "--num_warmup_runs", "0", "--drift_check_every", "0",
     ]  # fmt: skip
-    (single,) = run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")])).results
+    (one,) = run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")])).results
+    single = one.content()
     code, log = launch_on_two_machines(*flags, "--output_dir", str(tmp_path / "two"), "--worker_timeout", "120")
     assert code == 0, log
     assert log.count("table of settings") == 1
