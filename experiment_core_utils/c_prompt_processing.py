@@ -1,6 +1,5 @@
 """In: a task, or texts, and what was asked of them; out: what to ask, each as tensors with true token counts."""
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.records import PreparedRequest, TokenisedPrompts
 from experiment_core_utils.primitives.stability import shuffled
+from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
@@ -89,7 +89,7 @@ def choose_latency_ids(sample_ids: Sequence[int], num_latency_samples: int | Non
 
 def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:
     """Short digest of the ids, to recognise results made on the same samples."""
-    return hashlib.sha256(",".join(map(str, sample_ids)).encode()).hexdigest()[:16]
+    return short_digest(",".join(map(str, sample_ids)))
 
 
 @dataclass(frozen=True)

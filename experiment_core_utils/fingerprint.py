@@ -4,7 +4,6 @@ Which engines run a model is known only once it is loaded, which a finished run 
 of the digest: what a run finds of itself in its folder says with which engines it began, and others are refused.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
 from experiment_core_utils.primitives.journal import journals_in, read_journal
+from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.tasks.interface import Task
 
@@ -40,7 +40,7 @@ def agreed_fingerprint(
     """
     parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
     place = (str(source.folder.resolve()), source.weights_stamp)
-    found = of_all_processes((_digest(parts), _digest((parts, place))), accelerator)
+    found = of_all_processes((short_digest(repr(parts)), short_digest(repr((parts, place)))), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
         raise WorkerLost(
@@ -161,7 +161,3 @@ def answered_in_batches(config: ProfilingConfig, num_samples: int) -> tuple[int,
 def max_new_tokens_of(config: ProfilingConfig, task: Task) -> int:
     """The limit that was asked for, else the task's own."""
     return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
-
-
-def _digest(parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

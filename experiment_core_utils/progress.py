@@ -1,6 +1,5 @@
 """In: a run's folder and fingerprint; out: which settings are done, which failed, and how often they were tried."""
 
-import hashlib
 import os
 import re
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from experiment_core_utils.primitives.files import shortened, write_json_atomica
 from experiment_core_utils.primitives.paths import TRACKERS, state_folder
 from experiment_core_utils.primitives.records import SettingFailure
 from experiment_core_utils.primitives.result_files import parsed_json, read_json
+from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.setting_result import SCHEMA_VERSION, SettingResult
 
 
@@ -33,7 +33,7 @@ class Ledger:
     def __init__(self, output_dir: Path, fingerprint: str, trackers: Path | None = None) -> None:
         self._output_dir = output_dir.resolve()
         self.fingerprint = fingerprint
-        digest = hashlib.sha256(os.fsencode(f"{self._output_dir}|{fingerprint}")).hexdigest()[:16]
+        digest = short_digest(os.fsencode(f"{self._output_dir}|{fingerprint}"))
         name = f"acc_lat_{digest}.json"
         self.path = (state_folder(self._output_dir) if trackers is None else trackers) / name
         # A checkout that could be written to may hold what was measured then.

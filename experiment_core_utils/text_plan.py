@@ -1,6 +1,5 @@
 """In: the combinations of a text experiment; out: what is to be done with each, before a model is loaded."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_lo
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.text_config import PromptSource, TextConfig
 from experiment_core_utils.primitives.text_grid import Combination
+from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.prompt_choice import ChosenPrompts, choose_prompts
 from experiment_core_utils.tasks.prompts import Prompts, read_prompts
 
@@ -134,7 +134,7 @@ def experiment_digest(
         accelerator.num_processes,
         environment_stamp(accelerator.device),
     )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return short_digest(repr(parts))
 
 
 def _title(number: int, total: int, varied: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
-"""Texts that come from files of others: whether they can be used as text, and how a one-line message shows them."""
+"""Texts: whether one from elsewhere can be used, how a one-line message shows it, and a short digest to know it by."""
 
+import hashlib
 from typing import Any
 
 _MOST_SHOWN = 200
@@ -23,3 +24,8 @@ def shown(value: Any) -> str:
         half = _MOST_SHOWN // 2
         text = f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def short_digest(content: str | bytes) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of some text or bytes; equal for equal content, on any machine."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]

@@ -1,6 +1,5 @@
 """In: where prompts come from; out: their texts in order, and what they were read from."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.json_files import parse_json, refuse_unreadable
 from experiment_core_utils.primitives.text_config import PromptSource
+from experiment_core_utils.primitives.texts import short_digest
 
 _JSONL = (".jsonl", ".ndjson")
 _OTHER_FORMATS = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".yaml", ".yml")
@@ -47,7 +47,7 @@ def read_prompts(wanted: PromptSource, cache_dir: Path | None = None) -> Prompts
 
 def digest_of(texts: list[str]) -> str:
     """Short digest of texts in their order, to recognise the same prompts by."""
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+    return short_digest(json.dumps(texts))
 
 
 def _of_file(path: Path, column: str) -> Iterator[str]:

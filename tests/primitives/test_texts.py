@@ -1,8 +1,8 @@
-"""Texts of others: what can be written as UTF-8, and what stands in a message of one line."""
+"""What can be written as UTF-8, what stands in a message of one line, and the short digest of a text."""
 
 import pytest
 
-from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.primitives.texts import is_text, short_digest, shown
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,8 @@ def test_what_a_message_shows() -> None:
     assert shown("a\nb\0\ud800é") == "a\\nb\\x00\\ud800é"
     assert shown(["a"]) == "['a']"
     assert shown("x" * 5000) == f"{'x' * 100} ... {'x' * 100} (5000 characters)"
+
+
+def test_a_short_digest_is_the_front_of_the_sha256() -> None:
+    # sha256sum of "abc", as in the standard (FIPS 180-2).
+    assert short_digest("abc") == short_digest(b"abc") == "ba7816bf8f01cfea"
