@@ -2,21 +2,19 @@
 
 import math
 import os
-import platform
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import asdict
 from enum import Enum
 from typing import Any, cast
 
-import psutil
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiment_core_utils.b_model_loader import ModelWrapper
-from experiment_core_utils.host_facts import command_line, cpu_name, git_commit, hardware_info, package_version
+from experiment_core_utils.host_facts import cpu_name, hardware_info, host_hardware, package_version, run_facts
 from experiment_core_utils.models.architecture import (
     MIB,
     architecture_sizes,
@@ -67,7 +65,7 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
     info = {
         "experiment_id": experiment_id,
         "cycle_id": config.cycle_id,
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        **asdict(run_facts(TEXT_PACKAGES)),
         "distributed_config": {
             "num_processes": accelerator.num_processes,
             "local_process_index": accelerator.local_process_index,
@@ -76,10 +74,6 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
             "mixed_precision": accelerator.mixed_precision,
         },
         "hardware_info": hardware_info(),
-        "command": command_line(),
-        "git_commit": git_commit(),
-        "python": platform.python_version(),
-        "versions": {name: package_version(name) for name in TEXT_PACKAGES},
         "model": {"name": config.model_name, "revision": config.revision},
         "data": config.prompts.model_dump(),
     }
@@ -158,11 +152,7 @@ def gather_provenance(accelerator: Accelerator, device: torch.device, experiment
     """Who measured, when, with what: versions, hardware, processes, git commit and command line."""
     return {
         "experiment_id": experiment_id,
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command_line(),
-        "git_commit": git_commit(),
-        "python": platform.python_version(),
-        "versions": {name: package_version(name) for name in RECORDED_PACKAGES},
+        **asdict(run_facts(RECORDED_PACKAGES)),
         "num_processes": accelerator.num_processes,
         "hardware": describe_hardware(device),
     }
@@ -175,12 +165,7 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
         "device": str(device),
         "gpu_name": torch.cuda.get_device_name(device) if is_cuda else None,
         "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
-        "cuda": torch.version.cuda,
-        "num_gpus": torch.cuda.device_count(),
-        "cpu": cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "ram_bytes": psutil.virtual_memory().total,
+        **asdict(host_hardware()),
     }
 
 
@@ -241,6 +226,11 @@ def caveats_of(
         caveats.append("the commit of the data on the hub is not known: --dataset_revision COMMIT makes it repeatable")
     if config.random_weights:
         caveats.append("random weights: accuracy means nothing, routing may be more even than a trained model's")
-    if device.type == "cpu" and processes_here > 1:
-        caveats.append(f"{processes_here} processes share the CPU cores: latencies are not those of one alone")
-    return caveats
+    return [*caveats, *shared_cores_caveats(device, processes_here)]
+
+
+def shared_cores_caveats(device: torch.device, processes_here: int) -> list[str]:
+    """The caveat of a run on the CPU of which several processes are on this machine; none otherwise."""
+    if device.type != "cpu" or processes_here == 1:
+        return []
+    return [f"{processes_here} processes share the CPU cores: times are not those of one alone"]

@@ -1,11 +1,13 @@
-"""In: the machine and the checkout as they are; out: command, commit, versions and hardware, to tell runs apart by."""
+"""Facts of the machine and the checkout, as both kinds of run record them: command, commit, versions, hardware."""
 
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,6 +20,63 @@ from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.paths import REPOSITORY
 
 GIB = 2**30
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """When and with what a run was made.
+
+    Attributes:
+        timestamp: in UTC, to the second.
+        versions: None for a package that is not there.
+    """
+
+    timestamp: str
+    command: str
+    git_commit: str | None
+    python: str
+    versions: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class HostHardware:
+    """What a host is made of; None for what cannot be read.
+
+    Attributes:
+        cuda: version that torch was built for.
+        num_gpus: that this process sees.
+        cpu: name that the kernel gives it.
+    """
+
+    cuda: str | None
+    num_gpus: int
+    cpu: str | None
+    cpu_count: int | None
+    torch_threads: int
+    ram_bytes: int
+
+
+def run_facts(packages: Sequence[str]) -> RunFacts:
+    """The facts of a run that starts now, with the versions of these packages."""
+    return RunFacts(
+        timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command_line(),
+        git_commit=git_commit(),
+        python=platform.python_version(),
+        versions={name: package_version(name) for name in packages},
+    )
+
+
+def host_hardware() -> HostHardware:
+    """The host as this process finds it."""
+    return HostHardware(
+        cuda=torch.version.cuda,
+        num_gpus=torch.cuda.device_count(),
+        cpu=cpu_name(),
+        cpu_count=os.cpu_count(),
+        torch_threads=torch.get_num_threads(),
+        ram_bytes=psutil.virtual_memory().total,
+    )
 
 
 def command_line() -> str:
@@ -63,16 +122,13 @@ def cpu_name() -> str | None:
 
 def hardware_info() -> dict[str, Any]:
     """The keys of `records.HardwareInfo`, and the CPU's name, torch's threads, CUDA's version and `gpus`."""
-    places = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    host = asdict(host_hardware())
+    places = [torch.device("cuda", index) for index in range(host["num_gpus"])]
     return {
+        "total_ram_gb": host.pop("ram_bytes") / GIB,
+        **host,
         "cuda_available": torch.cuda.is_available(),
-        "num_gpus": len(places),
         "gpu_names": [torch.cuda.get_device_name(place) for place in places],
-        "cpu_count": os.cpu_count(),
-        "total_ram_gb": psutil.virtual_memory().total / GIB,
-        "cpu": cpu_name(),
-        "torch_threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda,
         "gpus": [_describe_gpu(place) for place in places],
     }
 

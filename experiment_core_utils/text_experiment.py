@@ -18,6 +18,7 @@ from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
     get_model_architecture_info,
+    shared_cores_caveats,
 )
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
@@ -189,9 +190,7 @@ def _token_ids(pooled: InferenceResults) -> dict[str, Any]:
 def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextConfig) -> list[str]:
     """What a reader must know before quoting the figures."""
     here = processes_on_this_machine(accelerator)
-    found = []
-    if accelerator.device.type == "cpu" and here > 1:
-        found.append(f"{here} processes share the CPU cores: times are not those of one alone")
+    found = shared_cores_caveats(accelerator.device, here)
     if pooled["simulated_delay_s"] > 0 and config.energy_wanted != "off":
         found.append(f"the energy of the whole run holds {pooled['simulated_delay_s']:.3g} s of simulated waiting")
     return found

@@ -356,7 +356,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
         [json.loads(path.read_text()) for path in (tmp_path / name).glob("*blocks4.json")] for name in ("one", "two")
     )
     assert double["provenance"]["num_processes"] == 2
-    assert lasting_caveats(double) == ["2 processes share the CPU cores: latencies are not those of one alone"]
+    assert lasting_caveats(double) == ["2 processes share the CPU cores: times are not those of one alone"]
     for key in ("accuracy", "accuracy_std", "accuracy_ci95", "accuracy_by_type", "metric_details", "sample_ids"):
         assert double[key] == single[key]
     for key in ("sample_id", "pred", "accuracy", "parse_status", "metadata", "prompt_tokens", "output_tokens"):
