@@ -1,6 +1,7 @@
 """In: a request and a setting in force, or all prompts of a text run; out: tokens and times from marks of the run."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,17 +13,20 @@ from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import new_marks, synchronize
+from experiment_core_utils.primitives.distributions import rate
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.records import (
+    BatchRecord,
     InferenceResults,
     MarkedTokens,
+    QueryRecord,
     StagedRun,
     StageName,
     TokenisedPrompts,
 )
-from experiment_core_utils.primitives.text_config import TextConfig, judged
-from experiment_core_utils.text_generation import TextGenerator, context_length, generation_values
+from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.text_generation import TextGenerator, check_context, generation_values
 from experiment_core_utils.text_share import OwnPrompts, TextShare
 
 
@@ -116,7 +120,66 @@ def prepare_gen_inference(
 
 def run_prepared(share: TextShare, accelerator: Accelerator, stop: StopRequest | None = None) -> InferenceResults:
     """The second half: every batch is measured."""
-    return outcome_of_all(lambda: share.run(stop or StopRequest()), accelerator)
+    return outcome_of_all(lambda: run_share(share, stop or StopRequest()), accelerator)
+
+
+def run_share(share: TextShare, stop: StopRequest) -> InferenceResults:
+    """What one process generates of its own prompts; errors as `TextShare.run`."""
+    queries, batches = share.run(stop)
+    return results_of_records(queries, batches, share.decoding, share.process_index, share.num_processes)
+
+
+def results_of_records(
+    queries: Iterable[QueryRecord],
+    batches: Iterable[BatchRecord],
+    decoding: dict[str, Any],
+    process_index: int | None,
+    num_processes: int,
+) -> InferenceResults:
+    """Counts, tokens and rates that the records come to; times are those of the process that took longest.
+
+    Args:
+        decoding: with `pad_token_id`, which fills the rows of `output_tokens`.
+        process_index: None for the records of all processes.
+    """
+    queries = sorted(queries, key=lambda query: query["prompt_index"])
+    batches = sorted(batches, key=lambda batch: (batch["process_index"], batch["batch_index"]))
+    texts = [query["output_text"] for query in queries]
+    output_tokens = sum(query["output_tokens"] for query in queries)
+    time_s = _longest((batch["process_index"], batch["inference_time_s"]) for batch in batches)
+    return InferenceResults(
+        output_tokens=_padded([query["output_token_ids"] for query in queries], decoding["pad_token_id"]),
+        output_text=None if None in texts else [text for text in texts if text is not None],
+        total_inference_time_s=time_s,
+        total_input_tokens=sum(query["input_tokens"] for query in queries),
+        total_output_tokens=output_tokens,
+        num_prompts_processed=len(queries),
+        tokens_per_second=rate(output_tokens, time_s),
+        queries_per_second=rate(len(queries), time_s),
+        latency_per_query_s=rate(time_s, len(queries)),
+        process_index=process_index,
+        num_processes=num_processes,
+        queries=queries,
+        batches=batches,
+        decoding=decoding,
+        simulated_delay_s=_longest((batch["process_index"], batch["simulated_delay_s"]) for batch in batches),
+    )
+
+
+def _longest(seconds: Iterable[tuple[int, float]]) -> float:
+    """The largest sum of one process; 0 where there is nothing."""
+    sums: dict[int, float] = defaultdict(float)
+    for process, duration in seconds:
+        sums[process] += duration
+    return max(sums.values(), default=0.0)
+
+
+def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> torch.Tensor:
+    """[N, longest] on the host, filled to the right."""
+    tokens = torch.full((len(rows), max(map(len, rows), default=0)), pad_token_id, dtype=torch.long)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row, dtype=torch.long)
+    return tokens
 
 
 def _warm_share(
@@ -131,7 +194,7 @@ def _warm_share(
     config = judged(experiment_config)
     ids, mask = _checked_prompts(tokenised_prompts)
     plain_model = accelerator.unwrap_model(model)
-    _check_context(mask.sum(dim=1).tolist(), config, plain_model)
+    check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, plain_model.config)
     own = share_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
     clock = HostClock() if power is None else power.clock
     generator = TextGenerator(plain_model, generation_values(config, plain_model, tokeniser), config.random_seed, clock)
@@ -157,13 +220,3 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
     if not (mask[:, 1:] >= mask[:, :-1]).all() or not mask[:, -1].all():
         raise ConfigurationError("the prompts are not padded on the left; make them with tokenise_prompts")
     return ids, mask
-
-
-def _check_context(lengths: list[int], config: TextConfig, model: Any) -> None:
-    limit, wanted = context_length(model.config), config.max_output_tokens
-    longest = max(lengths)
-    if limit is not None and longest + wanted > limit:
-        raise ConfigurationError(
-            f"prompt {lengths.index(longest)} has {longest} tokens, with max_output_tokens {wanted} more than the "
-            f"model's {limit} positions; lower max_output_tokens or max_input_tokens"
-        )

@@ -1,6 +1,7 @@
-"""In: every process's journal of a setting, or its energy; out: one whole in which each is there exactly once."""
+"""In: what each process measured (journals, generated texts, energy); out: one whole in which each is exactly once."""
 
 import itertools
+import math
 import os
 import time
 from collections import Counter
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiment_core_utils.energy_pool import pool_energy
+from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -24,6 +25,7 @@ from experiment_core_utils.primitives.journal import (
 from experiment_core_utils.primitives.records import (
     EnergyFigures,
     FinishedSample,
+    InferenceResults,
     MeasuredSetting,
     PooledEnergy,
     ShareDone,
@@ -35,6 +37,7 @@ _POLL_S = 0.05
 # Whole journals are read at each look, not only their ends.
 _ROUND_POLL_S = 0.5
 _IDS_NAMED = 20
+_PROMPTS_NAMED = 10
 
 
 def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool]) -> None:
@@ -334,6 +337,49 @@ def _check_complete(found: Sequence[int], asked: Collection[int], drawn: Collect
         raise ResultsError(f"{key}: samples there twice {twice}, missing {missing}, not asked for {foreign}")
 
 
+def pool_inference_results(results: Sequence[InferenceResults]) -> InferenceResults:
+    """One whole of what every process generated; rates are computed after pooling.
+
+    Counts are sums. Processes run side by side, so `total_inference_time_s` and `simulated_delay_s` are those of the
+    process that ran or waited longest: the whole is as slow as its slowest part.
+
+    Args:
+        results: of every process once, in any order; also as read from JSON.
+
+    Raises:
+        ResultsError: a process is missing or there twice, processes decoded differently, or the prompts are not each
+            there exactly once.
+    """
+    if not results:
+        raise ResultsError("no inference results were given; give those of every process")
+    first = results[0]
+    _check_processes([result["process_index"] for result in results], first["num_processes"])
+    if any(result["decoding"] != first["decoding"] for result in results):
+        raise ResultsError("the processes' results differ in their decoding: they do not belong to one run")
+    queries = [query for result in results for query in result["queries"]]
+    _check_prompts([query["prompt_index"] for query in queries])
+    batches = [batch for result in results for batch in result["batches"]]
+    return results_of_records(queries, batches, first["decoding"], None, first["num_processes"])
+
+
+def _check_processes(found: Sequence[int | None], num_processes: int) -> None:
+    if Counter(found) != Counter(range(num_processes)):
+        raise ResultsError(
+            f"results of processes {list(found)} were given for a run of {num_processes}; give those of every process "
+            "exactly once"
+        )
+
+
+def _check_prompts(found: Sequence[int]) -> None:
+    counts = Counter(found)
+    twice = sorted(index for index, count in counts.items() if count > 1)
+    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
+    if twice or missing:
+        raise ResultsError(
+            f"prompts there twice {twice[:_PROMPTS_NAMED]}, missing {missing[:_PROMPTS_NAMED]}: not one run's results"
+        )
+
+
 def load_and_aggregate_per_process_energy_results(
     experiment_id: str, num_processes: int, *, results_dir: Path = Path("results")
 ) -> PooledEnergy:
@@ -363,3 +409,58 @@ def _energy_of(rank: int, path: Path) -> dict[str, Any]:
     if lacking:
         raise ResultsError(f"the energy results of process {rank} ({path}) lack {', '.join(lacking)}")
     return content
+
+
+def pool_energy(per_process: Sequence[Mapping[str, Any]]) -> PooledEnergy:
+    """The energy of a run.
+
+    Args:
+        per_process: by rank, what `aggregate_energy_metrics` returned there.
+    """
+    tracking = [each for each in per_process if each["duration_seconds"] is not None]
+    durations = [each["duration_seconds"] for each in tracking]
+    total = _sum_of_all("total_energy_kwh", tracking)
+    with_gpus = [each for each in tracking if not _has_no_gpu(each)]
+    return PooledEnergy(
+        total_energy_kwh=total,
+        avg_energy_per_process_kwh=None if total is None else total / len(per_process),
+        per_process_breakdown=[{"process": rank, **each} for rank, each in enumerate(per_process)],
+        cpu_energy_kwh=_sum_of_all("cpu_energy_kwh", tracking),
+        gpu_energy_kwh=_sum_of_all("gpu_energy_kwh", with_gpus),
+        ram_energy_kwh=_sum_of_all("ram_energy_kwh", tracking),
+        total_emissions_kg_co2=_sum_of_all("total_emissions_kg_co2", tracking),
+        duration_seconds=max(durations, default=None),
+        total_duration_seconds=_sum_of_all("duration_seconds", tracking),
+        gpu_counter_j=_sum_of_all("gpu_counter_j", with_gpus),
+        gpu_power_integral_j=_sum_of_all("gpu_power_integral_j", with_gpus),
+        num_processes=len(per_process),
+        num_tracking_processes=len(tracking),
+        reason=_reason_of_all(per_process),
+    )
+
+
+def _sum_of_all(figure: str, machines: Sequence[Mapping[str, Any]]) -> float | None:
+    """None where one of them lacks it: the sum of the others would pass for that of all."""
+    # Files from before the joules were there have none.
+    values = [each.get(figure) for each in machines]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known and len(known) == len(values) else None
+
+
+def _has_no_gpu(machine: Mapping[str, Any]) -> bool:
+    """Whether it uses none: its total is whole without."""
+    return machine["gpu_energy_kwh"] is None and machine["total_energy_kwh"] is not None
+
+
+def _reason_of_all(per_process: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why something is missing, each process by its rank; one that a tracking process counts lacks nothing."""
+    tracking = [(rank, each) for rank, each in enumerate(per_process) if each["duration_seconds"] is not None]
+    concerned = tracking or list(enumerate(per_process))
+    told = [(rank, _reasons_of(each)) for rank, each in concerned]
+    return "; ".join(f"process {rank}: {why}" for rank, why in told if why) or None
+
+
+def _reasons_of(each: Mapping[str, Any]) -> str:
+    """codecarbon's, then the instruments', which are the same where nothing was tracked."""
+    reasons = (each.get("reason"), each.get("instruments_reason"))
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))

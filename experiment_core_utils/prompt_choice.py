@@ -14,7 +14,7 @@ from experiment_core_utils.c_prompt_processing import (
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import TokenisedPrompts
 from experiment_core_utils.primitives.text_config import TextConfig
-from experiment_core_utils.text_generation import context_length
+from experiment_core_utils.text_generation import check_context
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,15 @@ def choose_prompts(
     if config.sort_prompts:
         texts = sort_prompts_by_length(texts, tokenizer)
     tokenised = tokenise_prompts(texts, tokenizer)
-    _check_against_model(config, tokenised, model_config)
+    check_context(tokenised, config.max_output_tokens, model_config)
+    _check_vocabulary(config, tokenised, model_config)
     return ChosenPrompts(tuple(texts), tokenised, len(prompts) - len(short))
 
 
-def _check_against_model(config: TextConfig, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
-    longest, highest = tokenised["input_ids"].shape[1], int(tokenised["input_ids"].max())
-    positions = context_length(model_config)
+def _check_vocabulary(config: TextConfig, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
+    highest = int(tokenised["input_ids"].max())
     # As `context_length`.
     vocabulary = getattr(model_config.get_text_config(), "vocab_size", None)
-    if positions is not None and longest + config.max_output_tokens > positions:
-        raise ConfigurationError(
-            f"a prompt of {longest} tokens with max_output_tokens {config.max_output_tokens} is more than the model's "
-            f"{positions} positions; lower max_output_tokens or max_input_tokens"
-        )
     if vocabulary is not None and highest >= vocabulary:
         raise ConfigurationError(
             f"{config.model_name}: its tokenizer gives token {highest}, and the model knows {vocabulary}; they do not "

@@ -22,9 +22,11 @@ from experiment_core_utils.f_experiment_info import (
 )
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
-from experiment_core_utils.inference_results import pool_inference_results
 from experiment_core_utils.j_results_saving import save_raw_results_json
-from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results
+from experiment_core_utils.k_results_aggregation import (
+    load_and_aggregate_per_process_energy_results,
+    pool_inference_results,
+)
 from experiment_core_utils.meters.load_sampler import LoadSampler, load_sampler
 from experiment_core_utils.meters.load_trace import memory_timeline
 from experiment_core_utils.primitives.device import MemoryWindow

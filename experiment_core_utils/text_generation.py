@@ -204,6 +204,17 @@ def context_length(config: PreTrainedConfig) -> int | None:
     return length
 
 
+def check_context(prompts: TokenisedPrompts, max_output_tokens: int, model_config: PreTrainedConfig) -> None:
+    """Raises ConfigurationError where the longest prompt with its answer exceeds the model's context."""
+    limit, lengths = context_length(model_config), prompts["attention_mask"].sum(dim=1).tolist()
+    longest = max(lengths)
+    if limit is not None and longest + max_output_tokens > limit:
+        raise ConfigurationError(
+            f"prompt {lengths.index(longest)} has {longest} tokens, with max_output_tokens {max_output_tokens} more "
+            f"than the model's {limit} positions; lower max_output_tokens or max_input_tokens"
+        )
+
+
 def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[float, float]) -> GeneratedBatch:
     """Name the spans: start | first token | ... | last token | tokens on the host."""
     num_tokens = len(token_ids[0])

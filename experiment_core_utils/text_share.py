@@ -14,14 +14,13 @@ from experiment_core_utils.apportioned_energy import (
     share_of_query,
     why_no_power,
 )
-from experiment_core_utils.inference_results import results_of_records
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.primitives.arrivals import simulated_delays
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.energy_records import PowerTrace
 from experiment_core_utils.primitives.errors import OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.records import BatchRecord, InferenceResults, QueryRecord, TokenisedPrompts
+from experiment_core_utils.primitives.records import BatchRecord, QueryRecord, TokenisedPrompts
 from experiment_core_utils.primitives.text_batches import PlannedBatch, plan_batches, up_to_end
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.text_generation import GeneratedBatch, TextGenerator, describe_decoding
@@ -85,8 +84,13 @@ class TextShare:
             for _unmeasured in self._generated(batch, most if is_gpu else min(WARM_UP_TOKENS, most)):
                 pass
 
-    def run(self, stop: StopRequest) -> InferenceResults:
-        """Every batch once, each after its simulated delay; power is read beside them by a thread of its own.
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The decoding in force, for the record."""
+        return describe_decoding(self.config, self.generator.generation)
+
+    def run(self, stop: StopRequest) -> tuple[list[QueryRecord], list[BatchRecord]]:
+        """Run every batch once, each after its simulated delay; a thread reads power beside them.
 
         Raises:
             OutOfMemory: a batch does not fit.
@@ -101,8 +105,7 @@ class TextShare:
         finally:
             traces = sampler.stop() if sampler is not None else ()
         self._apportion(traces, batches, queries, windows)
-        decoding = describe_decoding(self.config, self.generator.generation)
-        return results_of_records(self._in_words(queries), batches, decoding, self.process_index, self.num_processes)
+        return self._in_words(queries), batches
 
     def _run(self, stop: StopRequest) -> tuple[list[BatchRecord], list[QueryRecord], list[tuple[float, float]]]:
         """The records, without energy, and the window of each batch."""

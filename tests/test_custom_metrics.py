@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.custom_metrics import CustomMetric, find_custom_metrics, run_custom_metrics
+from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
-from experiment_core_utils.inference_results import results_of_records
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.records import InferenceResults, QueryRecord
 

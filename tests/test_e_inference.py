@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.c_prompt_processing import sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
-from experiment_core_utils.inference_results import pool_inference_results
+from experiment_core_utils.k_results_aggregation import pool_inference_results
 from experiment_core_utils.meters.emissions_file import read_windows
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel

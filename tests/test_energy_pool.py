@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiment_core_utils.energy_pool import pool_energy
+from experiment_core_utils.k_results_aggregation import pool_energy
 
 FIGURES = (
     "total_energy_kwh", "cpu_energy_kwh", "gpu_energy_kwh", "ram_energy_kwh", "total_emissions_kg_co2",

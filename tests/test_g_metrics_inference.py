@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
     answer_of,
@@ -13,7 +14,6 @@ from experiment_core_utils.g_metrics_inference import (
     distributions,
     vision_tokens_difference,
 )
-from experiment_core_utils.inference_results import results_of_records
 from experiment_core_utils.primitives.records import (
     BatchRecord,
     InferenceResults,

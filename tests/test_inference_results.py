@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiment_core_utils.inference_results import pool_inference_results, results_of_records
+from experiment_core_utils.e_inference import results_of_records
+from experiment_core_utils.k_results_aggregation import pool_inference_results
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.records import BatchRecord, InferenceResults, QueryRecord
 

@@ -209,7 +209,7 @@ def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dic
             "max_input_tokens"
         )
     )
-    assert "with max_output_tokens 4000 is more than the model's 256 positions" in reasons["4/4"]
+    assert "with max_output_tokens 4000 more than the model's 256 positions" in reasons["4/4"]
 
 
 def test_a_tokenizer_of_another_model_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:

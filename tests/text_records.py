@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiment_core_utils.inference_results import results_of_records
+from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.primitives.records import BatchRecord, InferenceResults, QueryRecord
 
 

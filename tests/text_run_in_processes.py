@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import of_all_processes, setup_distributed
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.e_inference import run_gen_inference
-from experiment_core_utils.inference_results import pool_inference_results
+from experiment_core_utils.k_results_aggregation import pool_inference_results
 from experiment_core_utils.primitives.errors import OutOfMemory
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.text_energy import EnergySources, TextEnergy
