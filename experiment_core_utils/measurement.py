@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.accuracy_batches import BatchAnswerer
+from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.k_results_aggregation import finished_samples
@@ -39,7 +40,6 @@ from experiment_core_utils.primitives.stability import PrecisionGoal, needs_anot
 from experiment_core_utils.progress_bar import Progress
 from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.sample_record import record_of_runs
-from experiment_core_utils.setting_energy import energy_of_setting, runs_beside_power
 from experiment_core_utils.setting_load import SAMPLE_EVERY_S, load_noted
 from experiment_core_utils.share import Share
 from experiment_core_utils.stage_energy import StageMeasurement

@@ -20,6 +20,7 @@ from experiment_core_utils.a_distributed import (
     setup_distributed,
 )
 from experiment_core_utils.asked_run import AskedRun, asked_run
+from experiment_core_utils.d_energy_tracking import check_energy, means_of
 from experiment_core_utils.drift import fill_in_drift
 from experiment_core_utils.fingerprint import agreed_fingerprint
 from experiment_core_utils.k_results_aggregation import (
@@ -48,7 +49,6 @@ from experiment_core_utils.primitives.result_files import parsed_json
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, PLAN_VERSION, RunPlan, write_plan
 from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
-from experiment_core_utils.setting_energy import check_energy, means_of
 from experiment_core_utils.setting_plan import left_out_by
 from experiment_core_utils.setting_result import SettingResult
 from experiment_core_utils.stage_energy import StageMeasurement

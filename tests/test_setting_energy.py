@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.simulated import ScriptedClock
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.energy_records import SettingEnergy
 from experiment_core_utils.primitives.errors import SampleTimedOut
 from experiment_core_utils.primitives.records import StagedRun
-from experiment_core_utils.setting_energy import energy_of_setting, runs_beside_power
 from experiment_core_utils.stage_energy import StageMeasurement
 from tests.hand_made_records import staged_run
 from tests.scripted_model import ScriptedModel
