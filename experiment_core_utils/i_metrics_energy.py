@@ -69,6 +69,15 @@ def aggregate_energy_metrics(
     return sum_windows(read_windows(path), instruments)
 
 
+def energy_metrics(
+    experiment_id: str, accelerator: ProcessPlace, output_dir: Path, reason: str | None
+) -> EnergyMetrics:
+    """This process's energy as it is saved: `aggregate_energy_metrics`, or no figure where `reason` says why."""
+    if reason is not None:
+        return not_tracked(f"energy was not tracked: {reason}")
+    return aggregate_energy_metrics(experiment_id, accelerator, output_dir)
+
+
 def not_tracked(reason: str) -> EnergyMetrics:
     """No figure at all."""
     return _without_codecarbon(reason, instrument_energy((), reason), None, 0)

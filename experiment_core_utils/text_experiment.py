@@ -13,6 +13,7 @@ from experiment_core_utils.a_distributed import (
     processes_on_this_machine,
 )
 from experiment_core_utils.custom_metrics import run_custom_metrics
+from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
@@ -22,6 +23,7 @@ from experiment_core_utils.f_experiment_info import (
 )
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
+from experiment_core_utils.i_metrics_energy import energy_metrics
 from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
@@ -34,7 +36,6 @@ from experiment_core_utils.primitives.records import ApportionedEnergy, Inferenc
 from experiment_core_utils.primitives.text_config import TextConfig
 from experiment_core_utils.prompt_choice import ChosenPrompts
 from experiment_core_utils.text_compute import generation_metrics
-from experiment_core_utils.text_energy import EnergySources, TextEnergy
 from experiment_core_utils.text_generation import logits_problem
 from experiment_core_utils.text_plan import DueExperiment
 from experiment_core_utils.text_share import TextShare
@@ -93,7 +94,8 @@ def measure_experiment(
     with MemoryWindow(accelerator.device):
         own = energy.measured(lambda: _sampled(share, accelerator, sampler), files.experiment_id, files.energy_folder)
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
-    files.save(energy.metrics(files.experiment_id, files.energy_folder), "local_energy_results")
+    local_energy = energy_metrics(files.experiment_id, accelerator, files.energy_folder, energy.reason)
+    files.save(local_energy, "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
     memories = of_all_processes(compute["memory"], accelerator)

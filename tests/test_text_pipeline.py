@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import save_aggregated_results_json
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary
@@ -24,7 +25,6 @@ from experiment_core_utils.primitives.run_plan import PARTS_FOLDER
 from experiment_core_utils.primitives.text_config import judged
 from experiment_core_utils.primitives.text_grid import combinations
 from experiment_core_utils.tasks.prompts import read_prompts
-from experiment_core_utils.text_energy import EnergySources
 from experiment_core_utils.text_pipeline import TextReport, run_text_experiments
 from experiment_core_utils.text_plan import experiment_digest
 from experiment_core_utils.text_table import text_table

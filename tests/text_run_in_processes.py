@@ -10,11 +10,12 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import of_all_processes, setup_distributed
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
+from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
 from experiment_core_utils.e_inference import run_gen_inference
+from experiment_core_utils.i_metrics_energy import energy_metrics
 from experiment_core_utils.k_results_aggregation import pool_inference_results
 from experiment_core_utils.primitives.errors import OutOfMemory
 from experiment_core_utils.primitives.text_config import TextConfig
-from experiment_core_utils.text_energy import EnergySources, TextEnergy
 from tests.scripted_codecarbon import scripted_library
 from tests.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_text_model import (
@@ -35,7 +36,8 @@ def write_energy(folder: Path, accelerator: Accelerator) -> None:
     config = TextConfig(device="cpu", worker_timeout=60.0, country_iso_code="FRA")
     energy = TextEnergy(config, accelerator, EnergySources(scripted_library(), both, 0.0, (own,)))
     energy.measured(lambda: time.sleep(0.3), "0001", folder)
-    (folder / f"energy{accelerator.process_index}.json").write_text(json.dumps(energy.metrics("0001", folder)))
+    metrics = energy_metrics("0001", accelerator, folder, energy.reason)
+    (folder / f"energy{accelerator.process_index}.json").write_text(json.dumps(metrics))
 
 
 def main() -> int:
