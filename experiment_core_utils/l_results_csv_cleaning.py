@@ -281,7 +281,12 @@ def closing_table(results: Sequence[SettingResult], places: Mapping[str, str] | 
         table["search"] = [places[setting_key(result)] for result in results]
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
-    return table.to_string(index=False)
+    return aligned_text(table)
+
+
+def aligned_text(table: pd.DataFrame) -> str:
+    """A table as a run prints it at its end; `-` stands for what was not measured."""
+    return str(table.astype(object).where(table.notna(), "-").to_string(index=False))
 
 
 def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:

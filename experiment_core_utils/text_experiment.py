@@ -1,6 +1,7 @@
 """In: one text experiment that is due; out: its files and its entry in the results, the twelve steps in order."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +45,6 @@ ModelAndTokenizer = tuple[Any, Any]
 RAW = "raw_results"
 
 
-class _Files:
-    """The raw results of one experiment."""
-
-    def __init__(self, experiment_id: str, accelerator: Accelerator, results_dir: Path) -> None:
-        self.experiment_id = experiment_id
-        self.folder = results_dir / RAW / experiment_id
-        self._accelerator = accelerator
-        self._results_dir = results_dir
-
-    @property
-    def energy_folder(self) -> Path:
-        """For this process's emissions file: machines may share the folder of results."""
-        rank = self._accelerator.process_index
-        return self.folder if rank == 0 else self.folder / f"process_{rank}"
-
-    def save(self, content: Mapping[str, Any], result_type: str) -> None:
-        """One part under its published name."""
-        save_raw_results_json(
-            content, self.experiment_id, result_type, self._accelerator, results_dir=self._results_dir
-        )
-
-
 def measure_experiment(
     due: DueExperiment,
     load: Callable[[TextConfig], ModelAndTokenizer],
@@ -86,16 +65,19 @@ def measure_experiment(
     """
     config = due.config
     energy = TextEnergy(config, accelerator, sources or EnergySources())
-    files = _Files(generate_unique_id(accelerator, results_dir=results_dir), accelerator, results_dir)
+    experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
+    save = partial(_save, experiment_id, accelerator, results_dir)
+    # Machines may share the folder of results: each process writes its energy to a folder of its own.
+    rank = accelerator.process_index
+    folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
     model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
     tokenised = due.chosen.tokenised
     share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
     with MemoryWindow(accelerator.device):
-        own = energy.measured(lambda: _sampled(share, accelerator, sampler), files.experiment_id, files.energy_folder)
+        own = energy.measured(lambda: _sampled(share, accelerator, sampler), experiment_id, folder)
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
-    local_energy = energy_metrics(files.experiment_id, accelerator, files.energy_folder, energy.reason)
-    files.save(local_energy, "local_energy_results")
+    save(energy_metrics(experiment_id, accelerator, folder, energy.reason), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(of_all_processes(own, accelerator))
     memories = of_all_processes(compute["memory"], accelerator)
@@ -107,9 +89,27 @@ def measure_experiment(
         generated = generation_metrics(model, accelerator.device, pooled, config)
         of_all = {**compute, **generated, "memory_by_process": memories}
         if config.memory_timeline:
-            files.save(memory_timeline(sampler.trace), "memory_timeline")
-        entry = _entry(due, pooled, of_all, model, files, caveats, accelerator)
-    return f"experiment_{files.experiment_id}", entry
+            save(memory_timeline(sampler.trace), "memory_timeline")
+        total_energy = load_and_aggregate_per_process_energy_results(
+            experiment_id, accelerator.num_processes, results_dir=results_dir
+        )
+        parts: dict[str, Any] = {
+            "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
+            "experiment_variables": gather_experimental_variables(config),
+            "model_architecture": get_model_architecture_info(model),
+            "inference_metrics": combine_inference_metrics(pooled),
+            "compute_metrics": of_all,
+            "global_energy_results": total_energy,
+        }
+        entry = _entry(due, pooled, parts, experiment_id, caveats, save)
+    return f"experiment_{experiment_id}", entry
+
+
+def _save(
+    experiment_id: str, accelerator: Accelerator, results_dir: Path, content: Mapping[str, Any], result_type: str
+) -> None:
+    """One part of an experiment's raw results under its published name."""
+    save_raw_results_json(content, experiment_id, result_type, accelerator, results_dir=results_dir)
 
 
 def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
@@ -120,34 +120,22 @@ def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -
 def _entry(
     due: DueExperiment,
     pooled: InferenceResults,
-    compute: Mapping[str, Any],
-    model: Any,
-    files: _Files,
+    parts: Mapping[str, Any],
+    experiment_id: str,
     caveats: list[str],
-    accelerator: Accelerator,
+    save: Callable[[Mapping[str, Any], str], None],
 ) -> dict[str, Any]:
-    """Steps f to k in the main process: every part is saved under its name, and all of them make the entry."""
-    metrics = combine_inference_metrics(pooled)
-    parts: dict[str, Mapping[str, Any]] = {
-        "experiment_setup": gather_experiment_info(due.config, accelerator, files.experiment_id),
-        "experiment_variables": gather_experimental_variables(due.config),
-        "model_architecture": get_model_architecture_info(model),
-        "inference_metrics": metrics,
-        "compute_metrics": compute,
-        "global_energy_results": load_and_aggregate_per_process_energy_results(
-            files.experiment_id, accelerator.num_processes, results_dir=files.folder.parents[1]
-        ),
-    }
+    """What stands in the results file: every part is saved under its name, and all of them make the entry."""
     for result_type, part in parts.items():
-        files.save(part, result_type)
+        save(part, result_type)
     if due.config.energy_wanted != "off":
-        files.save(_apportioned(pooled), "apportioned_energy")
-    custom = run_custom_metrics(due.custom_metrics, pooled, metrics)
+        save(_apportioned(pooled), "apportioned_energy")
+    custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
-        files.save(_texts(pooled, due.chosen), "text_output")
-        files.save(_token_ids(pooled), "token_output")
+        save(_texts(pooled, due.chosen), "text_output")
+        save(_token_ids(pooled), "token_output")
     return {
-        "experiment_id": files.experiment_id,
+        "experiment_id": experiment_id,
         "digest": due.digest,
         "varied": dict(due.varied),
         "caveats": caveats,

@@ -1,9 +1,11 @@
-"""In: saved text experiments; out: the table that closes a run."""
+"""The table that closes a text run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+
+from experiment_core_utils.l_results_csv_cleaning import aligned_text
 
 
 def text_table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -13,7 +15,7 @@ def text_table(results: Sequence[Mapping[str, Any]]) -> str:
     """
     rows = [_row(result) for result in results]
     frame = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
-    return str(frame.astype(object).where(frame.notna(), "-").to_string(index=False))
+    return aligned_text(frame)
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
