@@ -2,33 +2,28 @@
 
 import atexit
 import os
-import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, is_initialized
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs
 from torch import distributed
 
+from experiment_core_utils.primitives.collectives import lost_processes_named, of_main_process
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost, first_line
 from experiment_core_utils.primitives.paths import REPOSITORY, state_folder
 from experiment_core_utils.primitives.run_ids import next_run_id
 from experiment_core_utils.primitives.text_config import TextConfig, judged
 
-T = TypeVar("T")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ID_NAME = "experiment_id.txt"
 RESULTS = REPOSITORY / "results"
-TOKEN_NAME = "seen_by_all"
 LEAVING_S = 5.0  # that a process which ends waits for the others
 
 
@@ -101,7 +96,7 @@ def _new_accelerator(on_cpu: bool, mixed_precision: str | None, timeout_s: float
         # It is kept for the whole process and refuses another value; the process group stays.
         AcceleratorState._reset_state()
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_s))
-    with _lost_processes_named():
+    with lost_processes_named():
         try:
             return Accelerator(cpu=on_cpu, mixed_precision=mixed_precision, kwargs_handlers=[timeout])
         except ValueError as error:
@@ -116,61 +111,6 @@ def _refuse_shared_gpus(processes: int, gpus: int) -> None:
             f"{processes} processes were launched for {gpus} GPUs; latency is measured with one process a GPU: launch "
             f"{gpus}, or give --device cpu"
         )
-
-
-@contextmanager
-def _lost_processes_named() -> Iterator[None]:
-    """torch.distributed says with a RuntimeError that another process is gone or late."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise WorkerLost(
-            f"the processes did not find each other ({first_line(error)}); all must be launched within "
-            "--worker_timeout with the same address, port and number, and one that ends with an error says so itself"
-        ) from error
-
-
-def processes_on_this_machine(accelerator: Accelerator) -> int:
-    """Processes of this run under the same kernel, whatever the launcher calls a machine.
-
-    A collective call: only where a run starts.
-    """
-    return of_all_processes(_machine_id(), accelerator).count(_machine_id())
-
-
-def of_local_processes(own: T, accelerator: Accelerator) -> list[T]:
-    """What each process has that shares a local main process with this one, by rank. A collective call.
-
-    Raises:
-        WorkerLost: another process is gone or late.
-    """
-    place = (_machine_id(), accelerator.is_local_main_process)
-    everyone = of_all_processes((*place, own), accelerator)
-    group = local_group([(machine, is_main) for machine, is_main, _ in everyone], accelerator.process_index)
-    return [everyone[rank][2] for rank in group]
-
-
-def local_group(places: Sequence[tuple[str, bool]], rank: int) -> list[int]:
-    """Ranks of the processes that share a local main process with `rank`, itself included.
-
-    Containers of one machine have its kernel in common and a local main process each: a process belongs to the last
-    one of its kernel before it.
-
-    Args:
-        places: by rank, the kernel that the process runs under, and whether it is a local main process.
-    """
-    here = [other for other, (machine, _) in enumerate(places) if machine == places[rank][0]]
-    mains = [other for other in here if places[other][1]]
-    first = max((main for main in mains if main <= rank), default=here[0])
-    after = next((main for main in mains if main > first), len(places))
-    return [other for other in here if first <= other < after]
-
-
-def _machine_id() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return platform.node()
 
 
 def generate_unique_id(accelerator: Accelerator, id_file: Path | None = None, results_dir: Path | None = None) -> str:
@@ -191,91 +131,3 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path | None = None, re
     results = results_dir or (RESULTS if id_file is None else id_file.parent.parent / "results")
     counter = id_file or state_folder(results) / ID_NAME
     return of_main_process(lambda: next_run_id(counter, results), accelerator)
-
-
-def of_main_process(make: Callable[[], T], accelerator: Accelerator) -> T:
-    """What `make` returns in the main process, on every process. A collective call: only where a run starts.
-
-    Raises:
-        ProfilerError: (in all of them) what `make` raised.
-        WorkerLost: another process is gone or late.
-    """
-    shared: list[Any] = [_value_or_error(make) if accelerator.is_main_process else None]
-    if accelerator.num_processes > 1:
-        with _lost_processes_named():
-            broadcast_object_list(shared)
-    value, error = shared[0]
-    if error is not None:
-        raise error
-    made: T = value
-    return made
-
-
-def _value_or_error(make: Callable[[], T]) -> tuple[T | None, ProfilerError | None]:
-    try:
-        return make(), None
-    except ProfilerError as error:
-        return None, error
-
-
-def outcome_of_all(make: Callable[[], T], accelerator: Accelerator) -> T:
-    """What `make` returns here, once every process has come as far. A collective call.
-
-    Raises:
-        ProfilerError: (in all of them) what `make` raised in one of them.
-        WorkerLost: another process is gone or late.
-    """
-    made, error = _value_or_error(make)
-    errors = of_all_processes(error, accelerator)
-    if error is not None:
-        raise error
-    for rank, other in enumerate(errors):
-        if other is not None:
-            raise type(other)(f"process {rank}: {other}")
-    return cast(T, made)
-
-
-def of_all_processes(own: T, accelerator: Accelerator) -> list[T]:
-    """What each process has, by rank, on every process. A collective call: only where a run starts.
-
-    Raises:
-        WorkerLost: another process is gone or late.
-    """
-    if accelerator.num_processes == 1:
-        return [own]
-    with _lost_processes_named():
-        return list(gather_object([own]))
-
-
-def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerator: Accelerator) -> None:
-    """Judge that all processes see the same folder: the main one leaves a token there. A collective call.
-
-    Args:
-        within_s: network file systems show new files after some seconds.
-
-    Raises:
-        ConfigurationError: (in all of them) some process does not see it.
-    """
-    if accelerator.num_processes == 1:
-        return
-    path = folder / TOKEN_NAME
-    of_main_process(lambda: write_text_atomically(token, path), accelerator)
-    blind = [
-        rank
-        for rank, sees in enumerate(of_all_processes(_comes_to_hold(path, token, within_s), accelerator))
-        if not sees
-    ]
-    if blind:
-        raise ConfigurationError(
-            f"processes {', '.join(map(str, blind))} do not see what process 0 writes into {folder}; all machines need "
-            "the same --output_dir on a file system that they share"
-        )
-
-
-def _comes_to_hold(path: Path, token: str, within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_text() == token:
-            return True
-        time.sleep(0.05)
-    return False

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SampleTimedOut
@@ -16,7 +15,7 @@ from experiment_core_utils.primitives.records import (
 )
 from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.sample_record import record_of_answer
-from experiment_core_utils.tasks.interface import Metric, Sample
+from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
 
 Prepared = tuple[Sample, PreparedRequest]
 

@@ -22,7 +22,6 @@ from experiment_core_utils.models.checkpoint_files import (
     refuse_misfit,
     refuse_not_finite,
     refuse_too_large,
-    weights_stamp,
 )
 from experiment_core_utils.models.foreign_model import (
     ForeignSource,
@@ -90,11 +89,6 @@ class ModelSource:
     def takes_pictures(self) -> bool:
         """Whether samples are asked with their pictures."""
         return self.foreign is None or self.foreign.takes_pictures
-
-    @property
-    def weights_stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """See `checkpoint_files.weights_stamp`."""
-        return weights_stamp(self.folder)
 
 
 def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:

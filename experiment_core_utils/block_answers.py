@@ -7,14 +7,12 @@ from tqdm import tqdm
 
 from experiment_core_utils.accuracy_batches import BatchAnswerer
 from experiment_core_utils.block_importance import Blocks, Measured, TaskValues, passed_through
-from experiment_core_utils.c_prompt_processing import RequestMaker
-from experiment_core_utils.g_metrics_inference import answer_of
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.primitives.records import FailedSample, MeasuredSample
 from experiment_core_utils.request_source import RequestSource
-from experiment_core_utils.tasks.interface import Metric, Task
+from experiment_core_utils.tasks.interface import Metric, Task, answer_of
 from experiment_core_utils.tasks.registry import get_metric
 
 
@@ -30,7 +28,7 @@ class DrawnTask:
 def draw_task(model: StagedModel, task: Task, sample_ids: Sequence[int], budget_bytes: int) -> DrawnTask:
     """The task for this model; requests are kept in memory up to the budget, since every set asks them again."""
     ids = tuple(sample_ids)
-    requests = RequestSource(task, RequestMaker(model, task), ids, budget_bytes, 0, None, keep_pictures=False)
+    requests = RequestSource(task, model, ids, budget_bytes, 0, None, keep_pictures=False)
     return DrawnTask(task, ids, requests)
 
 

@@ -2,17 +2,15 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.records import PreparedRequest, TokenisedPrompts
+from experiment_core_utils.primitives.records import TokenisedPrompts
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.tasks.interface import Sample, Task
@@ -71,11 +69,6 @@ def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:
             continue
 
 
-def share_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -> tuple[int, ...]:
-    """Every `num_processes`-th id from `rank` on: the shares are disjoint and together complete."""
-    return tuple(sample_ids[rank::num_processes])
-
-
 def choose_latency_ids(sample_ids: Sequence[int], num_latency_samples: int | None, seed: int) -> frozenset[int]:
     """The samples that are measured: the first so many in a random order of all, which depends on ids and seed only.
 
@@ -90,18 +83,6 @@ def choose_latency_ids(sample_ids: Sequence[int], num_latency_samples: int | Non
 def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:
     """Short digest of the ids, to recognise results made on the same samples."""
     return short_digest(",".join(map(str, sample_ids)))
-
-
-@dataclass(frozen=True)
-class RequestMaker:
-    """Prepares samples of one task for one model."""
-
-    model: StagedModel
-    task: Task
-
-    def make(self, sample: Sample, crops: CropRange) -> PreparedRequest:
-        """Prompt and crops of a sample as tensors on the host; raises SampleError for a picture without use."""
-        return self.model.prepare(sample, self.task.prompt(sample), crops)
 
 
 def filter_prompts_by_length(prompts: Iterable[str], tokenizer: Any, max_tokens: int) -> list[str]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import of_local_processes, outcome_of_all
 from experiment_core_utils.apportioned_energy import NOT_ASKED, energy_of_part, why_no_power
 from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
 from experiment_core_utils.meters.emissions_file import append_window, emissions_path, read_windows
@@ -27,6 +26,7 @@ from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.collectives import of_local_processes, outcome_of_all
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.csv_cells import Cell
 from experiment_core_utils.primitives.device import (

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.measurement import Bench, RunContext
+from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
 from experiment_core_utils.primitives.files import write_json_atomically
@@ -67,8 +68,10 @@ def read_drift(path: Path) -> tuple[DriftReading, ...]:
 class ControlRuns:
     """Runs the control setting on this process's first samples that can be read, always the same ones."""
 
-    def __init__(self, measurer: ShareMeasurer, control: KnobSetting) -> None:
-        self._measurer = measurer
+    def __init__(self, config: ProfilingConfig, context: RunContext, bench: Bench, control: KnobSetting) -> None:
+        self._config = config
+        self._context = context
+        self._bench = bench
         self._control = control
         self._sample_ids: tuple[int, ...] | None = None
 
@@ -79,14 +82,14 @@ class ControlRuns:
             SettingError: the control setting cannot be run.
             Stopped: someone asked to stop.
         """
-        candidates = self._sample_ids or self._measurer.own_ids[:_MOST_CANDIDATES]
+        candidates = self._sample_ids or self._context.own_ids[:_MOST_CANDIDATES]
         totals: dict[int, float] = {}
-        self._measurer.model.apply(self._control)
+        self._bench.model.apply(self._control)
         with out_of_memory_named():
             for sample_id in candidates:
                 if len(totals) == CONTROL_SAMPLES:
                     break
-                self._measurer.stop.raise_if_asked()
+                self._context.stop.raise_if_asked()
                 try:
                     totals[sample_id] = self._total_s(sample_id, is_first=not totals)
                 except SampleError:  # not counted: the sample is measured, and so recorded, at every setting
@@ -96,18 +99,17 @@ class ControlRuns:
 
     def _total_s(self, sample_id: int, is_first: bool) -> float:
         """The first sample warms up as before a setting, the others by one run for their own shape."""
-        measurer = self._measurer
-        config = measurer.config
+        bench, config = self._bench, self._config
         least, most = (max(config.num_warmup_runs, 1), config.max_warmup_runs) if is_first else (1, 1)
         with time_limit(config.sample_timeout):
-            _, request = measurer.requests.take(sample_id, self._control.vision.crops)
-            inputs = measurer.model.to_device(request.inputs)
+            _, request = bench.requests.take(sample_id, self._control.vision.crops)
+            inputs = bench.model.to_device(request.inputs)
         warm: list[float] = []
         while needs_another_run(warm, least, max(most, least)):
             with time_limit(config.sample_timeout):
-                warm.append(run_staged(measurer.model, inputs, measurer.max_new_tokens).total_s)
+                warm.append(run_staged(bench.model, inputs, bench.max_new_tokens).total_s)
         with time_limit(config.sample_timeout):
-            return run_staged(measurer.model, inputs, measurer.max_new_tokens).total_s
+            return run_staged(bench.model, inputs, bench.max_new_tokens).total_s
 
 
 class DriftCheck:
@@ -185,14 +187,14 @@ class DriftCheck:
         return totals, None if totals else "none of this process's first samples can be read"
 
     def unfilled(self) -> list[Drift]:
-        """For the result of the setting that was measured just now, until `fill_in_drift` knows the readings."""
+        """For the result of the setting that `after` was told of last, until `fill_in_drift` knows the readings."""
         if not self._every:
             return []
         return [
             Drift(
                 rank=rank,
                 control=self._control,
-                num_settings_before=self._num_measured,
+                num_settings_before=self._num_measured - 1,
                 before=None,
                 after=None,
                 reason=NOT_CLOSED,

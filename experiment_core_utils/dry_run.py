@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiment_core_utils.a_distributed import processes_on_this_machine, setup_distributed
+from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.asked_run import asked_run
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.f_experiment_info import describe_hardware
@@ -29,6 +29,7 @@ from experiment_core_utils.plan_estimate import (
     source_sentences,
 )
 from experiment_core_utils.plan_work import work_of
+from experiment_core_utils.primitives.collectives import processes_on_this_machine
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import (
     choose_device,

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import outcome_of_all
-from experiment_core_utils.c_prompt_processing import share_of_process
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.collectives import outcome_of_all
 from experiment_core_utils.primitives.device import new_marks, synchronize
 from experiment_core_utils.primitives.distributions import rate
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -26,6 +25,7 @@ from experiment_core_utils.primitives.records import (
     TokenisedPrompts,
 )
 from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.tasks.sampling import shard_of_process
 from experiment_core_utils.text_generation import TextGenerator, check_context, generation_values
 from experiment_core_utils.text_share import OwnPrompts, TextShare
 
@@ -195,7 +195,7 @@ def _warm_share(
     ids, mask = _checked_prompts(tokenised_prompts)
     plain_model = accelerator.unwrap_model(model)
     check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, plain_model.config)
-    own = share_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
+    own = shard_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
     clock = HostClock() if power is None else power.clock
     generator = TextGenerator(plain_model, generation_values(config, plain_model, tokeniser), config.random_seed, clock)
     prompts = OwnPrompts(own, ids[list(own)], mask[list(own)])

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiment_core_utils.b_model_loader import ModelWrapper
-from experiment_core_utils.host_facts import cpu_name, hardware_info, host_hardware, package_version, run_facts
+from experiment_core_utils.host_facts import hardware_info, host_hardware, run_facts
 from experiment_core_utils.models.architecture import (
     MIB,
     architecture_sizes,
@@ -167,12 +167,6 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
         "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
         **asdict(host_hardware()),
     }
-
-
-def environment_stamp(device: torch.device) -> tuple[str | None, ...]:
-    """Versions and device that times and, in the last digits, answers depend on."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    return (package_version("torch"), package_version("transformers"), device.type, hardware)
 
 
 def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import of_all_processes, of_main_process, processes_on_this_machine
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
-from experiment_core_utils.f_experiment_info import environment_stamp
+from experiment_core_utils.host_facts import environment_stamp
+from experiment_core_utils.models.checkpoint_files import weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
+from experiment_core_utils.primitives.collectives import of_all_processes, of_main_process, processes_on_this_machine
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
@@ -39,7 +40,7 @@ def agreed_fingerprint(
         WorkerLost: (in all of them) a process would measure something else than the main one.
     """
     parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
-    place = (str(source.folder.resolve()), source.weights_stamp)
+    place = (str(source.folder.resolve()), weights_stamp(source.folder))
     found = of_all_processes((short_digest(repr(parts)), short_digest(repr((parts, place)))), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
@@ -77,7 +78,7 @@ def fingerprint_parts(
         config.experts_implementation,
         config.attn_implementation,
         sorted((choice.scores or {}).items()),
-        [(name, size) for name, size, _ in source.weights_stamp],
+        [(name, size) for name, size, _ in weights_stamp(source.folder)],
         str(config.data_dir),
         most_processes_per_device(accelerator),
         (config.profiler, config.use_profiler_on_all_samples),

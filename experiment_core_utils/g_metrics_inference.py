@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.records import (
     TypeAccuracy,
 )
 from experiment_core_utils.primitives.stability import find_outliers
-from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Score, Scoring
+from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 
 
 class _Energy(TypedDict):
@@ -62,25 +62,6 @@ def vision_tokens_difference(sample: MeasuredSample) -> int | None:
     if sample.shape.theoretical is None:
         return None
     return sample.shape.theoretical.pooled_features - sample.shape.vision_tokens
-
-
-def answer_to(sample: Sample, prediction: str) -> Answer:
-    """`prediction` beside what it is judged against."""
-    return Answer(
-        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
-    )
-
-
-def answer_of(sample: MeasuredSample) -> Answer:
-    """The answer of a sample that was measured."""
-    return Answer(
-        prediction=sample.prediction,
-        references=sample.references,
-        options=sample.options,
-        answer_index=sample.answer_index,
-        question_type=sample.question_type,
-        image_id=sample.image_id,
-    )
 
 
 def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracySummary, num_failed: int) -> SettingSummary:

@@ -156,3 +156,9 @@ def _describe_gpu(place: torch.device) -> dict[str, Any]:
     if now.sm_clock_mhz is None or now.memory_clock_mhz is None:
         known["reason"] = "; ".join(filter(None, (lasting.reason, now.reason)))
     return known
+
+
+def environment_stamp(device: torch.device) -> tuple[str | None, ...]:
+    """Versions and device that times and, in the last digits, answers depend on."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return (package_version("torch"), package_version("transformers"), device.type, hardware)

@@ -2,10 +2,9 @@
 
 import itertools
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,15 +15,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.journal import (
     JournalContent,
+    finished_samples,
     journal_path,
-    journals_in,
-    lock_or_refuse,
+    own_journals,
     read_end,
-    read_journal,
 )
 from experiment_core_utils.primitives.records import (
     EnergyFigures,
-    FinishedSample,
     InferenceResults,
     MeasuredSetting,
     PooledEnergy,
@@ -38,68 +35,6 @@ _POLL_S = 0.05
 _ROUND_POLL_S = 0.5
 _IDS_NAMED = 20
 _PROMPTS_NAMED = 10
-
-
-def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool]) -> None:
-    """Before a run: journals of other runs are set aside, its own that were set aside come back.
-
-    Removed are those of settings whose result is saved, and those torn in their first line: no sample is lost.
-
-    Raises:
-        ResultsError: a process of another run is writing here.
-    """
-    for path in folder.glob(f"*.jsonl.{fingerprint}"):
-        own = path.with_suffix("")
-        if not own.exists() or _fingerprint_of(own) != fingerprint:
-            _set_aside(own)
-            os.replace(path, own)
-    for path in journals_in(folder):
-        _refuse_where_written(path)
-        content = read_journal(path)
-        if content is None:
-            path.unlink()
-        elif content.header.fingerprint != fingerprint:
-            _set_aside(path)
-        elif is_saved(content.header.key):
-            path.unlink()
-
-
-def _set_aside(path: Path) -> None:
-    fingerprint = _fingerprint_of(path)
-    if fingerprint is not None:
-        _refuse_where_written(path)
-        os.replace(path, path.with_name(f"{path.name}.{fingerprint}"))
-
-
-def _fingerprint_of(path: Path) -> str | None:
-    content = read_journal(path)
-    return None if content is None else content.header.fingerprint
-
-
-def _refuse_where_written(path: Path) -> None:
-    with path.open("rb") as file:
-        lock_or_refuse(file.fileno(), path)
-
-
-def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalContent]:
-    """By rank, every journal of a setting that belongs to the run, also of processes that it has no more."""
-    found = {}
-    for path in journals_in(folder):
-        name, _, rank = path.stem.rpartition(".rank")
-        if name == key and (content := read_journal(path)) is not None and content.header.fingerprint == fingerprint:
-            found[int(rank)] = content
-    return found
-
-
-def finished_samples(folder: Path, key: str, fingerprint: str) -> dict[int, FinishedSample]:
-    """By id, the samples of a setting that no process has to measure any more."""
-    journals = own_journals(folder, key, fingerprint).values()
-    return {finished.sample_id: finished for content in journals for finished in content.finished}
-
-
-def finished_ids(folder: Path, key: str, fingerprint: str) -> set[int]:
-    """Their ids."""
-    return set(finished_samples(folder, key, fingerprint))
 
 
 def part_of(content: JournalContent, rank: int, num_processes: int, experiment_id: str) -> MeasuredSetting:
@@ -158,7 +93,7 @@ def collect_parts(
     while waiting := {rank: each for rank, each in waiting.items() if each.look() is None}:
         lost = sorted(rank for rank, each in waiting.items() if each.is_lost)
         if lost:
-            done = finished_ids(folder, key, fingerprint)
+            done = finished_samples(folder, key, fingerprint)
             named = "; ".join(_owed(rank, [each for each in shares[rank] if each not in done]) for rank in lost)
             raise WorkerLost(_lost_message(key, timeout_s, named))
         stop.raise_if_asked(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
@@ -243,13 +178,6 @@ def _lost_message(key: str, timeout_s: float, named: str) -> str:
 def _owed(rank: int, missing: Sequence[int]) -> str:
     ids = ", ".join(map(str, missing[:_IDS_NAMED])) + (", ..." if len(missing) > _IDS_NAMED else "")
     return f"process {rank} (owes {len(missing)} samples: {ids})" if missing else f"process {rank} (owes no sample)"
-
-
-def remove_journals(folder: Path, key: str) -> None:
-    """Remove a setting's journals: it is saved as a whole."""
-    for path in journals_in(folder):
-        if path.stem.rpartition(".rank")[0] == key:
-            path.unlink(missing_ok=True)
 
 
 def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> MeasuredSetting:

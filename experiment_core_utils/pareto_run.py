@@ -12,10 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.c_prompt_processing import share_of_process
-from experiment_core_utils.g_metrics_inference import answer_of
 from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
-from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.l_results_csv_cleaning import places_of, search_sentence
+from experiment_core_utils.measurement import Bench, RunContext, ShardMeasurer
 from experiment_core_utils.pareto_search import (
     Departure,
     MeanBound,
@@ -26,15 +25,19 @@ from experiment_core_utils.pareto_search import (
     Standing,
     run_search,
 )
+from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, first_line
+from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import MeasuredSetting, SettingFailure
+from experiment_core_utils.primitives.result_files import parsed_json
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
-from experiment_core_utils.tasks.interface import Metric
+from experiment_core_utils.tasks.interface import Metric, answer_of
+from experiment_core_utils.tasks.sampling import shards_of
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 
 SEARCH_FILE = "pareto_search.json"
@@ -70,8 +73,18 @@ class FrontSearch:
     """
 
     def __init__(
-        self, measurer: ShareMeasurer, settings: Sequence[KnobSetting], sample_ids: Sequence[int], rules: SearchRules
+        self,
+        config: ProfilingConfig,
+        context: RunContext,
+        bench: Bench,
+        measurer: ShardMeasurer,
+        settings: Sequence[KnobSetting],
+        sample_ids: Sequence[int],
+        rules: SearchRules,
     ) -> None:
+        self._config = config
+        self._context = context
+        self._bench = bench
         self._measurer = measurer
         self._settings = {setting.key: setting for setting in settings}
         self._search = ParetoSearch(list(self._settings), sample_ids, rules)
@@ -88,48 +101,44 @@ class FrontSearch:
         return run_search(self._search, self._measure_round)
 
     def _measure_round(self, wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
-        origin = self._measurer.origin
+        context = self._context
         most = max(len(ids) for ids in wanted.values())
         found = {}
-        with progress_of(len(wanted), -(-most // origin.num_processes), shown=origin.rank == 0) as progress:
+        with progress_of(len(wanted), -(-most // context.num_processes), shown=context.is_main) as progress:
             keys = list(wanted)
             for place, (key, sample_ids) in enumerate(wanted.items()):
-                self._measurer.stop.raise_if_asked()
-                shares = {
-                    rank: share_of_process(sample_ids, rank, origin.num_processes)
-                    for rank in range(origin.num_processes)
-                }
+                context.stop.raise_if_asked()
+                shards = shards_of(sample_ids, context.num_processes)
                 others = [self._settings[each] for each in keys[place + 1 :] + keys[:place]]
-                self._measurer.measure_share(self._settings[key], progress, others, shares[origin.rank])
-                found[key] = self._collect(key, shares)
-                if self._measurer.config.enable_memory_optimization:
-                    release_cached_memory(self._measurer.model.device)
+                self._measurer.measure_shard(self._settings[key], progress, others, shards[context.rank])
+                found[key] = self._collect(key, shards)
+                if self._config.enable_memory_optimization:
+                    release_cached_memory(self._bench.model.device)
         return found
 
-    def _collect(self, key: str, shares: Mapping[int, Sequence[int]]) -> dict[int, Observation]:
+    def _collect(self, key: str, shards: Mapping[int, Sequence[int]]) -> dict[int, Observation]:
         """What all processes measured of a setting in a round; nothing where it failed."""
-        measurer = self._measurer
-        origin = measurer.origin
+        context = self._context
         parts = collect_finished(
-            measurer.journals,
+            context.journals,
             key,
-            origin.fingerprint,
-            origin.experiment_id,
-            shares,
-            measurer.config.worker_timeout,
-            measurer.stop,
+            context.fingerprint,
+            context.experiment_id,
+            shards,
+            self._config.worker_timeout,
+            context.stop,
         )
-        new = {sample_id for share in shares.values() for sample_id in share}
+        new = {sample_id for shard in shards.values() for sample_id in shard}
         # Journals may hold more already: of a search that was stopped later than here.
         self._asked[key] |= new
         merged = merge_parts([only(part, self._asked[key]) for part in parts], sorted(self._asked[key]))
-        observed = observations(merged, measurer.metric, new)
+        observed = observations(merged, self._bench.metric, new)
         if merged.failure is not None:
             self.failures[key] = merged.failure
         elif not observed:
             first = next(failure for failure in merged.failures if failure.sample_id in new)
             reason = f"all {len(new)} samples of a round failed, the first with: {first.reason}"
-            self.failures[key] = SettingFailure(first.error, reason, measurer.config.max_config_retries + 1)
+            self.failures[key] = SettingFailure(first.error, reason, self._config.max_config_retries + 1)
         else:
             self.measured[key] = merged
             return observed
@@ -194,6 +203,27 @@ def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) 
         for sample, score in zip(samples, scores, strict=True)
         if sample.run is not None
     }
+
+
+def finished_search(config: ProfilingConfig, keys: Sequence[str], ledger: Ledger) -> Mapping[str, Any] | None:
+    """The run's own `pareto_search.json`, None where there is none of these settings with all their results."""
+    if not config.pareto_search:
+        return None
+    path = config.output_dir / SEARCH_FILE
+    try:
+        content = parsed_json(read_regular_file(path))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or content.get("fingerprint") != ledger.fingerprint:
+        return None
+    try:
+        searched = list(content["rounds"][0])
+        have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
+        # What the closing lines are made of.
+        places_of(content), search_sentence(content)
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        raise ResultsRefused(f"{path} is broken ({first_line(error)}); remove it, and the search goes on") from error
+    return content if have and set(searched) == set(keys) else None
 
 
 def search_content(

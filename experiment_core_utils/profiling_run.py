@@ -1,29 +1,25 @@
-"""In: all that a run needs, judged and found; out: its settings measured, merged, scored and saved, one by one."""
+"""A loaded model and its requests, and the settings of a run measured, pooled, scored and saved one after the other."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import processes_on_this_machine
 from experiment_core_utils.asked_run import AskedRun
 from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.c_prompt_processing import (
-    RequestMaker,
     choose_latency_ids,
-    share_of_process,
 )
 from experiment_core_utils.drift import ControlRuns, DriftCheck, fill_in_drift
 from experiment_core_utils.energy_entries import energy_caveats, energy_of
 from experiment_core_utils.fingerprint import max_new_tokens_of, refuse_other_engines
-from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
+from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result
 from experiment_core_utils.k_results_aggregation import (
     collect_parts,
     merge_parts,
-    remove_journals,
 )
-from experiment_core_utils.measurement import ShareMeasurer, split_by
+from experiment_core_utils.measurement import Bench, RunContext, ShardMeasurer, split_by
 from experiment_core_utils.pareto_run import (
     SEARCH_FILE,
     FrontSearch,
@@ -35,59 +31,80 @@ from experiment_core_utils.pareto_search import SearchRules, random_order
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
-from experiment_core_utils.primitives.journal import JOURNAL_VERSION
+from experiment_core_utils.primitives.journal import remove_journals
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import JournalHeader, MeasuredSetting, SettingFailure
+from experiment_core_utils.primitives.records import MeasuredSetting, SettingFailure
 from experiment_core_utils.primitives.run_plan import PARTS_FOLDER
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.request_source import request_source_for
-from experiment_core_utils.run_provenance import provenance_of_run
-from experiment_core_utils.setting_result import Preparation, SettingResult
+from experiment_core_utils.setting_result import Preparation, Provenance, SettingResult
 from experiment_core_utils.stage_energy import StageMeasurement
 from experiment_core_utils.steadiness import conditions_caveats, steadiness_part
+from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.registry import get_metric
-from experiment_core_utils.tasks.sampling import few_samples_sentence
+from experiment_core_utils.tasks.sampling import few_samples_sentence, shards_of
 from experiment_core_utils.torch_profiles import TorchProfiles
 
 
+def context_of(asked: AskedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
+    """The place of this process in the run."""
+    shards = shards_of(asked.drawn.sample_ids, accelerator.num_processes)
+    journals = asked.config.output_dir / PARTS_FOLDER
+    return RunContext(experiment_id, accelerator.process_index, shards, ledger, journals, StopRequest())
+
+
+def load_bench(asked: AskedRun, context: RunContext, accelerator: Accelerator, processes_here: int) -> Bench:
+    """Load the model, and say where its requests come from. A collective call.
+
+    Raises:
+        WorkerLost, ConfigurationError: as `refuse_other_engines`.
+    """
+    config, task = asked.config, asked.task
+    device = choose_device(config.device, accelerator.local_process_index)
+    set_cpu_threads(config.num_threads, processes_here)
+    model = load_staged_model(config, asked.source, device)
+    engines = model.describe()["execution_stages"]
+    refuse_other_engines(engines, context.ledger, asked.keys, context.journals, accelerator)
+    latency_ids = choose_latency_ids(asked.drawn.sample_ids, config.num_latency_samples, config.seed)
+    taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
+    requests = request_source_for(config, task, model, taken, device, processes_here)
+    return Bench(model, requests, max_new_tokens_of(config, task), get_metric(task.metric), latency_ids, engines)
+
+
 class ProfilingRun:
-    """One process's work on a run: its share of the samples, at every setting that is due."""
+    """One process's work on a run: its shard of the samples, at every setting that is due.
+
+    Args:
+        provenance: what holds for all settings; each adds its own.
+        control: the setting that is measured again along the run; None for none.
+        energy: measures energy; None where it is not asked for.
+    """
 
     def __init__(
         self,
         asked: AskedRun,
-        accelerator: Accelerator,
-        ledger: Ledger,
-        experiment_id: str,
+        context: RunContext,
+        bench: Bench,
+        provenance: Provenance,
         control: KnobSetting | None = None,
         energy: StageMeasurement | None = None,
     ) -> None:
-        config = asked.config
-        self.asked, self.config = asked, config
-        self.accelerator = accelerator
-        self.ledger = ledger
-        self.experiment_id = experiment_id
-        self.metric = get_metric(asked.task.metric)
-        self.stop = StopRequest()
-        self.journals = config.output_dir / PARTS_FOLDER
-        processes_here = processes_on_this_machine(accelerator)
-        device = choose_device(config.device, accelerator.local_process_index)
-        set_cpu_threads(config.num_threads, processes_here)
-        self.model = load_staged_model(config, asked.source, device)
-        self._described = self.model.describe()
-        refuse_other_engines(self._described["execution_stages"], ledger, asked.keys, self.journals, accelerator)
-        sample_ids, num_processes = asked.drawn.sample_ids, accelerator.num_processes
-        self.shares = {rank: share_of_process(sample_ids, rank, num_processes) for rank in range(num_processes)}
-        latency_ids = choose_latency_ids(sample_ids, config.num_latency_samples, config.seed)
-        origin = self._origin()
-        taken = [each for part in split_by(latency_ids, origin.sample_ids) for each in part]
-        maker = RequestMaker(self.model, asked.task)
-        self.requests = request_source_for(config, asked.task, maker, taken, device, processes_here)
-        self.measurer = self._share_measurer(origin, latency_ids, energy)
+        self.asked, self.config = asked, asked.config
+        self.context, self.ledger = context, context.ledger
+        self.bench, self.model, self.requests, self.metric = bench, bench.model, bench.requests, bench.metric
+        self.provenance = provenance
+        profiles = TorchProfiles(
+            self.config.output_dir,
+            self.config.profiler,
+            self.config.use_profiler_on_all_samples,
+            context.is_main,
+            asked.keys,
+            asked.drawn.sample_ids,
+        )
+        self.measurer = ShardMeasurer(self.config, context, bench, profiles, energy=energy)
         # A search measures its settings again in every round, and has no control setting beside them.
-        self.drift = None if control is None or config.pareto_search else self._drift_check(control)
-        self.provenance = provenance_of_run(asked, accelerator, device, processes_here, experiment_id, self._described)
+        self.drift = None if control is None or self.config.pareto_search else self._drift_check(control)
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
         """Measure, merge and save each setting before the next; returns those that failed.
@@ -96,65 +113,38 @@ class ProfilingRun:
             Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
         """
         failed = {}
-        own = len(self.shares[self.accelerator.process_index])
         with (
             self.requests,
-            signals_stop(self.stop),
-            progress_of(len(settings), own, shown=self.accelerator.is_main_process) as progress,
+            signals_stop(self.context.stop),
+            progress_of(len(settings), len(self.context.own_ids), shown=self.context.is_main) as progress,
         ):
             try:
                 if self.drift is not None:
                     self.drift.begin()
                 for place, setting in enumerate(settings):
-                    self.stop.raise_if_asked()
-                    done = self.measurer.measure_share(setting, progress, settings[place + 1 :])
-                    failure = self._merge_and_save(setting) if self.accelerator.is_main_process else done.failure
-                    if failure is not None:
-                        failed[setting.key] = failure
+                    self.context.stop.raise_if_asked()
+                    done = self.measurer.measure_shard(setting, progress, settings[place + 1 :])
                     if self.drift is not None:
                         self.drift.after(is_last=setting == settings[-1])
+                    failure = self._merge_and_save(setting) if self.context.is_main else done.failure
+                    if failure is not None:
+                        failed[setting.key] = failure
                     if self.config.enable_memory_optimization:
                         release_cached_memory(self.model.device)
             finally:
-                if self.accelerator.is_main_process:
+                if self.context.is_main:
                     fill_in_drift(self.config.output_dir, self.ledger, [setting.key for setting in settings])
         return failed
-
-    def _share_measurer(
-        self, origin: JournalHeader, latency_ids: Set[int], energy: StageMeasurement | None
-    ) -> ShareMeasurer:
-        config = self.config
-        profiles = TorchProfiles(
-            config.output_dir,
-            config.profiler,
-            config.use_profiler_on_all_samples,
-            self.accelerator.is_main_process,
-            self.asked.keys,
-            self.asked.drawn.sample_ids,
-        )
-        return ShareMeasurer(
-            config,
-            self.metric,
-            self.model,
-            self.requests,
-            max_new_tokens_of(config, self.asked.task),
-            latency_ids,
-            origin,
-            self.journals,
-            self.stop,
-            profiles,
-            energy=energy,
-        )
 
     def _drift_check(self, control: KnobSetting) -> DriftCheck:
         return DriftCheck(
             self.config.output_dir,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            self.experiment_id,
+            self.context.rank,
+            self.context.num_processes,
+            self.context.experiment_id,
             control.key,
             self.config.drift_check_every,
-            ControlRuns(self.measurer, control),
+            ControlRuns(self.config, self.context, self.bench, control),
         )
 
     def search_front(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
@@ -163,54 +153,42 @@ class ProfilingRun:
         Raises:
             As `measure_all`.
         """
-        config = self.config
+        config, context = self.config, self.context
         rules = SearchRules(margin=config.pareto_margin, alpha=config.pareto_alpha, best=self.metric.best)
         order = random_order(self.asked.drawn.sample_ids, config.seed)
-        search = FrontSearch(self.measurer, settings, order, rules)
-        with self.requests, signals_stop(self.stop):
+        search = FrontSearch(config, context, self.bench, self.measurer, settings, order, rules)
+        with self.requests, signals_stop(context.stop):
             result = search.run()
-        tell_over(self.journals, self.accelerator.process_index, self.experiment_id)
-        if self.accelerator.is_main_process:
+        tell_over(context.journals, context.rank, context.experiment_id)
+        if context.is_main:
             files = {}
             for setting in settings:
                 if setting.key in search.failures:
                     self.ledger.mark_failed(setting.key, search.failures[setting.key])
                 else:
                     files[setting.key] = self._save(setting, search.measured[setting.key])
-            content = search_content(result, rules, self.ledger.fingerprint, files, search.failures)
+            content = search_content(result, rules, context.fingerprint, files, search.failures)
             write_json_atomically(content, config.output_dir / SEARCH_FILE)
             is_over = wait_until_all_are_over(
-                self.journals, self.accelerator.num_processes, self.experiment_id, config.worker_timeout, self.stop
+                context.journals, context.num_processes, context.experiment_id, config.worker_timeout, context.stop
             )
             if is_over and not search.failures:
                 # Not before: the journals are what a stopped search goes on from, and what other processes look at.
                 for setting in settings:
-                    remove_journals(self.journals, setting.key)
+                    remove_journals(context.journals, setting.key)
         return search.failures
 
-    def _origin(self) -> JournalHeader:
-        rank = self.accelerator.process_index
-        return JournalHeader(
-            schema_version=JOURNAL_VERSION,
-            key="",
-            fingerprint=self.ledger.fingerprint,
-            rank=rank,
-            num_processes=self.accelerator.num_processes,
-            experiment_id=self.experiment_id,
-            sample_ids=self.shares[rank],
-            engines=self._described["execution_stages"],
-        )
-
     def _merge_and_save(self, setting: KnobSetting) -> SettingFailure | None:
-        """Main process only: wait for all shares, pool them, score and compute, save, remember."""
+        """Main process only: wait for all shards, pool them, score and compute, save, remember."""
+        context = self.context
         parts = collect_parts(
-            self.journals,
+            context.journals,
             setting.key,
-            self.ledger.fingerprint,
-            self.experiment_id,
-            self.shares,
+            context.fingerprint,
+            context.experiment_id,
+            context.shards,
             self.config.worker_timeout,
-            self.stop,
+            context.stop,
         )
         merged = merge_parts(parts, self.asked.drawn.sample_ids)
         if merged.failure is not None:
@@ -222,7 +200,7 @@ class ProfilingRun:
             self.ledger.mark_failed(setting.key, failure)
         else:
             self._save(setting, merged)
-        remove_journals(self.journals, setting.key)
+        remove_journals(context.journals, setting.key)
         return failure
 
     def _save(self, setting: KnobSetting, merged: MeasuredSetting) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.c_prompt_processing import RequestMaker
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.preparation_workers import PreparationWorker, ReadyRequest, RequestKey, WorkerGone
 from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import available_memory_bytes
@@ -39,7 +39,7 @@ def num_preparation_workers(device: torch.device, cores_of_process: int) -> int:
 def request_source_for(
     config: ProfilingConfig,
     task: Task,
-    maker: RequestMaker,
+    model: StagedModel,
     own_ids: Sequence[int],
     device: torch.device,
     processes_here: int,
@@ -53,7 +53,7 @@ def request_source_for(
     cores = len(os.sched_getaffinity(0)) // processes_here
     return RequestSource(
         task,
-        maker,
+        model,
         own_ids,
         int(budget_bytes),
         num_preparation_workers(device, cores),
@@ -69,16 +69,16 @@ class SamplePreparer:
         picture_bytes: memory for them; what comes first stays.
     """
 
-    def __init__(self, task: Task, maker: RequestMaker, picture_bytes: float) -> None:
+    def __init__(self, task: Task, model: StagedModel, picture_bytes: float) -> None:
         self._task = task
-        self._maker = maker
+        self._model = model
         self._free_bytes = picture_bytes
         self._samples: dict[int, Sample] = {}
 
     def prepare(self, key: RequestKey) -> ReadyRequest:
         """Raises SampleError for a sample that cannot be read or used."""
         sample = self._sample(key.sample_id)
-        request = self._maker.make(sample, key.crops)
+        request = self._model.prepare(sample, self._task.prompt(sample), key.crops)
         return ReadyRequest(replace(sample, image=None), replace(request, inputs=dict(request.inputs)))
 
     def _sample(self, sample_id: int) -> Sample:
@@ -105,7 +105,7 @@ class RequestSource:
     def __init__(
         self,
         task: Task,
-        maker: RequestMaker,
+        model: StagedModel,
         own_ids: Sequence[int],
         budget_bytes: int,
         num_workers: int,
@@ -117,7 +117,7 @@ class RequestSource:
         self._num_workers = num_workers
         self._timeout_s = sample_timeout_s
         for_pictures = PICTURE_SHARE * budget_bytes if keep_pictures else 0.0
-        self._preparer = SamplePreparer(task, maker, for_pictures / max(num_workers, 1))
+        self._preparer = SamplePreparer(task, model, for_pictures / max(num_workers, 1))
         self._free_bytes = budget_bytes - for_pictures
         self._kept: dict[RequestKey, ReadyRequest] = {}
         # Arrived before it was taken, and there was no room to keep it.

@@ -1,4 +1,4 @@
-"""In: a run, its process and its loaded model; out: the provenance that every file of the run carries."""
+"""The provenance that every file of a run carries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,6 +33,7 @@ def provenance_of_run(
     """
     config, source = asked.config, asked.source
     choice = block_choice_of(config, source.folder)
+    of_pictures = picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures)
     return Provenance.model_validate(
         {
             **gather_provenance(accelerator, device, experiment_id),
@@ -41,7 +42,7 @@ def provenance_of_run(
             "experimental_variables": variables_of(config, max_new_tokens_of(config, asked.task), choice),
             "caveats": [
                 *caveats_of(config, device, processes_here, asked.task.source),
-                *picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures),
+                *of_pictures,
                 *batching_caveats(len(asked.drawn), config.num_latency_samples, described["dtype"]),
                 *few_samples_caveats(asked),
             ],

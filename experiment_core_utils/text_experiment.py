@@ -7,12 +7,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import (
-    generate_unique_id,
-    of_all_processes,
-    outcome_of_all,
-    processes_on_this_machine,
-)
+from experiment_core_utils.a_distributed import generate_unique_id
 from experiment_core_utils.custom_metrics import run_custom_metrics
 from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
@@ -32,6 +27,7 @@ from experiment_core_utils.k_results_aggregation import (
 )
 from experiment_core_utils.meters.load_sampler import LoadSampler, load_sampler
 from experiment_core_utils.meters.load_trace import memory_timeline
+from experiment_core_utils.primitives.collectives import of_all_processes, outcome_of_all, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.records import ApportionedEnergy, InferenceResults
 from experiment_core_utils.primitives.text_config import TextConfig

@@ -12,10 +12,11 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import of_main_process, processes_on_this_machine, setup_distributed
+from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
+from experiment_core_utils.primitives.collectives import of_main_process, processes_on_this_machine
 from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from experiment_core_utils.primitives.journal import only_run_in

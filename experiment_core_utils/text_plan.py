@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.custom_metrics import CustomMetric, find_custom_metrics
-from experiment_core_utils.f_experiment_info import environment_stamp
+from experiment_core_utils.host_facts import environment_stamp
 from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_loadable, load_tokenizer
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.text_config import PromptSource, TextConfig

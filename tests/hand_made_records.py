@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiment_core_utils.g_metrics_inference import answer_of, summarise, summarise_accuracy
+from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
@@ -29,7 +29,7 @@ from experiment_core_utils.setting_result import (
     SettingResult,
     SteadinessPart,
 )
-from experiment_core_utils.tasks.interface import Answer, Score, Scoring
+from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.sampling import SampledDataset, Sampling
 
 SETTING = KnobSetting(tier_target("low"), 2, (0, 1, 3))

@@ -17,15 +17,10 @@ from torch import distributed
 from experiment_core_utils.a_distributed import (
     generate_unique_id,
     leave_process_group,
-    local_group,
-    of_all_processes,
-    of_local_processes,
-    of_main_process,
-    processes_on_this_machine,
     setup_distributed,
 )
 from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
 from experiment_core_utils.primitives.text_config import judged, published_form
 
 
@@ -85,32 +80,6 @@ def test_a_text_experiment_that_cannot_be_set_up(config: dict[str, Any], message
 def test_more_processes_asked_for_than_launched() -> None:
     with pytest.raises(WorkerLost, match="3 processes were asked for and 1 launched, but accelerate found 1"):
         setup_distributed(Wanted(num_processes=3))
-
-
-def test_one_process_is_alone_on_this_machine(accelerator: Accelerator) -> None:
-    assert processes_on_this_machine(accelerator) == 1
-    assert of_all_processes("mine", accelerator) == ["mine"]
-    assert of_main_process(lambda: "mine", accelerator) == "mine"
-
-
-def test_processes_that_share_a_local_main_process() -> None:
-    """Two machines dealt out in turn; two containers with one kernel, one after the other."""
-    in_turn = [("a", True), ("b", True), ("a", False), ("b", False)]
-    assert [local_group(in_turn, rank) for rank in range(4)] == [[0, 2], [1, 3], [0, 2], [1, 3]]
-    containers = [("a", True), ("a", False), ("a", True), ("a", False)]
-    assert [local_group(containers, rank) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-
-
-def test_alone_a_process_has_its_own(accelerator: Accelerator) -> None:
-    assert of_local_processes("mine", accelerator) == ["mine"]
-
-
-def test_an_error_of_the_main_process_is_raised_there_too(accelerator: Accelerator) -> None:
-    def fail() -> None:
-        raise ResultsError("another run")
-
-    with pytest.raises(ResultsError, match="another run"):
-        of_main_process(fail, accelerator)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 
 from experiment_core_utils.accuracy_batches import BatchAnswerer, batching_caveats
-from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.records import BatchedAnswer, FailedSample, MeasuredSample
@@ -52,7 +51,7 @@ def outcomes(
     model: ScriptedModel, ids: Sequence[int], size: int, limit_s: float | None = None
 ) -> list[list[MeasuredSample | FailedSample]]:
     task = Numbers()
-    requests = RequestSource(task, RequestMaker(model, task), ids, 0, 0, limit_s, keep_pictures=False)
+    requests = RequestSource(task, model, ids, 0, 0, limit_s, keep_pictures=False)
     answerer = BatchAnswerer(model, Lenient(), requests, 4, size, limit_s)
     return [batch for batch in answerer.outcomes(SETTING, ids) if batch]
 

@@ -7,23 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.c_prompt_processing import (
-    RequestMaker,
     choose_latency_ids,
     draw_samples,
     filter_prompts_by_length,
     fingerprint_of_ids,
     picture_caveats,
-    share_of_process,
     sort_prompts_by_length,
     tokenise_prompts,
 )
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
-from experiment_core_utils.tasks.sampling import Sampling
-from tests.scripted_model import ScriptedModel
+from experiment_core_utils.tasks.sampling import Sampling, shard_of_process
 from tests.tiny_text_model import PROMPTS, tiny_tokenizer
 
 
@@ -75,28 +71,20 @@ def test_a_text_model_that_is_asked_about_pictures_is_a_caveat() -> None:
 
 @given(st.lists(st.integers(0, 999), unique=True), st.integers(1, 8))
 def test_shares_are_disjoint_complete_and_of_like_size(ids: list[int], processes: int) -> None:
-    shares = [share_of_process(ids, rank, processes) for rank in range(processes)]
+    shares = [shard_of_process(ids, rank, processes) for rank in range(processes)]
     assert sorted(sample_id for share in shares for sample_id in share) == sorted(ids)
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_shares_by_hand() -> None:
-    assert [share_of_process((3, 5, 7, 9, 11), rank, 2) for rank in (0, 1)] == [(3, 7, 11), (5, 9)]
+    assert [shard_of_process((3, 5, 7, 9, 11), rank, 2) for rank in (0, 1)] == [(3, 7, 11), (5, 9)]
 
 
 def test_fingerprints_tell_ids_apart() -> None:
     assert fingerprint_of_ids((1, 23)) == fingerprint_of_ids([1, 23])
     assert len({fingerprint_of_ids(ids) for ids in ((1, 23), (12, 3), (23, 1), (1, 2, 3), ())}) == 5
     assert len(fingerprint_of_ids((1,))) == 16
-
-
-def test_a_request_has_the_tasks_prompt_and_the_crops_asked_for() -> None:
-    model, task = ScriptedModel(), load_task("reference_vqa", "validation")
-    sample = task[0]
-    request = RequestMaker(model, task).make(sample, CropRange(4, 8))
-    assert model.calls == [f"prepare {' User: ' + sample.question + ' Assistant:'!r} 4-8"]
-    assert request.shape.prompt_tokens == len(task.prompt(sample))
 
 
 def test_an_index_outside_the_split_is_no_sample() -> None:

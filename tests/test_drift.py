@@ -70,9 +70,9 @@ def test_each_setting_gets_the_readings_around_it(tmp_path: Path, ledger: Ledger
     drift = check(tmp_path, Script(times(1.0), times(1.02), times(1.25)))
     drift.begin()
     for number, key in enumerate(("a", "b", "c")):
+        drift.after(is_last=number == 2)
         save(drift, ledger, tmp_path, key)
         assert saved(tmp_path, key)["drift"][0]["reason"] == NOT_CLOSED
-        drift.after(is_last=number == 2)
     fill_in_drift(tmp_path, ledger, "abc")
     before = saved(tmp_path, "c")
     fill_in_drift(tmp_path, ledger, "abc")
@@ -100,8 +100,8 @@ def test_a_run_that_goes_on_has_its_own_start(tmp_path: Path, ledger: Ledger) ->
     first.begin()
     second = check(tmp_path, Script(times(2.0), times(2.0)), run="0008")
     second.begin()
-    save(second, ledger, tmp_path, "a", run="0008")
     second.after(is_last=True)
+    save(second, ledger, tmp_path, "a", run="0008")
     fill_in_drift(tmp_path, ledger, "a")
     readings = read_drift(drift_path(tmp_path, 0))
     assert [(each.experiment_id, each.ratio) for each in readings] == [("0007", 1.0), ("0008", 1.0), ("0008", 1.0)]
@@ -120,10 +120,10 @@ def test_a_run_that_goes_on_has_its_own_start(tmp_path: Path, ledger: Ledger) ->
 def test_a_control_that_cannot_run_is_a_reading_with_a_reason(tmp_path: Path, ledger: Ledger) -> None:
     drift = check(tmp_path, Script(OutOfMemory("no room"), {}, times(1.0)), every=1)
     drift.begin()
-    save(drift, ledger, tmp_path, "a")
     drift.after(is_last=False)
-    save(drift, ledger, tmp_path, "b")
+    save(drift, ledger, tmp_path, "a")
     drift.after(is_last=True)
+    save(drift, ledger, tmp_path, "b")
     fill_in_drift(tmp_path, ledger, "ab")
     assert [(each.ratio, each.reason) for each in read_drift(drift_path(tmp_path, 0))] == [
         (None, "OutOfMemory: no room"),
@@ -153,6 +153,7 @@ def test_switched_off_it_reads_and_writes_nothing(tmp_path: Path, ledger: Ledger
 def test_a_run_that_was_killed_is_filled_in_from_the_readings_that_there_are(tmp_path: Path, ledger: Ledger) -> None:
     killed = check(tmp_path, Script(times(1.0)))
     killed.begin()
+    killed.after(is_last=False)
     save(killed, ledger, tmp_path, "a")
     fill_in_drift(tmp_path, ledger, ["a", "never measured"])
     (entry,) = saved(tmp_path, "a")["drift"]
@@ -160,7 +161,9 @@ def test_a_run_that_was_killed_is_filled_in_from_the_readings_that_there_are(tmp
 
 
 def test_without_readings_there_are_reasons(tmp_path: Path, ledger: Ledger) -> None:
-    save(check(tmp_path, Script()), ledger, tmp_path, "a")
+    drift = check(tmp_path, Script())
+    drift.after(is_last=False)
+    save(drift, ledger, tmp_path, "a")
     fill_in_drift(tmp_path, ledger, "a")
     (entry,) = saved(tmp_path, "a")["drift"]
     assert (entry["before"], entry["after"], entry["reason"]) == (

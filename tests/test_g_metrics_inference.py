@@ -8,8 +8,6 @@ import pytest
 from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
-    answer_of,
-    answer_to,
     combine_inference_metrics,
     distributions,
     vision_tokens_difference,
@@ -21,7 +19,7 @@ from experiment_core_utils.primitives.records import (
     StageFlops,
     TypeAccuracy,
 )
-from experiment_core_utils.tasks.interface import Answer, Sample
+from experiment_core_utils.tasks.interface import answer_of
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
 
 
@@ -156,14 +154,6 @@ def test_no_samples_have_no_figures() -> None:
     assert (accuracy.accuracy, accuracy.std, accuracy.interval, accuracy.share_unparsed) == (None, None, None, None)
     assert (accuracy.by_type, summary.distributions) == ({}, {})
     assert (summary.share_truncated, summary.share_failed) == (None, None)
-
-
-def test_an_answer_stands_beside_all_that_it_is_judged_against() -> None:
-    sample = Sample(7, "img", "which?", ("blue",), None, "choice", {}, ("red", "blue"), 1)
-    assert answer_to(sample, "B") == Answer("B", ("blue",), ("red", "blue"), 1, "choice", "img")
-    assert answer_of(measured_sample(3, prediction="0.3", question_type="count")) == Answer(
-        "0.3", ("stop",), (), None, "count", "picture-3"
-    )
 
 
 def test_samples_answered_in_batches_enter_accuracy_and_tokens_but_no_time() -> None:

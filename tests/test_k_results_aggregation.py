@@ -13,21 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_core_utils.c_prompt_processing import share_of_process
 from experiment_core_utils.k_results_aggregation import (
     collect_parts,
-    finished_ids,
     load_and_aggregate_per_process_energy_results,
     merge_memory,
     merge_parts,
-    remove_journals,
-    tidy_journals,
     whole_window,
 )
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal
+from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.primitives.records import (
     FailedSample,
     FinishedSample,
@@ -36,6 +32,7 @@ from experiment_core_utils.primitives.records import (
     SettingFailure,
     ShareDone,
 )
+from experiment_core_utils.tasks.sampling import shard_of_process
 from tests.hand_made_records import PROOF, SETTING, measured_sample, part
 
 KEY = SETTING.key
@@ -66,7 +63,7 @@ def test_parts_are_pooled_in_order_of_the_samples() -> None:
 def test_any_split_comes_together(ids: list[int], processes: int) -> None:
     ids = sorted(ids)
     parts = [
-        part(*map(measured_sample, share_of_process(ids, rank, processes)), rank=rank, num_processes=processes)
+        part(*map(measured_sample, shard_of_process(ids, rank, processes)), rank=rank, num_processes=processes)
         for rank in range(processes)
     ]
     assert [sample.sample_id for sample in merge_parts(parts, ids).samples] == ids
@@ -211,8 +208,8 @@ def test_samples_of_processes_that_this_run_has_no_more_count(tmp_path: Path) ->
     keep(tmp_path, replace(header(0, "0006"), rank=2, num_processes=3), 5, failure=True)
     keep(tmp_path, header(0), 1)
     keep(tmp_path, header(1), 3)
-    assert finished_ids(tmp_path, KEY, "f00d") == {1, 3, 5}
-    assert finished_ids(tmp_path, KEY, "beef") == set()
+    assert set(finished_samples(tmp_path, KEY, "f00d")) == {1, 3, 5}
+    assert finished_samples(tmp_path, KEY, "beef") == {}
     parts = collect(tmp_path)
     assert ids_of(parts) == [[1], [3], [5]]
     assert merge_parts(parts, (1, 3, 5)).failure is None
@@ -250,57 +247,10 @@ def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
         collect(tmp_path, stop=stop)
 
 
-def test_removing_takes_this_settings_journals_only(tmp_path: Path) -> None:
-    for head in (header(0), header(1), header(0, key="other")):
-        keep(tmp_path, head)
-    for _ in range(2):
-        remove_journals(tmp_path, KEY)
-    assert [path.name for path in tmp_path.iterdir()] == ["other.rank0.jsonl"]
-
-
 def test_memory_of_one_process_is_its_peaks_and_its_end(tmp_path: Path) -> None:
     readings = [MemoryReading(10, 40, 9, None), MemoryReading(30, 20, 5, None)]
     assert whole_window(readings) == MemoryReading(30, 40, 5, None)
     assert whole_window([]) is None
-
-
-# --- before a run -------------------------------------------------------------------------------------------------
-
-
-def never_saved(_: str) -> bool:
-    return False
-
-
-def test_the_journals_of_another_run_wait_for_it_to_come_back(tmp_path: Path) -> None:
-    path = keep(tmp_path, header(0), 1)
-    content = path.read_bytes()
-    tidy_journals(tmp_path, "beef", never_saved)
-    aside = tmp_path / f"{path.name}.f00d"
-    assert [each.name for each in tmp_path.iterdir()] == [aside.name]
-    other = keep(tmp_path, header(0, fingerprint="beef"), 5).read_bytes()
-    tidy_journals(tmp_path, "f00d", never_saved)
-    assert path.read_bytes() == content
-    assert (tmp_path / f"{path.name}.beef").read_bytes() == other
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_what_is_saved_or_torn_in_its_first_line_is_removed(tmp_path: Path) -> None:
-    kept = keep(tmp_path, header(0), 1)
-    keep(tmp_path, header(0, key="saved"), 1)
-    (tmp_path / "torn.rank0.jsonl").write_text('{"header": {"schema_ver')
-    tidy_journals(tmp_path, "f00d", lambda key: key == "saved")
-    assert list(tmp_path.iterdir()) == [kept]
-    tidy_journals(tmp_path / "not there yet", "f00d", never_saved)
-
-
-@pytest.mark.parametrize("fingerprint", ["f00d", "beef"])
-def test_a_folder_into_which_another_process_writes_is_left_alone(tmp_path: Path, fingerprint: str) -> None:
-    with (
-        Journal(tmp_path, header(0)) as journal,
-        pytest.raises(ResultsError, match="is being written by another process"),
-    ):
-        tidy_journals(tmp_path, fingerprint, never_saved)
-    assert journal.path.exists()
 
 
 def energy(total: float | None, gpu: float | None = None, reason: str | None = None, **others: float | None) -> Any:

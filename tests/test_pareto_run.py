@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.k_results_aggregation import collect_finished
 from experiment_core_utils.l_results_csv_cleaning import closing_table, places_of, search_sentence, setting_key
-from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.measurement import Bench, RunContext, ShardMeasurer
 from experiment_core_utils.pareto_run import (
     SEARCH_FILE,
     FrontSearch,
@@ -35,6 +34,7 @@ from experiment_core_utils.primitives.records import (
     SettingFailure,
     ShareDone,
 )
+from experiment_core_utils.progress import Ledger
 from experiment_core_utils.request_source import RequestSource
 from experiment_core_utils.setting_result import read_setting
 from experiment_core_utils.tasks.registry import get_metric, load_task
@@ -209,14 +209,15 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
     model = Breaking(broken=quick.key, works=works, prefill_s=0.02)
     flags = ["--max_config_retries", "0", "--num_warmup_runs", "0", "--num_runs_per_sample", "1"]
     config, task = parse_config(flags), load_task("reference_vqa", "validation")
-    origin = JournalHeader(JOURNAL_VERSION, "", FINGERPRINT, 0, 1, "0001", tuple(range(0, 120, 10)))
-    ids = origin.sample_ids
-    requests = RequestSource(task, RequestMaker(model, task), ids, 0, 0, None, keep_pictures=False)
-    measurer = ShareMeasurer(
-        config, get_metric(task.metric), model, requests, 4, frozenset(ids), origin, tmp_path, StopRequest()
-    )
+    ids = tuple(range(0, 120, 10))
+    requests = RequestSource(task, model, ids, 0, 0, None, keep_pictures=False)
+    ledger = Ledger(tmp_path, FINGERPRINT, trackers=tmp_path / "trackers")
+    context = RunContext("0001", 0, {0: ids}, ledger, tmp_path, StopRequest())
+    bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
+    measurer = ShardMeasurer(config, context, bench)
     # Of different pictures.
-    search = FrontSearch(measurer, [slow, quick], range(0, 120, 10), SearchRules(share=1.0, first_samples=4))
+    rules = SearchRules(share=1.0, first_samples=4)
+    search = FrontSearch(config, context, bench, measurer, [slow, quick], ids, rules)
     result = search.run()
     assert result.failed == (quick.key,)
     assert search.failures == {quick.key: SettingFailure("OutOfMemory", "no room", 1)}

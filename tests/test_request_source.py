@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from experiment_core_utils.c_prompt_processing import RequestMaker
 from experiment_core_utils.preparation_workers import RequestKey
 from experiment_core_utils.primitives.errors import SampleError, SampleTimedOut
 from experiment_core_utils.primitives.interruption import time_limit
@@ -19,11 +18,13 @@ from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.records import PreparedRequest, RequestShape
 from experiment_core_utils.request_source import (
     RequestSource,
+    SamplePreparer,
     num_preparation_workers,
     picture_bytes,
     request_bytes,
 )
 from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.registry import load_task
 from tests.scripted_model import ScriptedModel
 
 LOW, HIGH = CropRange(1, 3), CropRange(9, 12)
@@ -100,7 +101,7 @@ def num_workers(request: pytest.FixtureRequest) -> Iterator[int]:
 def source(task: NotedTask, ids: tuple[int, ...], budget: int, workers: int, limit_s: float | None = None):
     model = NotedModel()
     model.task = task
-    return RequestSource(task, RequestMaker(model, task), ids, budget, workers, limit_s, keep_pictures=True)
+    return RequestSource(task, model, ids, budget, workers, limit_s, keep_pictures=True)
 
 
 def test_a_request_is_the_same_from_wherever_it_comes(task: NotedTask, num_workers: int) -> None:
@@ -247,3 +248,11 @@ def test_bytes_are_those_of_tensors_and_pixels(task: NotedTask) -> None:
         requests.announce(LOW, (7,), ())
         requests.take(7, LOW)
         assert request_bytes(requests._kept[RequestKey(7, LOW)]) == 4 * 4
+
+
+def test_a_request_has_the_tasks_prompt_and_the_crops_asked_for() -> None:
+    model, task = ScriptedModel(), load_task("reference_vqa", "validation")
+    sample = task[0]
+    ready = SamplePreparer(task, model, 0).prepare(RequestKey(0, CropRange(4, 8)))
+    assert model.calls == [f"prepare {' User: ' + sample.question + ' Assistant:'!r} 4-8"]
+    assert ready.request.shape.prompt_tokens == len(task.prompt(sample))

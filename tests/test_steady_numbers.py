@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.asked_run import AskedRun
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import draw_samples
@@ -15,11 +14,11 @@ from experiment_core_utils.drift import drift_path, read_drift
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.stability import shuffled
-from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
+from tests.one_process import run_alone
 
 
 def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
@@ -90,7 +89,7 @@ def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> C
     source, task = find_model(config.model_path), CountingTask(breaks_after)
     ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
     asked = AskedRun(config, source, plan_for(config, source), task, draw_samples(task, config))
-    run = ProfilingRun(asked, setup_distributed(config), ledger, experiment_id)
+    run = run_alone(asked, ledger, experiment_id)
     run.measure_all([setting for setting in asked.settings if ledger.result(setting.key) is None])
     return task
 

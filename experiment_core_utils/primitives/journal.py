@@ -9,7 +9,7 @@ line; it is ignored when read, and cut off by the process that goes on.
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,6 +274,70 @@ def journals_in(folder: Path) -> Iterator[Path]:
                     f"{path} is no journal, but a folder, a pipe, a device or a link to nothing; move it away"
                 )
             yield path
+
+
+def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool]) -> None:
+    """Before a run: journals of other runs are set aside, its own that were set aside come back.
+
+    Removed are those of settings whose result is saved, and those torn in their first line: no sample is lost.
+
+    Raises:
+        ResultsError: a process of another run is writing here.
+    """
+    for path in folder.glob(f"*.jsonl.{fingerprint}"):
+        own = path.with_suffix("")
+        if not own.exists() or _fingerprint_of(own) != fingerprint:
+            _set_aside(own)
+            os.replace(path, own)
+    for path in journals_in(folder):
+        _refuse_where_written(path)
+        content = read_journal(path)
+        if content is None:
+            path.unlink()
+        elif content.header.fingerprint != fingerprint:
+            _set_aside(path)
+        elif is_saved(content.header.key):
+            path.unlink()
+
+
+def _set_aside(path: Path) -> None:
+    fingerprint = _fingerprint_of(path)
+    if fingerprint is not None:
+        _refuse_where_written(path)
+        os.replace(path, path.with_name(f"{path.name}.{fingerprint}"))
+
+
+def _fingerprint_of(path: Path) -> str | None:
+    content = read_journal(path)
+    return None if content is None else content.header.fingerprint
+
+
+def _refuse_where_written(path: Path) -> None:
+    with path.open("rb") as file:
+        lock_or_refuse(file.fileno(), path)
+
+
+def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalContent]:
+    """By rank, every journal of a setting that belongs to the run, also of processes that it has no more."""
+    found = {}
+    for path in journals_in(folder):
+        name, _, rank = path.stem.rpartition(".rank")
+        if name == key and (content := read_journal(path)) is not None and content.header.fingerprint == fingerprint:
+            found[int(rank)] = content
+    return found
+
+
+def finished_samples(folder: Path, key: str, fingerprint: str) -> dict[int, FinishedSample]:
+    """By id, the samples of a setting that no process has to measure any more."""
+    journals = own_journals(folder, key, fingerprint).values()
+    return {finished.sample_id: finished for content in journals for finished in content.finished}
+
+
+def remove_journals(folder: Path, key: str) -> None:
+    """Remove a setting's journals: it is saved as a whole."""
+    for path in journals_in(folder):
+        if path.stem.rpartition(".rank")[0] == key:
+            path.unlink(missing_ok=True)
 
 
 def _encode(line: Line) -> bytes:

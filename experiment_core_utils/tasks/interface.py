@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from experiment_core_utils.primitives.records import MeasuredSample
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -129,3 +131,22 @@ class Metric(Protocol):
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""
         ...
+
+
+def answer_to(sample: Sample, prediction: str) -> Answer:
+    """`prediction` beside what it is judged against."""
+    return Answer(
+        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
+    )
+
+
+def answer_of(sample: MeasuredSample) -> Answer:
+    """The answer of a sample that was measured."""
+    return Answer(
+        prediction=sample.prediction,
+        references=sample.references,
+        options=sample.options,
+        answer_index=sample.answer_index,
+        question_type=sample.question_type,
+        image_id=sample.image_id,
+    )

@@ -179,3 +179,13 @@ def few_samples_sentence(num_settings: int, num_samples: int) -> str | None:
         f"{num_samples} samples stand behind a comparison of {num_settings} settings: differences in accuracy and "
         f"Pareto fronts need at least {LEAST_SAMPLES_TO_COMPARE}"
     )
+
+
+def shard_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -> tuple[int, ...]:
+    """Every `num_processes`-th id from `rank` on: the shards are disjoint and together complete."""
+    return tuple(sample_ids[rank::num_processes])
+
+
+def shards_of(sample_ids: Sequence[int], num_processes: int) -> dict[int, tuple[int, ...]]:
+    """The shard of each process, by rank."""
+    return {rank: shard_of_process(sample_ids, rank, num_processes) for rank in range(num_processes)}

@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.grouped_answers import PreparedQuestion, answer_prepared
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
@@ -16,7 +15,7 @@ from experiment_core_utils.primitives.device import synchronize
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.records import PreparedRequest, RequestShape
-from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task
+from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.outcomes import Outcomes, Requests
 from experiments.controller.policies import Policy, RequestFeatures, VisionShape

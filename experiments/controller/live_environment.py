@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.tasks.interface import Answer, Metric
+from experiment_core_utils.tasks.interface import Answer, Metric, answer_to
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
 from experiments.controller.deciders import Decider, FixedDecider, NetworkDecider
 from experiments.controller.environment import Asks, RollOut

@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import RequestMaker, draw_samples
+from experiment_core_utils.c_prompt_processing import draw_samples
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.command import run_command
@@ -64,7 +64,7 @@ def main() -> None:
     steps = task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
     samples = [task[sample_id] for sample_id in draw_samples(task, config).sample_ids]
     for target in config.vision_targets:
-        requests = [RequestMaker(model, task).make(sample, target.crops) for sample in samples]
+        requests = [model.prepare(sample, task.prompt(sample), target.crops) for sample in samples]
         inputs = [model.to_device(request.inputs) for request in requests]
         ways: dict[int, Callable[[], Answers]] = {1: partial(one_by_one, model, inputs, steps)}
         for size in own.batch_sizes:

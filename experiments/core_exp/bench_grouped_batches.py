@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import RequestMaker, draw_samples, open_task
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.grouped_answers import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.models.greedy import generate_greedily
@@ -85,13 +85,15 @@ def main() -> None:
     task = open_task(config)
     steps = max_new_tokens_of(config, task)
     samples = [task[sample_id] for sample_id in draw_samples(task, config).sample_ids]
-    maker = RequestMaker(model, task)
     print("| settings | groups | one by one ms | grouped ms | one by one / grouped | answers that differ |")
     print("| --- | --- | --- | --- | --- | --- |")
     for count in sorted({1, min(4, len(samples)), len(samples)}):
         settings = itertools.cycle(settings_of(model, count))
         pairs = list(zip(samples, settings, strict=False))
-        questions = [PreparedQuestion(maker.make(sample, each.vision.crops), each) for sample, each in pairs]
+        questions = [
+            PreparedQuestion(model.prepare(sample, task.prompt(sample), each.vision.crops), each)
+            for sample, each in pairs
+        ]
         compare(model, questions[:1], steps, 1)
         print(compare(model, questions, steps, own.rounds), flush=True)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils import measurement, pipeline, profiling_run
-from experiment_core_utils.measurement import ShareMeasurer
+from experiment_core_utils.measurement import ShardMeasurer
 from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.journal import Journal
@@ -38,8 +38,8 @@ RUNS = "measured runs"
 # Whose time is whose part; a step inside another counts to the outer one.
 STEPS: tuple[tuple[Any, str, str], ...] = (
     (profiling_run, "load_staged_model", LOAD),
-    (ShareMeasurer, "_warm_up", "warm-up and proof of each setting"),
-    (ShareMeasurer, "_warm_up_shape", "warm-up of each tiling"),
+    (ShardMeasurer, "_warm_up", "warm-up and proof of each setting"),
+    (ShardMeasurer, "_warm_up_shape", "warm-up of each tiling"),
     (RequestSource, "take", "preparation, or waiting for it"),
     (measurement, "run_staged", RUNS),
     (Journal, "append", "journal"),

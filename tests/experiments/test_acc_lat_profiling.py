@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.asked_run import AskedRun
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.pipeline import PARTS_FOLDER, RunReport, run_profiling
@@ -20,7 +19,6 @@ from experiment_core_utils.primitives.config import ProfilingConfig, parse_confi
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError, Stopped
 from experiment_core_utils.primitives.journal import journal_path, read_journal
 from experiment_core_utils.primitives.records import SettingFailure
-from experiment_core_utils.profiling_run import ProfilingRun
 from experiment_core_utils.progress import Ledger
 from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
@@ -28,6 +26,7 @@ from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
 from experiments.core_exp.acc_lat_profiling import main
 from tests.hand_made_records import drawn
+from tests.one_process import run_alone
 
 KEY = "tier-low_topk4_blocks4"
 
@@ -78,7 +77,7 @@ def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, Sett
     source = find_model(config.model_path)
     asked = AskedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
     ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir.parent / "trackers")
-    run = ProfilingRun(asked, setup_distributed(config), ledger, "0001")
+    run = run_alone(asked, ledger, "0001")
     return run.measure_all(asked.settings), ledger
 
 

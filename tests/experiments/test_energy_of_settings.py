@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.asked_run import asked_run
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.energy_entries import with_correct_answers
@@ -26,6 +25,7 @@ from experiment_core_utils.progress_bar import progress_of
 from experiment_core_utils.setting_plan import plan_for
 from experiment_core_utils.setting_result import AccuracyPart, Energy
 from experiment_core_utils.stage_energy import StageMeasurement
+from tests.one_process import run_alone
 from tests.simulated_energy import device_in_real_time, instruments_of
 
 WATTS = 100.0
@@ -175,7 +175,7 @@ def test_an_unknown_wish_is_refused() -> None:
 
 def new_run(config: ProfilingConfig, experiment_id: str) -> ProfilingRun:
     ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
-    return ProfilingRun(asked_run(config), setup_distributed(config), ledger, experiment_id, energy=means())
+    return run_alone(asked_run(config), ledger, experiment_id, energy=means())
 
 
 def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_ch
     for experiment_id in ("0001", "0002"):
         run = new_run(config, experiment_id)
         (setting,) = plan_for(config, find_model(config.model_path))
-        ids = run.measurer.own_ids
+        ids = run.context.own_ids
         with run.requests, progress_of(1, 2, shown=False) as progress:
             for share in (ids[:1], ids):
-                run.measurer.measure_share(setting, progress, sample_ids=share)
+                run.measurer.measure_shard(setting, progress, sample_ids=share)
     (path,) = (tmp_path / ".parts").glob("*.rank0.jsonl")
     kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
     assert (kinds.count("energy"), kinds.count("sample")) == (1, 2)

@@ -20,6 +20,8 @@ from experiment_core_utils.primitives.journal import (
     only_run_in,
     read_end,
     read_journal,
+    remove_journals,
+    tidy_journals,
 )
 from experiment_core_utils.primitives.records import (
     FailedSample,
@@ -218,3 +220,50 @@ def test_a_link_to_nothing_with_the_name_of_a_journal_is_one_line(tmp_path: Path
     (tmp_path / PATH_NAME).symlink_to(tmp_path / "nowhere")
     with pytest.raises(ResultsRefused, match="is no journal, but a folder, a pipe, a device or a link to nothing"):
         list(journals_in(tmp_path))
+
+
+# --- before a run ------------------------------------------------------------------------------------------------
+
+
+def test_removing_takes_this_settings_journals_only(tmp_path: Path) -> None:
+    for head in (HEADER, replace(HEADER, rank=1), replace(HEADER, key="other")):
+        written(tmp_path, header=head)
+    for _ in range(2):
+        remove_journals(tmp_path, SETTING.key)
+    assert [path.name for path in tmp_path.iterdir()] == ["other.rank0.jsonl"]
+
+
+def never_saved(_: str) -> bool:
+    return False
+
+
+def test_the_journals_of_another_run_wait_for_it_to_come_back(tmp_path: Path) -> None:
+    path = written(tmp_path, MEASURED)
+    content = path.read_bytes()
+    tidy_journals(tmp_path, "beef", never_saved)
+    aside = tmp_path / f"{path.name}.f00d"
+    assert [each.name for each in tmp_path.iterdir()] == [aside.name]
+    other = written(tmp_path, MEASURED, header=replace(HEADER, fingerprint="beef")).read_bytes()
+    tidy_journals(tmp_path, "f00d", never_saved)
+    assert path.read_bytes() == content
+    assert (tmp_path / f"{path.name}.beef").read_bytes() == other
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_saved_or_torn_in_its_first_line_is_removed(tmp_path: Path) -> None:
+    kept = written(tmp_path, MEASURED)
+    written(tmp_path, MEASURED, header=replace(HEADER, key="saved"))
+    (tmp_path / "torn.rank0.jsonl").write_text('{"header": {"schema_ver')
+    tidy_journals(tmp_path, "f00d", lambda key: key == "saved")
+    assert list(tmp_path.iterdir()) == [kept]
+    tidy_journals(tmp_path / "not there yet", "f00d", never_saved)
+
+
+@pytest.mark.parametrize("fingerprint", ["f00d", "beef"])
+def test_a_folder_into_which_another_process_writes_is_left_alone(tmp_path: Path, fingerprint: str) -> None:
+    with (
+        Journal(tmp_path, HEADER) as journal,
+        pytest.raises(ResultsError, match="is being written by another process"),
+    ):
+        tidy_journals(tmp_path, fingerprint, never_saved)
+    assert journal.path.exists()

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from experiment_core_utils.g_metrics_inference import answer_to
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, QuestionAnswer, draw_by_type, prompt_of
+from experiment_core_utils.tasks.interface import answer_to
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
 
 families = pytest.mark.parametrize("family", REFERENCE_TASKS, ids=lambda family: family.name)

@@ -1,0 +1,20 @@
+"""A run of settings in this process alone, without the folder's plan."""
+
+from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.asked_run import AskedRun
+from experiment_core_utils.profiling_run import ProfilingRun, context_of, load_bench
+from experiment_core_utils.progress import Ledger
+from experiment_core_utils.run_provenance import provenance_of_run
+from experiment_core_utils.stage_energy import StageMeasurement
+
+
+def run_alone(
+    asked: AskedRun, ledger: Ledger, experiment_id: str, energy: StageMeasurement | None = None
+) -> ProfilingRun:
+    """The model of `asked` loaded, ready to measure its settings."""
+    accelerator = setup_distributed(asked.config)
+    context = context_of(asked, accelerator, ledger, experiment_id)
+    bench = load_bench(asked, context, accelerator, 1)
+    model = bench.model
+    provenance = provenance_of_run(asked, accelerator, model.device, 1, experiment_id, model.describe())
+    return ProfilingRun(asked, context, bench, provenance, energy=energy)
