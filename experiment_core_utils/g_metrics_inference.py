@@ -46,7 +46,7 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "preprocess_s": lambda sample: sample.shape.preprocess_s,
     "transfer_s": lambda sample: sample.transfer_s,
     "vision_tokens": lambda sample: sample.shape.vision_tokens,
-    "vision_tokens_diff": lambda sample: vision_tokens_difference(sample),
+    "vision_tokens_diff": lambda sample: sample.shape.vision_tokens_difference,
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
     "prompt_tokens": lambda sample: sample.shape.prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
@@ -55,13 +55,6 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
     "energy_j": lambda sample: sample.energy_j,
 }
-
-
-def vision_tokens_difference(sample: MeasuredSample) -> int | None:
-    """Theoretical minus actual vision tokens of a sample; None without a picture."""
-    if sample.shape.theoretical is None:
-        return None
-    return sample.shape.theoretical.pooled_features - sample.shape.vision_tokens
 
 
 def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracySummary, num_failed: int) -> SettingSummary:

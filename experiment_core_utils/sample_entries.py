@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiment_core_utils.energy_entries import sample_energy
-from experiment_core_utils.g_metrics_inference import vision_tokens_difference
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.records import MeasuredSample, StagedRun
 from experiment_core_utils.primitives.units import milliseconds
@@ -33,7 +32,7 @@ def sample_result(
         target_vision_tokens=setting.vision.tokens or (theoretical.pooled_features if theoretical else None),
         target_crops=theoretical.tiles if theoretical else None,
         actual_vision_tokens=shape.vision_tokens,
-        vision_tokens_diff=vision_tokens_difference(sample),
+        vision_tokens_diff=shape.vision_tokens_difference,
         pooled_image_features=actual.pooled_features if actual else None,
         top_k=setting.top_k,
         num_active_blocks=setting.num_active_blocks,

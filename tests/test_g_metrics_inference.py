@@ -10,7 +10,6 @@ from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
     combine_inference_metrics,
     distributions,
-    vision_tokens_difference,
 )
 from experiment_core_utils.primitives.records import (
     BatchRecord,
@@ -68,7 +67,7 @@ def test_a_sample_without_a_quantity_does_not_enter_it() -> None:
     assert found["e2e_s"].mean == (1.0 + 0.25) / 2
     assert found["vision_tokens"].mean == 384 / 2  # no picture is truly no vision token
     assert "vision_flops" not in found
-    assert vision_tokens_difference(one_token) is None
+    assert one_token.shape.vision_tokens_difference is None
 
 
 def test_the_times_are_those_of_the_run_with_the_median_total() -> None:

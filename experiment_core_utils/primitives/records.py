@@ -135,6 +135,11 @@ class RequestShape:
         """All positions of the prompt."""
         return self.vision_tokens + self.image_marker_tokens + self.text_tokens
 
+    @property
+    def vision_tokens_difference(self) -> int | None:
+        """Theoretical minus actual vision tokens; None without a picture."""
+        return None if self.theoretical is None else self.theoretical.pooled_features - self.vision_tokens
+
     def size(self, output_tokens: int) -> RequestSize:
         """What the request's operations depend on, with an answer of so many tokens."""
         actual = self.actual
