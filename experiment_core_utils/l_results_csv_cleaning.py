@@ -159,8 +159,8 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
     """Put these columns first, in this order; cells as they are.
 
     A column is named whole or by its last part (`model_name` for `experiment_variables.model_name`); names that the
-    file does not have are passed over. The other columns of the project's own table keep their order, those of any
-    other table are sorted alphabetically (places in lists by number).
+    file does not have are passed over. The other columns of the project's own tables (of experiments, of settings)
+    keep their order, those of any other table are sorted alphabetically (places in lists by number).
 
     Raises:
         ResultsError: no such file, torn, ragged, or two columns of one name: it is left as it is.
@@ -170,6 +170,8 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
     rows = checked_rows(_csv_content(path), str(path))
     names = [cell.text for cell in rows[0]]
     wanted = [spreadsheet_safe(name) for name in priority_columns]
+    if set(SETTING_COLUMNS) <= set(names):
+        wanted += [name for name in names if name not in wanted]
     places = [names.index(name) for name in reordered_columns(names, wanted)]
     write_text_atomically(csv_text([row[place] for place in places] for row in rows), path)
 

@@ -10,6 +10,7 @@ import pytest
 
 from experiment_core_utils.j_results_saving import flatten_results_to_csv
 from experiment_core_utils.l_results_csv_cleaning import (
+    SETTING_COLUMNS,
     closing_table,
     comparison_table,
     few_samples_warning,
@@ -269,6 +270,14 @@ def test_the_published_list_finds_the_columns_of_the_projects_own_table(tmp_path
     assert read_results_csv(path) == rows
     reorder_csv_columns(path, published)
     assert path.read_text().splitlines()[0].split(",") == after
+
+
+def test_the_table_of_settings_keeps_its_order_behind_the_columns_that_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "settings.csv"
+    path.write_text(",".join(SETTING_COLUMNS) + "\n" + ",".join("1" for _ in SETTING_COLUMNS) + "\n")
+    reorder_csv_columns(path, ["model_name", "accuracy", "top_k"])
+    rest = [name for name in SETTING_COLUMNS if name not in ("accuracy", "top_k")]
+    assert path.read_text().splitlines()[0].split(",") == ["accuracy", "top_k", *rest]
 
 
 @pytest.mark.parametrize("content", ["a,b\n1\n", "a,a\n1,2\n", "", 'a\n"x'])
