@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiment_core_utils.setting_result import Drift, SettingResult
 from experiments.core_exp.e3_latency_estimator import main
 from experiments.core_exp.e3_report import control_drift
 from experiments.core_exp.latency_estimator import LatencyEstimator
@@ -75,7 +76,7 @@ def test_a_target_of_another_model_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 def test_drift_of_the_control_by_hand() -> None:
     # 0.9, 1.0 and 1.3 around 1.0: 10, 0 and 30 % off.
-    results = [{"drift": [{"before": ratio}]} for ratio in (0.9, 1.0, 1.3, None)]
+    results = [SettingResult.model_construct(drift=[Drift(before=each, after=None)]) for each in (0.9, 1.0, 1.3, None)]
     found = control_drift(results)
     assert found is not None and found["mean_deviation"] == pytest.approx(0.4 / 3)
-    assert control_drift([{"drift": []}, {}]) is None
+    assert control_drift([SettingResult.model_construct(drift=[])]) is None
