@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.text import Quantisation, judged
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
@@ -50,13 +52,11 @@ from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.quantisation import supported_types
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.models.vendor_errors import vendor_errors_named
-from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.primitives.records import QuantSupport
-from experiment_core_utils.primitives.text_config import Quantisation, judged
+from experiment_core_utils.records.text import QuantSupport
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 MODEL_HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/MolmoE-1B-0924"

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiment_core_utils.primitives.config import ProfilingConfig
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.records import TokenisedPrompts
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset

@@ -16,26 +16,31 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.apportioned_energy import NOT_ASKED, energy_of_part, why_no_power
-from experiment_core_utils.meters.codecarbon_meter import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
-from experiment_core_utils.meters.emissions_file import append_window, emissions_path, read_windows
-from experiment_core_utils.meters.energy_file import append_energy_window, energy_path, read_energy_windows
-from experiment_core_utils.meters.instrument_window import InstrumentWindow
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.text import TextConfig
+from experiment_core_utils.meters.codecarbon import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
+from experiment_core_utils.meters.energy_files import (
+    append_energy_window,
+    append_window,
+    emissions_path,
+    energy_path,
+    read_energy_windows,
+    read_windows,
+)
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.meters.windows import WindowGoal
+from experiment_core_utils.meters.stages import StageMeasurement, stage_energies
+from experiment_core_utils.meters.windows import NOT_ASKED, InstrumentWindow, WindowGoal, energy_of_part, why_no_power
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.collectives import of_local_processes, outcome_of_all
-from experiment_core_utils.primitives.config import ProfilingConfig
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.device import (
     choose_device,
     out_of_memory_named,
     synchronize_used_gpus,
     visible_gpus,
 )
-from experiment_core_utils.primitives.energy_records import EnergyWindow, RunsEnergy, SettingEnergy
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     MeterUnavailable,
@@ -43,9 +48,8 @@ from experiment_core_utils.primitives.errors import (
     ResultsNotSaved,
     SettingError,
 )
-from experiment_core_utils.primitives.records import StagedRun
-from experiment_core_utils.primitives.text_config import TextConfig
-from experiment_core_utils.stage_energy import StageMeasurement, stage_energies
+from experiment_core_utils.records.energy import EnergyWindow, RunsEnergy, SettingEnergy
+from experiment_core_utils.records.requests import StagedRun
 
 LOGGER = logging.getLogger(__name__)
 # Before and after the generation of a text run, where the machine has instruments of its own.

@@ -1,33 +1,263 @@
 """In: a request and a setting in force, or all prompts of a text run; out: tokens and times from marks of the run."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
+from experiment_core_utils.config.text import LatencySimulation, TextConfig, judged
 from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.windows import NOT_ASKED, energy_of_part, no_energy, share_of_query, why_no_power
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.text_generation import (
+    GeneratedBatch,
+    PlannedBatch,
+    TextGenerator,
+    check_context,
+    describe_decoding,
+    generation_values,
+    plan_batches,
+    up_to_end,
+)
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.collectives import outcome_of_all
-from experiment_core_utils.primitives.device import new_marks, synchronize
+from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
 from experiment_core_utils.primitives.distributions import rate
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.records import (
-    BatchRecord,
-    InferenceResults,
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.records.energy import PowerTrace
+from experiment_core_utils.records.requests import (
+    BatchedAnswer,
     MarkedTokens,
-    QueryRecord,
+    PreparedRequest,
     StagedRun,
     StageName,
     TokenisedPrompts,
 )
-from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.records.settings import MeasuredSample
+from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
+from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.sampling import shard_of_process
-from experiment_core_utils.text_generation import TextGenerator, check_context, generation_values
-from experiment_core_utils.text_share import OwnPrompts, TextShare
+
+
+def simulated_delays(num_batches: int, simulation: LatencySimulation, seed: int, process_index: int) -> list[float]:
+    """Seconds to wait before each batch.
+
+    Each batch waits a uniform time in [`delay_min`, `delay_max`]. With `simulate_burst`, the first batch of every burst
+    of `burst_size` but the first waits `burst_interval` longer. All 0 where nothing is simulated.
+
+    The n-th delay depends on the seed, the process and n only: `numpy.random.RandomState([seed, process_index])`,
+    whose stream numpy keeps for ever.
+    """
+    if not simulation.simulate:
+        return [0.0] * num_batches
+    draws = np.random.RandomState([seed, process_index])
+    delays = draws.uniform(simulation.delay_min, simulation.delay_max, num_batches)
+    return [float(delay) + _before_burst(place, simulation) for place, delay in enumerate(delays)]
+
+
+def _before_burst(place: int, simulation: LatencySimulation) -> float:
+    begins = simulation.simulate_burst and place > 0 and place % simulation.burst_size == 0
+    return simulation.burst_interval if begins else 0.0
+
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class OwnPrompts:
+    """Prompts of one process.
+
+    Attributes:
+        indices: their places among all prompts, ascending.
+        input_ids, attention_mask: [N, T] on the host, padded on the left.
+    """
+
+    indices: tuple[int, ...]
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """True tokens of each."""
+        return [int(length) for length in self.attention_mask.sum(dim=1)]
+
+    def together(self, places: Sequence[int]) -> TokenisedPrompts:
+        """Some of them, padded no further than to the longest."""
+        mask = self.attention_mask[list(places)]
+        longest = int(mask.sum(dim=1).max())
+        return TokenisedPrompts(input_ids=self.input_ids[list(places)][:, -longest:], attention_mask=mask[:, -longest:])
+
+
+@dataclass(frozen=True)
+class TextShare:
+    """The part of a text run that one process does.
+
+    Attributes:
+        power: read beside the run, for the energy of its batches, on the generator's clock; None where energy was not
+            asked for.
+    """
+
+    generator: TextGenerator
+    tokeniser: Any
+    prompts: OwnPrompts
+    config: TextConfig
+    process_index: int
+    num_processes: int
+    power: Instruments | None = None
+
+    def warm_up(self) -> None:
+        """As many batches as asked for, from the first on, without a trace in the results.
+
+        On a GPU they run to their end, by default all of them: libraries choose and build kernels for every new shape,
+        and each token's is new. On the CPU the first batch's first tokens are enough.
+        """
+        is_gpu = self.generator.device.type == "cuda"
+        planned, wanted = self._planned(), self.config.num_warmup_batches
+        number = (len(planned) if is_gpu else 1) if wanted is None else wanted
+        most = self.config.max_output_tokens
+        for batch in planned[:number]:
+            for _unmeasured in self._generated(batch, most if is_gpu else min(WARM_UP_TOKENS, most)):
+                pass
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The decoding in force, for the record."""
+        return describe_decoding(self.config, self.generator.generation)
+
+    def run(self, stop: StopRequest) -> tuple[list[QueryRecord], list[BatchRecord]]:
+        """Run every batch once, each after its simulated delay; a thread reads power beside them.
+
+        Raises:
+            OutOfMemory: a batch does not fit.
+            Stopped: someone asked for it.
+        """
+        sampler = None
+        if self.power is not None and self.power.probes:
+            sampler = self.power.power_sampler()
+            sampler.start()
+        try:
+            batches, queries, windows = self._run(stop)
+        finally:
+            traces = sampler.stop() if sampler is not None else ()
+        self._apportion(traces, batches, queries, windows)
+        return self._in_words(queries), batches
+
+    def _run(self, stop: StopRequest) -> tuple[list[BatchRecord], list[QueryRecord], list[tuple[float, float]]]:
+        """The records, without energy, and the window of each batch."""
+        planned = self._planned()
+        simulation, seed = self.config.latency_simulation, self.config.random_seed
+        delays = simulated_delays(len(planned), simulation, seed, self.process_index)
+        batches: list[BatchRecord] = []
+        queries: list[QueryRecord] = []
+        windows: list[tuple[float, float]] = []
+        for wanted, delay_s in zip(planned, delays, strict=True):
+            stop.raise_if_asked("between two batches")
+            stop.sleep(delay_s)
+            for part, (batch, generated) in enumerate(self._generated(wanted, self.config.max_output_tokens)):
+                answers = self._queries(batch, generated, batch_index=len(batches))
+                batches.append(self._record(batch, generated, answers, 0.0 if part else delay_s))
+                queries.extend(answers)
+                windows.append((generated.begun_s, generated.ended_s))
+        return batches, queries, windows
+
+    def _apportion(
+        self,
+        traces: Sequence[PowerTrace],
+        batches: list[BatchRecord],
+        queries: list[QueryRecord],
+        windows: Sequence[tuple[float, float]],
+    ) -> None:
+        """Fill in the energies."""
+        reason = NOT_ASKED if self.power is None else why_no_power(self.power)
+        for batch, window in zip(batches, windows, strict=True):
+            batch.update(energy_of_part(traces, *window, reason))
+        for query in queries:
+            batch = batches[query["batch_index"]]
+            tokens = query["input_tokens"] + query["output_tokens"]
+            query["energy_j"] = share_of_query(
+                batch["energy_j"], tokens, batch["input_tokens"] + batch["output_tokens"]
+            )
+
+    def _planned(self) -> tuple[PlannedBatch, ...]:
+        return plan_batches(self.prompts.lengths, self.config.batching_options)
+
+    def _generated(self, batch: PlannedBatch, max_new_tokens: int) -> Iterator[tuple[PlannedBatch, GeneratedBatch]]:
+        """The batch, or, where that is allowed and needed, its parts that fit."""
+        prompts = self.prompts.together(batch.places)
+        try:
+            generated = self.generator.generate(prompts, self.prompts.indices[batch.places[0]], max_new_tokens)
+        except OutOfMemory as error:
+            no_room = first_line(error)
+        else:
+            yield batch, generated
+            return
+        # Only here, after the handler, is nothing left that holds the memory of the attempt.
+        release_cached_memory(self.generator.device)
+        if len(batch.places) == 1 or not self.config.batching_options.halve_on_out_of_memory:
+            raise OutOfMemory(self._too_large(batch, prompts["input_ids"].shape[1], no_room))
+        for half in batch.halves():
+            yield from self._generated(half, max_new_tokens)
+
+    def _too_large(self, batch: PlannedBatch, longest: int, no_room: str) -> str:
+        first, last = (self.prompts.indices[batch.places[end]] for end in (0, -1))
+        if len(batch.places) == 1:
+            return f"prompt {first} of {longest} tokens does not fit even alone: {no_room}"
+        return (
+            f"the batch of {len(batch.places)} prompts x {longest} tokens (prompts {first} to {last}) does not fit: "
+            f"{no_room}; make batches smaller or set batching_options.halve_on_out_of_memory"
+        )
+
+    def _queries(self, batch: PlannedBatch, generated: GeneratedBatch, batch_index: int) -> list[QueryRecord]:
+        lengths = self.prompts.lengths
+        answers = [up_to_end(row, self.generator.eos_token_ids) for row in generated.token_ids]
+        return [
+            QueryRecord(
+                prompt_index=self.prompts.indices[place],
+                process_index=self.process_index,
+                batch_index=batch_index,
+                input_tokens=lengths[place],
+                output_tokens=len(token_ids),
+                ended=ended,
+                output_token_ids=token_ids,
+                output_text=None,
+                energy_j=None,
+            )
+            for place, (token_ids, ended) in zip(batch.places, answers, strict=True)
+        ]
+
+    def _record(
+        self, batch: PlannedBatch, generated: GeneratedBatch, answers: Sequence[QueryRecord], delay_s: float
+    ) -> BatchRecord:
+        return BatchRecord(
+            process_index=self.process_index,
+            batch_index=answers[0]["batch_index"],
+            prompt_indices=[answer["prompt_index"] for answer in answers],
+            inference_time_s=generated.inference_time_s,
+            ttft_s=generated.ttft_s,
+            inter_token_s=generated.inter_token_s,
+            input_tokens=sum(answer["input_tokens"] for answer in answers),
+            padded_input_tokens=len(answers) * max(answer["input_tokens"] for answer in answers),
+            output_tokens=sum(answer["output_tokens"] for answer in answers),
+            computed_output_tokens=len(answers) * len(generated.token_ids[0]),
+            simulated_delay_s=delay_s,
+            halvings=batch.halvings,
+            over_token_limit=batch.over_token_limit,
+            **no_energy(None),
+        )
+
+    def _in_words(self, queries: list[QueryRecord]) -> list[QueryRecord]:
+        """With their texts, without special tokens, where that was asked for."""
+        if not self.config.decode_token_to_text or not queries:
+            return queries
+        texts = self.tokeniser.batch_decode([query["output_token_ids"] for query in queries], skip_special_tokens=True)
+        return [{**query, "output_text": text} for query, text in zip(queries, texts, strict=True)]
 
 
 def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
@@ -220,3 +450,50 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
     if not (mask[:, 1:] >= mask[:, :-1]).all() or not mask[:, -1].all():
         raise ConfigurationError("the prompts are not padded on the left; make them with tokenise_prompts")
     return ids, mask
+
+
+def record_of_runs(
+    model: StagedModel,
+    setting: KnobSetting,
+    sample: Sample,
+    request: PreparedRequest,
+    runs: tuple[StagedRun, ...],
+    transfer_s: float,
+) -> MeasuredSample:
+    """Of a sample that was run alone and measured."""
+    return _record(model, setting, sample, request, runs[0].token_ids, runs, transfer_s, None)
+
+
+def record_of_answer(
+    model: StagedModel, setting: KnobSetting, sample: Sample, request: PreparedRequest, answer: BatchedAnswer
+) -> MeasuredSample:
+    """Of a sample that was answered in a batch: it has no times."""
+    return _record(model, setting, sample, request, answer.token_ids, (), None, answer)
+
+
+def _record(
+    model: StagedModel,
+    setting: KnobSetting,
+    sample: Sample,
+    request: PreparedRequest,
+    token_ids: tuple[int, ...],
+    runs: tuple[StagedRun, ...],
+    transfer_s: float | None,
+    answer: BatchedAnswer | None,
+) -> MeasuredSample:
+    return MeasuredSample(
+        sample_id=sample.sample_id,
+        shape=request.shape,
+        runs=runs,
+        outputs_identical=len({run.token_ids for run in runs}) == 1 if runs else None,
+        transfer_s=transfer_s,
+        prediction=model.decode_text(token_ids),
+        flops=model.count_flops(setting, request.shape, len(token_ids)),
+        question_type=sample.question_type,
+        image_id=sample.image_id,
+        references=sample.answers,
+        options=sample.options,
+        answer_index=sample.answer_index,
+        metadata={**sample.metadata, "question": sample.question},
+        answer=answer,
+    )

@@ -14,7 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiment_core_utils.b_model_loader import ModelWrapper
-from experiment_core_utils.host_facts import hardware_info, host_hardware, run_facts
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.text import judged
+from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, run_facts
 from experiment_core_utils.models.architecture import (
     MIB,
     architecture_sizes,
@@ -27,10 +30,7 @@ from experiment_core_utils.models.architecture import (
     quantisation_in_force,
     stored_bytes,
 )
-from experiment_core_utils.primitives.block_choice import BlockChoice
-from experiment_core_utils.primitives.config import ProfilingConfig
-from experiment_core_utils.primitives.records import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
-from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
 TEXT_PACKAGES = (

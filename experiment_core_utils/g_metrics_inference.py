@@ -6,18 +6,10 @@ from dataclasses import asdict
 from typing import Any, TypedDict
 
 from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe, rate
-from experiment_core_utils.primitives.records import (
-    AccuracySummary,
-    BatchRecord,
-    InferenceMetrics,
-    InferenceResults,
-    MeasuredSample,
-    QueryRecord,
-    SettingSummary,
-    StagedRun,
-    TypeAccuracy,
-)
 from experiment_core_utils.primitives.stability import find_outliers
+from experiment_core_utils.records.requests import StagedRun
+from experiment_core_utils.records.settings import AccuracySummary, MeasuredSample, SettingSummary, TypeAccuracy
+from experiment_core_utils.records.text import BatchRecord, InferenceMetrics, InferenceResults, QueryRecord
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 
 

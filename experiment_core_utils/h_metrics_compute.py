@@ -12,26 +12,29 @@ from typing import Any, Literal
 import psutil
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from experiment_core_utils.hardware_utilisation import setting_utilisation
-from experiment_core_utils.load_entries import loads_of, timelines_of
-from experiment_core_utils.memory_breakdown import setting_memory
-from experiment_core_utils.meters.flop_counter import (
+from experiment_core_utils.config.text import TextConfig, judged
+from experiment_core_utils.j_results_saving import loads_of, timelines_of
+from experiment_core_utils.meters.host_facts import Peaks, peaks_on
+from experiment_core_utils.meters.load import utilisation_of
+from experiment_core_utils.meters.nvml import NvmlGpu
+from experiment_core_utils.models.architecture import computing_dtype, quantisation_in_force, stored_bytes
+from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
+from experiment_core_utils.models.counted_flops import FOREIGN_ERRORS
+from experiment_core_utils.models.decoder_flops import BlockShape, ExpertsShape, MlpShape
+from experiment_core_utils.models.flop_counter import (
     count_flops,
     count_with_ptflops,
     has_packed_weights,
     meta_twin,
     told_of_no_padding,
 )
-from experiment_core_utils.meters.gpu_peaks import peaks_on
-from experiment_core_utils.meters.load_trace import utilisation_of
-from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.counted_flops import FOREIGN_ERRORS
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.memory_parts import StepWeights, cache_elements, read_elements, step_weights
+from experiment_core_utils.models.prompt_flops import COUNTING_LIMIT_S, generation_flops
 from experiment_core_utils.models.shapes_in_force import architecture_in_force
-from experiment_core_utils.primitives.compute_records import LoadTrace
-from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named, resident_bytes
+from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     MeterUnavailable,
@@ -41,21 +44,289 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import (
+from experiment_core_utils.records.compute import (
+    GenerationFlops,
+    HardwareUtilisation,
+    LoadTrace,
+    MemoryParts,
+    ModelBytes,
+)
+from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
+from experiment_core_utils.records.setting_result import ComputePart, Memory, Utilisation
+from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting
+from experiment_core_utils.records.text import (
+    BatchRecord,
     ComputeMetrics,
     ComputeUtilisation,
     FlopCount,
     GpuMemory,
     InferenceResults,
-    MeasuredSetting,
     ProcessPlace,
-    TokenisedPrompts,
 )
-from experiment_core_utils.primitives.text_config import judged
-from experiment_core_utils.setting_result import ComputePart, Memory, Utilisation
-from experiment_core_utils.text_compute import text_memory
+
+
+def share_of_peak(amount: float | None, seconds: float | None, peak_per_s: float | None) -> float | None:
+    """`amount` a second as a share of a peak; None where one of them is not known, or there was no time."""
+    if amount is None or not seconds or peak_per_s is None:
+        return None
+    return amount / seconds / peak_per_s
+
+
+def text_utilisation(
+    results: InferenceResults,
+    flops: GenerationFlops,
+    read_bytes: float | None,
+    peaks: Peaks,
+    num_gpus: int,
+    reasons: Sequence[str] = (),
+) -> HardwareUtilisation:
+    """Of a text run, over the time of all its batches.
+
+    The first token's time counts as prefill, the times between tokens as decode.
+
+    Args:
+        results: of one process, or pooled over all: each process computes on GPUs of its own.
+        read_bytes: see `decode_read_bytes`.
+        num_gpus: of each process.
+        reasons: why something given is None.
+    """
+    firsts = [batch["ttft_s"] for batch in results["batches"]]
+    told = [first for first in firsts if first is not None]
+    prefill_s = sum(told) * num_gpus if len(told) == len(firsts) else None
+    decode_s = sum(sum(batch["inter_token_s"]) for batch in results["batches"]) * num_gpus
+    silent = [] if prefill_s is not None else ["the model's own generate() tells of no single token"]
+    missing = [each for each in (peaks.reason, flops["generation_flops_reason"], *silent, *reasons) if each is not None]
+    return HardwareUtilisation(
+        mfu_vision=None,
+        mfu_prefill=share_of_peak(flops["prefill_flops"], prefill_s, peaks.flops_per_s),
+        mfu_decode=share_of_peak(flops["decode_flops"], decode_s, peaks.flops_per_s),
+        mbu_decode=share_of_peak(read_bytes, decode_s, peaks.bytes_per_s),
+        peak_flops_per_s=peaks.flops_per_s,
+        peak_bytes_per_s=peaks.bytes_per_s,
+        peak_dtype=peaks.dtype,
+        utilisation_reason="; ".join(dict.fromkeys(missing)) or None,
+    )
+
+
+def decode_read_bytes(
+    results: InferenceResults, weights: StepWeights, blocks: Sequence[BlockShape], element_bytes: int
+) -> float:
+    """Bytes that the decode steps of a text run must read: for each step the weights that its rows need, for each
+    answer's own steps the keys and values of its true tokens.
+
+    Args:
+        element_bytes: of a number in the cache.
+    """
+    of_weights = sum(_steps(batch) * weights.read(len(batch["prompt_indices"])) for batch in results["batches"])
+    of_cache = sum(
+        read_elements(blocks, range(query["input_tokens"] + 1, query["input_tokens"] + query["output_tokens"]))
+        for query in results["queries"]
+    )
+    return of_weights + of_cache * element_bytes
+
+
+def _steps(batch: BatchRecord) -> int:
+    return batch["computed_output_tokens"] // len(batch["prompt_indices"]) - 1
+
+
+def setting_utilisation(
+    samples: Sequence[MeasuredSample], model: ModelBytes | None, peaks: Peaks
+) -> HardwareUtilisation:
+    """Of a setting of the knobs: means over the samples that were measured and have the stage."""
+    runs = [(sample, sample.run) for sample in samples]
+    measured = [(sample, run, sample.flops) for sample, run in runs if run is not None and sample.flops is not None]
+    flops_peak = peaks.flops_per_s
+    silent = "the model does not tell its bytes" if model is None else None
+    if not measured:
+        silent = "no sample with known operations was measured"
+    decode = [
+        (sample.shape.prompt_tokens, len(run.inter_token_s), run.decode_s, flops.decode_flops_per_token)
+        for sample, run, flops in measured
+    ]
+    return HardwareUtilisation(
+        mfu_vision=_mean([share_of_peak(flops.vision_flops, run.vision_s, flops_peak) for _, run, flops in measured]),
+        mfu_prefill=_mean(
+            [share_of_peak(flops.prefill_flops, run.prefill_s, flops_peak) for _, run, flops in measured]
+        ),
+        mfu_decode=_mean(
+            [share_of_peak(None if each is None else each * steps, time, flops_peak) for _, steps, time, each in decode]
+        ),
+        mbu_decode=None
+        if model is None
+        else _mean(
+            [
+                share_of_peak(_steps_bytes(model, prompt, steps), time, peaks.bytes_per_s)
+                for prompt, steps, time, _ in decode
+            ]
+        ),
+        peak_flops_per_s=flops_peak,
+        peak_bytes_per_s=peaks.bytes_per_s,
+        peak_dtype=peaks.dtype,
+        utilisation_reason=peaks.reason or silent,
+    )
+
+
+def _steps_bytes(model: ModelBytes, prompt_tokens: int, steps: int) -> float:
+    """Step i (from 1) attends to the prompt and i generated tokens."""
+    keys = steps * prompt_tokens + steps * (steps + 1) // 2
+    return steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return sum(told) / len(told) if told else None
+
+
+def memory_parts(
+    peak_bytes: int | None,
+    weights_bytes: int | None,
+    cache_bytes: int | None,
+    rss_bytes: int,
+    reason: str | None = None,
+) -> MemoryParts:
+    """What is left of the peak beside weights and the largest cache counts as activations.
+
+    Args:
+        reason: why one of the three is None.
+    """
+    activations = None
+    if peak_bytes is not None and weights_bytes is not None and cache_bytes is not None:
+        activations = peak_bytes - weights_bytes - cache_bytes
+        if activations < 0:
+            activations, reason = None, f"weights and cache are more than the peak of {peak_bytes} bytes on this GPU"
+    return MemoryParts(
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=cache_bytes,
+        activation_bytes=activations,
+        process_rss_bytes=rss_bytes,
+        parts_reason=reason,
+    )
+
+
+def largest_batch_cache(batches: Sequence[BatchRecord], blocks: Sequence[BlockShape], element_bytes: int) -> int:
+    """Bytes of the largest cache among the batches of one process, at each batch's end: padding is held too, the last
+    token is not."""
+    return max((_cache_elements(batch, blocks) * element_bytes for batch in batches), default=0)
+
+
+def _cache_elements(batch: BatchRecord, blocks: Sequence[BlockShape]) -> int:
+    rows = len(batch["prompt_indices"])
+    positions = (batch["padded_input_tokens"] + batch["computed_output_tokens"]) // rows - 1
+    return rows * cache_elements(blocks, positions)
+
+
+def setting_memory(
+    reading: MemoryReading | None, samples: Sequence[MeasuredSample], model: ModelBytes | None
+) -> MemoryParts | None:
+    """Parts of a setting's memory; None without a reading.
+
+    Where samples were answered in batches, the peak may be theirs, and no part but the weights can be told.
+    """
+    if reading is None:
+        return None
+    if model is None:
+        reason = "the model does not tell its bytes"
+        return memory_parts(reading.peak_memory_bytes, None, None, reading.process_rss_bytes, reason)
+    if any(sample.answer is not None for sample in samples):
+        reason = "samples were answered in batches, whose caches are in the peak"
+        return memory_parts(reading.peak_memory_bytes, model.weights_bytes, None, reading.process_rss_bytes, reason)
+    positions = max((each.shape.prompt_tokens + each.output_tokens - 1 for each in samples), default=0)
+    cache = positions * model.cache_bytes_per_token
+    return memory_parts(
+        reading.peak_memory_bytes, model.weights_bytes, cache, reading.process_rss_bytes, reading.reason
+    )
+
+
+_AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def generation_metrics(
+    model: torch.nn.Module, device: torch.device, results: InferenceResults, experiment_config: Any
+) -> dict[str, Any]:
+    """The keys of `GenerationFlops`, and `hardware_utilisation`.
+
+    Args:
+        device: that the model takes prompts on.
+        results: of one process, or pooled over all.
+
+    Raises:
+        ConfigurationError: a value of the configuration is not allowed.
+    """
+    config = judged(experiment_config)
+    # The other processes wait for this one meanwhile.
+    flops = generation_flops(model, results, min(COUNTING_LIMIT_S, config.worker_timeout / 2))
+    known, reason = _known_cache(model, config)
+    read_bytes = None
+    if known is not None:
+        architecture, element_bytes = known
+        weights = _step_weights(model, architecture)
+        read_bytes = decode_read_bytes(results, weights, architecture.decoder.blocks, element_bytes)
+    peaks = peaks_on(device, products_dtype(model, config))
+    num_gpus = max(len(used_gpus()), 1)
+    reasons = [] if reason is None else [reason]
+    return {**flops, "hardware_utilisation": text_utilisation(results, flops, read_bytes, peaks, num_gpus, reasons)}
+
+
+def text_memory(
+    model: torch.nn.Module,
+    device: torch.device,
+    config: TextConfig,
+    results: InferenceResults | None,
+    peak_bytes: int | None,
+) -> MemoryParts:
+    """What the peak of this process's window is made of.
+
+    Args:
+        results: what this process generated.
+        peak_bytes: of `device`; None on the CPU.
+    """
+    known, reason = _known_cache(model, config)
+    cache_bytes = None
+    if results is None:
+        reason = "no results were given, which tell how large the cache was"
+    elif known is not None:
+        architecture, element_bytes = known
+        cache_bytes = largest_batch_cache(results["batches"], architecture.decoder.blocks, element_bytes)
+    if peak_bytes is None:
+        reason = reason or f"{device} is no GPU: torch keeps no high-water mark there"
+    elif len(used_gpus()) > 1:
+        peak_bytes, reason = None, "the model is spread over several GPUs, whose peaks are not of one moment"
+    return memory_parts(peak_bytes, stored_bytes(model), cache_bytes, resident_bytes(), reason)
+
+
+def products_dtype(model: torch.nn.Module, config: TextConfig) -> str | None:
+    """Number format of most products; None for a model without floating-point weights."""
+    if config.mixed_precision != "no":
+        return _AUTOCAST[config.mixed_precision]
+    quantised = quantisation_in_force(model)
+    return "float8" if quantised is not None and quantised["method"] == "fp8" else computing_dtype(model)
+
+
+def _known_cache(model: torch.nn.Module, config: TextConfig) -> tuple[tuple[Architecture, int] | None, str | None]:
+    """The architecture with the bytes of a number in its cache, or why they are not known."""
+    architecture, dtype = architecture_in_force(model), computing_dtype(model)
+    if isinstance(architecture, UnknownArchitecture):
+        return None, architecture.reason
+    if config.mixed_precision != "no":
+        return None, f"under mixed_precision {config.mixed_precision} the number format of the cache is not known"
+    if dtype is None:
+        return None, "the model has no floating-point weights that tell the number format of its cache"
+    return (architecture, getattr(torch, dtype).itemsize), None
+
+
+def _step_weights(model: torch.nn.Module, architecture: Architecture) -> StepWeights:
+    assert isinstance(model, PreTrainedModel)
+    experts = [_experts(block.mlp) for block in architecture.decoder.blocks]
+    return step_weights(list(model.get_decoder().layers), model.get_output_embeddings(), experts)
+
+
+def _experts(mlp: MlpShape | ExpertsShape) -> tuple[int, int] | None:
+    return (mlp.num_experts, mlp.top_k) if isinstance(mlp, ExpertsShape) else None
+
 
 FlopMethod = Literal["formula", "counter", "ptflops"]
+
+
 _METHODS = ("formula", "counter", "ptflops")
 
 

@@ -3,34 +3,28 @@
 Every file is written whole or not at all.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.energy_entries import energy_of, with_correct_answers
+from experiment_core_utils.i_metrics_energy import energy_of, sample_energy, with_correct_answers
+from experiment_core_utils.meters.load import memory_timeline, utilisation_of
+from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.distributions import Distribution
-from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.flat_table import named_rows, table_text
-from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.plain_values import plain
-from experiment_core_utils.primitives.records import (
-    AccuracySummary,
-    MeasuredSample,
-    MeasuredSetting,
-    ProcessPlace,
-    SettingSummary,
-)
-from experiment_core_utils.primitives.result_files import (
+from experiment_core_utils.primitives.files import locked, plain, write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
+from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.requests import StagedRun, VisionGeometry
+from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
     aggregated_path,
     local_energy_type,
     raw_result_path,
     read_experiments,
 )
-from experiment_core_utils.primitives.units import milliseconds
-from experiment_core_utils.sample_entries import sample_result
-from experiment_core_utils.setting_result import (
+from experiment_core_utils.records.setting_result import (
     SCHEMA_VERSION,
     TIME_NAMES,
     AccuracyPart,
@@ -39,14 +33,161 @@ from experiment_core_utils.setting_result import (
     DecoderPart,
     Drift,
     FailedRecord,
+    MemoryTimeline,
+    Metadata,
+    ProcessLoad,
     Provenance,
+    RunTimes,
+    SampleResult,
     SettingResult,
     SteadinessPart,
     TypeScores,
+    VisionPart,
 )
+from experiment_core_utils.records.settings import (
+    AccuracySummary,
+    MeasuredSample,
+    MeasuredSetting,
+    SettingLoad,
+    SettingSummary,
+)
+from experiment_core_utils.records.text import ProcessPlace
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.sampling import SampledDataset
-from experiment_core_utils.vision_entries import mean_crops, vision_part
+
+
+def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> VisionPart:
+    """The vision knob, and crops and tokens of the samples.
+
+    Crops are counted over the pictures that are cut, target tokens over all pictures, actual tokens over all samples; a
+    mean over none of them is None.
+    """
+    geometries, tiles, typical = _geometries(samples), _tiles(samples), typical_geometry(samples)
+    return VisionPart.model_construct(
+        tier=target.tier,
+        tier_range=asdict(target.crops),
+        vision_tokens_target=target.tokens,
+        selected_crops_mean=_mean(tiles),
+        selected_crops_distribution={str(number): count for number, count in sorted(Counter(tiles).items())},
+        target_vision_tokens_mean=target.tokens or _mean([each.pooled_features for each in geometries]),
+        actual_vision_tokens_mean=_mean([sample.shape.vision_tokens for sample in samples]),
+        max_crops=target.crops.max_crops,
+        theoretical_num_crops=typical.tiles if typical else None,
+        theoretical_tiling=listed(typical.tiling) if typical else None,
+        theoretical_image_size=listed(typical.image_size) if typical else None,
+        theoretical_vision_tokens=typical.pooled_features if typical else None,
+    )
+
+
+def listed(pair: tuple[int, int] | None) -> list[int] | None:
+    """A pair as JSON holds it."""
+    return None if pair is None else list(pair)
+
+
+def mean_crops(samples: Sequence[MeasuredSample]) -> float | None:
+    """Of the pictures that are cut; None where there are none."""
+    return _mean(_tiles(samples))
+
+
+def typical_geometry(samples: Sequence[MeasuredSample]) -> VisionGeometry | None:
+    """The geometry that most samples have; of several, the one met first."""
+    geometries = _geometries(samples)
+    return Counter(geometries).most_common(1)[0][0] if geometries else None
+
+
+def _tiles(samples: Sequence[MeasuredSample]) -> list[int]:
+    return [geometry.tiles for geometry in _geometries(samples) if geometry.tiles is not None]
+
+
+def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
+    return [sample.shape.theoretical for sample in samples if sample.shape.theoretical is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def score_fields(score: Score) -> dict[str, Any]:
+    """The fields of a `SampleResult` that depend on how its answer is scored."""
+    return {"accuracy": score.value, "parse_status": score.parse_status, "score_details": dict(score.details)}
+
+
+def sample_result(
+    sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None = None
+) -> SampleResult:
+    """One sample of a result; the times are those of the run with the median total, None without runs.
+
+    Args:
+        outlier_runs: indices of runs that stand out; None where they were not judged.
+    """
+    shape, run, answer, flops = sample.shape, sample.run, sample.answer, sample.flops
+    theoretical, actual = shape.theoretical, shape.actual
+    return SampleResult.model_construct(
+        sample_id=sample.sample_id,
+        target_vision_tokens=setting.vision.tokens or (theoretical.pooled_features if theoretical else None),
+        target_crops=theoretical.tiles if theoretical else None,
+        actual_vision_tokens=shape.vision_tokens,
+        vision_tokens_diff=shape.vision_tokens_difference,
+        pooled_image_features=actual.pooled_features if actual else None,
+        top_k=setting.top_k,
+        num_active_blocks=setting.num_active_blocks,
+        input_text_tokens=shape.text_tokens,
+        image_marker_tokens=shape.image_marker_tokens,
+        prompt_tokens=shape.prompt_tokens,
+        output_tokens=sample.output_tokens,
+        output_ended=sample.ended,
+        theoretical_num_crops=theoretical.tiles if theoretical else None,
+        theoretical_tiling=listed(theoretical.tiling) if theoretical else None,
+        theoretical_image_size=listed(theoretical.image_size) if theoretical else None,
+        theoretical_vision_tokens=theoretical.pooled_features if theoretical else None,
+        actual_num_crops=actual.tiles if actual else None,
+        actual_tiling=listed(actual.tiling) if actual else None,
+        actual_image_size=listed(actual.image_size) if actual else None,
+        **score_fields(score),
+        pred=sample.prediction,
+        question_type=sample.question_type,
+        metadata=sample_metadata(sample),
+        **_run_times(run),
+        T_first_token=milliseconds(run.ttft_s) if run else None,
+        T_preprocess=milliseconds(shape.preprocess_s),
+        T_transfer=milliseconds(sample.transfer_s),
+        vision_flops=flops.vision_flops if flops else None,
+        prefill_flops=flops.prefill_flops if flops else None,
+        decode_flops_per_token=flops.decode_flops_per_token if flops else None,
+        **sample_energy(sample),
+        outputs_identical=sample.outputs_identical,
+        outlier_runs=list(outlier_runs) if outlier_runs is not None else None,
+        accuracy_batch_size=answer.batch_size if answer else None,
+        accuracy_batch_limit=answer.batch_limit if answer else None,
+        runs=[
+            RunTimes.model_construct(
+                **_run_times(each), T_inter_token=[milliseconds(gap) for gap in each.inter_token_s]
+            )
+            for each in sample.runs
+        ],
+    )
+
+
+def sample_metadata(sample: MeasuredSample) -> Metadata:
+    """What the answer is judged against and what the task says; enough to score the answer again.
+
+    What the task says does not replace the former.
+    """
+    judged = {"question": sample.metadata["question"], "answers": list(sample.references), "image_id": sample.image_id}
+    if sample.options:
+        judged |= {"options": list(sample.options), "answer_index": sample.answer_index}
+    return Metadata.model_construct(**(judged | sample.metadata | judged))
+
+
+def _run_times(run: StagedRun | None) -> dict[str, Any]:
+    """The published stage times of one run, in milliseconds; all None without a run."""
+    return {
+        "T_vision_total": milliseconds(run.vision_s) if run else None,
+        "T_LLM_prefill": milliseconds(run.prefill_s) if run else None,
+        "T_LLM_decode": milliseconds(run.decode_s) if run else None,
+        "T_total": milliseconds(run.total_s) if run else None,
+        "T_decode_per_token": milliseconds(run.tpot_s) if run else None,
+    }
 
 
 def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:
@@ -258,3 +399,26 @@ def add_to_results(
         json_path = save_aggregated_results_json(results_dict, task_type, results_dir=results_dir)
         experiments = load_aggregated_results(task_type, results_dir=results_dir)
         return json_path, flatten_results_to_csv(experiments, task_type, results_dir=results_dir)
+
+
+def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
+    """`compute_utilisation`: one entry for each window."""
+    return [
+        ProcessLoad.model_construct(
+            rank=each.rank,
+            experiment_id=each.experiment_id,
+            window_s=each.trace.samples[-1].at_s,
+            **utilisation_of(each.trace),
+        )
+        for each in loads
+    ]
+
+
+def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
+    """`memory_timeline`: one entry for each window; None where none was asked for."""
+    timelines = [
+        MemoryTimeline.model_construct(rank=each.rank, experiment_id=each.experiment_id, **memory_timeline(each.trace))
+        for each in loads
+        if each.has_timeline
+    ]
+    return timelines or None

@@ -13,21 +13,10 @@ from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.journal import (
-    JournalContent,
-    finished_samples,
-    journal_path,
-    own_journals,
-    read_end,
-)
-from experiment_core_utils.primitives.records import (
-    EnergyFigures,
-    InferenceResults,
-    MeasuredSetting,
-    PooledEnergy,
-    ShareDone,
-)
-from experiment_core_utils.primitives.result_files import local_energy_type, raw_result_path, read_json_object
+from experiment_core_utils.records.journal import JournalContent, finished_samples, journal_path, own_journals, read_end
+from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
+from experiment_core_utils.records.settings import MeasuredSetting, ShareDone
+from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy
 
 T = TypeVar("T")
 _POLL_S = 0.05

@@ -1,30 +1,127 @@
 """In: the JSON files of a run's settings or of text experiments; out: tidy CSV files, and the tables for a terminal."""
 
 import io
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.primitives.csv_cells import Cell, csv_text, spreadsheet_safe
-from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
-from experiment_core_utils.primitives.flat_table import (
+from experiment_core_utils.primitives.csv_tables import (
+    Cell,
     checked_rows,
+    csv_of_rows,
+    csv_text,
     read_table,
     reordered_columns,
+    spreadsheet_safe,
     table_text,
 )
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
 from experiment_core_utils.primitives.knobs import decoder_label, own_target, tier_target, token_target
-from experiment_core_utils.primitives.result_files import read_rows
-from experiment_core_utils.sample_table import sample_rows, samples_csv_text
-from experiment_core_utils.setting_result import RescoredResult, SettingResult, read_setting
-from experiment_core_utils.tasks.comparison import PairedComparison
-from experiment_core_utils.tasks.sampling import few_samples_sentence
+from experiment_core_utils.records.result_files import read_rows
+from experiment_core_utils.records.setting_result import SampleResult, SettingResult, read_setting
+
+
+@dataclass(frozen=True)
+class SampleColumn:
+    """A column of the table of samples.
+
+    Attributes:
+        name: with the unit, where it is not a count, a name, a share or a score.
+        source: key of `per_sample_results`; dotted for one inside an object; in brackets what is no key of it.
+        kind: of the values.
+        meaning: what stands in a cell; "" where `source` says all.
+    """
+
+    name: str
+    source: str
+    kind: type[str] | type[int] | type[float] | type[bool]
+    meaning: str = ""
+
+
+SAMPLE_COLUMNS = (
+    SampleColumn("task", "(provenance)", str, "`task.name` of the provenance"),
+    SampleColumn("setting", "(knobs)", str, "key of the setting, such as `tier-low_topk8_blocks16`"),
+    SampleColumn("tier", "(top level)", str),
+    SampleColumn("vision_tokens_target", "(top level)", int),
+    SampleColumn("top_k", "top_k", int),
+    SampleColumn("num_active_blocks", "num_active_blocks", int),
+    SampleColumn("sample_id", "sample_id", int),
+    SampleColumn("image_id", "metadata.image_id", str),
+    SampleColumn("question_type", "question_type", str),
+    SampleColumn("target_crops", "target_crops", int),
+    SampleColumn("actual_num_crops", "actual_num_crops", int),
+    SampleColumn("pooled_image_features", "pooled_image_features", int),
+    SampleColumn("actual_vision_tokens", "actual_vision_tokens", int),
+    SampleColumn("image_marker_tokens", "image_marker_tokens", int),
+    SampleColumn("input_text_tokens", "input_text_tokens", int),
+    SampleColumn("prompt_tokens", "prompt_tokens", int),
+    SampleColumn("output_tokens", "output_tokens", int),
+    SampleColumn("output_ended", "output_ended", bool),
+    SampleColumn("accuracy", "accuracy", float),
+    SampleColumn("parse_status", "parse_status", str),
+    SampleColumn("T_vision_total_ms", "T_vision_total", float),
+    SampleColumn("T_LLM_prefill_ms", "T_LLM_prefill", float),
+    SampleColumn("T_LLM_decode_ms", "T_LLM_decode", float),
+    SampleColumn("T_total_ms", "T_total", float),
+    SampleColumn("T_decode_per_token_ms", "T_decode_per_token", float),
+    SampleColumn("T_first_token_ms", "T_first_token", float),
+    SampleColumn("T_preprocess_ms", "T_preprocess", float),
+    SampleColumn("T_transfer_ms", "T_transfer", float),
+    SampleColumn("num_runs", "runs", int, "how many there are in `runs`"),
+    SampleColumn("num_outlier_runs", "outlier_runs", int, "how many there are in `outlier_runs`"),
+    SampleColumn("vision_flops", "vision_flops", float),
+    SampleColumn("prefill_flops", "prefill_flops", float),
+    SampleColumn("decode_flops_per_token", "decode_flops_per_token", float),
+    SampleColumn("energy_j", "energy_j", float),
+    SampleColumn("energy_source", "energy_source", str),
+    SampleColumn("accuracy_batch_size", "accuracy_batch_size", int),
+    SampleColumn("question", "metadata.question", str),
+    SampleColumn("pred", "pred", str),
+)
+
+
+_IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
+
+
+def sample_rows(result: SettingResult, setting_key: str) -> Iterator[dict[str, Cell]]:
+    """The rows of one setting's result, by column; absent is None."""
+    of_setting = {
+        "task": result.provenance.task.name,
+        "setting": setting_key,
+        "tier": result.tier,
+        "vision_tokens_target": result.vision_tokens_target,
+    }
+    for sample in result.per_sample_results:
+        yield of_setting | {each.name: _value(sample, each) for each in SAMPLE_COLUMNS if each.name not in of_setting}
+
+
+def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
+    """The CSV of these rows; a character that no CSV file can hold becomes U+FFFD.
+
+    Raises:
+        ResultsError: a number that is not finite.
+    """
+    names = [column.name for column in SAMPLE_COLUMNS]
+    return csv_of_rows(({name: _writable(row[name]) for name in names} for row in rows), names)
+
+
+def _value(sample: SampleResult, column: SampleColumn) -> Cell:
+    value: Any = attrgetter(column.source)(sample)
+    return len(value) if isinstance(value, list) else value
+
+
+def _writable(cell: Cell) -> Cell:
+    return _IN_NO_CSV.sub("\ufffd", cell) if isinstance(cell, str) else cell
+
 
 RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
+
 
 SETTING_COLUMNS = (
     "tier",
@@ -39,6 +136,8 @@ SETTING_COLUMNS = (
     "selected_crops_mean",
     "actual_vision_tokens_mean",
 )
+
+
 STAT_COLUMNS = (
     "T_vision_total_mean",
     "T_LLM_prefill_mean",
@@ -57,11 +156,21 @@ STAT_COLUMNS = (
     "prefill_flops_mean",
     "decode_flops_per_token_mean",
 )
+
+
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
+
+
 STEADINESS_COLUMNS = ("share_outlier_runs",)
+
+
 LATENCY_COLUMNS = ("num_latency_samples",)
+
+
 UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
+
+
 # Columns by the keys of `energy.summary`.
 ENERGY_COLUMNS = {
     "energy_vision_j": "vision_j",
@@ -78,6 +187,8 @@ ENERGY_COLUMNS = {
     "energy_source": "source",
     "energy_kind": "kind",
 }
+
+
 # The same, behind all others.
 CORRECT_ANSWER_COLUMNS = {
     f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
@@ -104,12 +215,6 @@ def setting_key(result: SettingResult) -> str:
     tier, tokens = result.tier, result.vision_tokens_target
     target = tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
     return f"{target.label}_{decoder_label(result.top_k, result.num_active_blocks)}"
-
-
-def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
-    """What must stand under a comparison of settings that too few samples stand behind; None where it is fair."""
-    fewest = min((result.num_samples for result in results), default=0)
-    return few_samples_sentence(len(results), fewest)
 
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
@@ -193,137 +298,6 @@ def _csv_content(path: Path) -> str:
         raise ResultsError(f"{path} cannot be read ({error}); give a CSV file in UTF-8") from error
 
 
-def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
-    """For each setting with samples that failed, how many of each class."""
-    lines = []
-    for result in results:
-        counts = Counter(failure.error for failure in result.failed_samples)
-        if counts:
-            found = ", ".join(f"{count} {error}" for error, count in sorted(counts.items()))
-            lines.append(f"failed samples: {setting_key(result)}: {found} of {len(result.sample_ids)}")
-    return lines
-
-
-# Beginnings of the caveats that belong to single settings, not to the whole run.
-UNSTEADY = ("drift: ", "throttled: ", "foreign load: ", "energy: ")
-# How the caveats begin that a run also prints.
-PRINTED = (*UNSTEADY, "pictures: ")
-
-
-def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
-    """For each kind of printed caveat the first setting that has it, and how many have."""
-    lines = []
-    for kind in PRINTED:
-        found = [
-            (setting_key(result), caveat)
-            for result in results
-            for caveat in result.provenance.caveats
-            if caveat.startswith(kind)
-        ]
-        if found:
-            key, caveat = found[0]
-            lines.append(f"{caveat} ({key}; {len(found)} of {len(results)} settings)")
-    return lines
-
-
-def places_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """For each setting of a search's `pareto_search.json`, where it ended; None where there was no search."""
-    if search is None:
-        return None
-    standing = {each["setting"]: place for place in ("front", "undecided") for each in search[place]}
-    gone = {
-        each["setting"]: f"{place} by {each['by']}"
-        for name, place in (("set_aside", "likely beaten"), ("eliminated", "beaten"))
-        for each in search[name]
-    }
-    return {**standing, **gone}
-
-
-def search_sentence(search: Mapping[str, Any]) -> str:
-    """What a search found and took."""
-    share = "" if search["share"] is None else f", {search['share']:.3f} of the full grid's model time (estimated)"
-    counts = ", ".join(
-        f"{len(search[name])} {name.replace('_', ' ')}" for name in ("undecided", "set_aside", "eliminated")
-    )
-    return (
-        f"front of {len(search['front'])} settings ({counts}) after {len(search['rounds'])} rounds{share}; "
-        f"stopped: {search['stopped']}"
-    )
-
-
-def closing_table(results: Sequence[SettingResult], places: Mapping[str, str] | None = None) -> str:
-    """The table that a run prints at its end; with `places`, how each setting ended in a search, the front first."""
-    if places is not None:
-        rank = {"front": 0, "undecided": 1}
-        results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
-    rows = []
-    for result in results:
-        stats = result.aggregate_stats
-        rows.append(
-            {
-                "vision": result.tier or result.vision_tokens_target or own_target().label,
-                "top-k": "-" if result.top_k is None else result.top_k,
-                "blocks": result.num_active_blocks,
-                "crops": _text(result.selected_crops_mean, 1),
-                "tokens": _text(stats.get("prompt_tokens_mean"), 0),
-                "accuracy [95 %]": _accuracy(result),
-                "vision ms": _text(stats.get("T_vision_total_mean"), 1),
-                "prefill ms": _text(stats.get("T_LLM_prefill_mean"), 1),
-                "decode ms": _text(stats.get("T_LLM_decode_mean"), 1),
-                "total ms": _text(stats.get("T_total_mean"), 1),
-                "p95": _text(stats.get("T_total_p95"), 1),
-                "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
-                "failed": result.num_failed_samples,
-                "unparsed": result.num_unparsed,
-            }
-        )
-    table = pd.DataFrame(rows)
-    if places is not None:
-        table.insert(6, "samples", [result.num_samples for result in results])
-        table["search"] = [places[setting_key(result)] for result in results]
-    if not table["unparsed"].any():
-        table = table.drop(columns="unparsed")
-    return aligned_text(table)
-
-
-def aligned_text(table: pd.DataFrame) -> str:
-    """A table as a run prints it at its end; `-` stands for what was not measured."""
-    return str(table.astype(object).where(table.notna(), "-").to_string(index=False))
-
-
-def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
-    """Settings against one baseline, a row each."""
-    rows = [
-        {
-            "setting": key,
-            "accuracy": _text(each.mean, 3),
-            "difference [95 %]": _difference(each),
-            "better": each.better,
-            "worse": each.worse,
-            "equal": each.equal,
-            "p": "-" if each.p_value is None else f"{each.p_value:.2g}",
-            "excluded": each.num_excluded,
-        }
-        for key, each in comparisons.items()
-    ]
-    return pd.DataFrame(rows).to_string(index=False)
-
-
-def rescoring_table(before: Sequence[SettingResult], after: Sequence[RescoredResult]) -> str:
-    """The same settings by the metric that they were measured with and by another, a row each."""
-    rows = [
-        {
-            "setting": setting_key(new),
-            f"{new.rescored.metric_before} (before)": _text(old.accuracy, 3),
-            f"{new.metric} [95 %]": _accuracy(new),
-            "samples": new.num_samples,
-            "unparsed": _text(new.share_unparsed, 3),
-        }
-        for old, new in zip(before, after, strict=True)
-    ]
-    return pd.DataFrame(rows).fillna("").to_string(index=False)
-
-
 def _setting_row(result: SettingResult) -> dict[str, Any]:
     low, high = result.accuracy_ci95 or (None, None)
     interval = {"accuracy_ci95_low": low, "accuracy_ci95_high": high}
@@ -343,21 +317,3 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
 
 def _with_unit(name: str) -> str:
     return f"{name}_ms" if name.startswith("T_") else name
-
-
-def _accuracy(result: SettingResult) -> str:
-    interval = result.accuracy_ci95
-    if result.accuracy is None or interval is None:
-        return "-"
-    return f"{result.accuracy:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
-
-
-def _difference(comparison: PairedComparison) -> str:
-    if comparison.difference is None or comparison.interval is None:
-        return "-"
-    low, high = comparison.interval
-    return f"{comparison.difference:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def _text(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

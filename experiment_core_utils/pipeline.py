@@ -10,37 +10,38 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
-from experiment_core_utils.asked_run import AskedRun, asked_run, due_and_tidy, plan_of, settings_of
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import check_energy, means_of
-from experiment_core_utils.fingerprint import agreed_fingerprint
 from experiment_core_utils.l_results_csv_cleaning import (
     samples_csv_beside,
     write_samples_csv,
     write_settings_csv,
 )
-from experiment_core_utils.pareto_run import (
-    check_searchable,
-    finished_search,
-)
+from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
     check_folder_is_shared,
     of_main_process,
     outcome_of_all,
     processes_on_this_machine,
 )
-from experiment_core_utils.primitives.config import ProfilingConfig
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.journal import only_run_in
+from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.paths import state_folder
-from experiment_core_utils.primitives.records import SettingFailure
-from experiment_core_utils.primitives.run_plan import PARTS_FOLDER, write_plan
-from experiment_core_utils.profiling_run import ProfilingRun, context_of, load_bench
-from experiment_core_utils.progress import Ledger
-from experiment_core_utils.run_provenance import provenance_of_run
-from experiment_core_utils.setting_plan import left_out_by
-from experiment_core_utils.setting_result import SettingResult
-from experiment_core_utils.stage_energy import StageMeasurement
+from experiment_core_utils.records.journal import only_run_in
+from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.settings import SettingFailure
+from experiment_core_utils.sweep.front import check_searchable, finished_search
+from experiment_core_utils.sweep.plan import (
+    AskedRun,
+    agreed_fingerprint,
+    asked_run,
+    due_and_tidy,
+    left_out_by,
+    plan_of,
+    settings_of,
+)
+from experiment_core_utils.sweep.run import ProfilingRun, context_of, load_bench, provenance_of_run
 from experiment_core_utils.tasks.registry import get_metric
 
 EXIT_CODE_FAILED_SAMPLES = 3

@@ -14,18 +14,18 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
+from experiment_core_utils.config.text import TextConfig
+from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.primitives.collectives import of_main_process, processes_on_this_machine
 from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
-from experiment_core_utils.primitives.journal import only_run_in
-from experiment_core_utils.primitives.result_files import raw_result_path
-from experiment_core_utils.primitives.run_plan import PARTS_FOLDER
-from experiment_core_utils.primitives.text_config import TextConfig
-from experiment_core_utils.primitives.text_grid import Combination
-from experiment_core_utils.text_experiment import ModelAndTokenizer, measure_experiment
-from experiment_core_utils.text_plan import TextPlan, plan_experiments
+from experiment_core_utils.records.journal import only_run_in
+from experiment_core_utils.records.ledger import PARTS_FOLDER
+from experiment_core_utils.records.result_files import raw_result_path
+from experiment_core_utils.text_run.experiment import ModelAndTokenizer, measure_experiment
+from experiment_core_utils.text_run.plan import TextPlan, plan_experiments
 
 Say = Callable[[str], None]
 # What decides which model is in memory; combinations that share it share the model.

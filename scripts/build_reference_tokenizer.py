@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, plan_scene
 from experiment_core_utils.tasks.datasets.reference_task import plural, prompt_of, scene_seed

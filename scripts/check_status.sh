@@ -5,4 +5,4 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/find_python.sh
 . "$root/scripts/find_python.sh"
-PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m experiment_core_utils.status "$@"
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m experiment_core_utils.sweep.status "$@"

@@ -19,11 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from tqdm import tqdm
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
 from experiments.reference_model.card import CardSetting, knob_table, settings_of_card, type_table, write_into_card
 from experiments.reference_model.evaluation import Answered, accuracy_by_type, accuracy_of, answer_pictures

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transformers import AutoTokenizer
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiments.core_exp.score_blocks import main
 

@@ -19,13 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers import AutoTokenizer
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageProcessor,
     MolmoeProcessor,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.primitives.command import run_command
 from experiments.reference_model.batches import BatchSource
 from experiments.reference_model.recipe import OptimiserRecipe, reference_config
 from experiments.reference_model.trainer import Clock, Trainer, run_leg

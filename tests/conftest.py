@@ -19,7 +19,7 @@ from experiment_core_utils.models.molmoe import (
     MolmoeProcessor,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from tests.forked_runs import RunServer
 
 # Threads that wait by spinning slow each other down many times where cores are shared.
@@ -107,7 +107,7 @@ LONGEST_FILES = (
     "test_published_checkpoint.py",
     "test_evaluation.py",
     "test_slurm_sweep.py",
-    "test_pareto_run.py",
+    "test_front.py",
     "test_e2_knob_pareto.py",
     "test_prefill_kernels.py",
     "test_decode_kernels.py",

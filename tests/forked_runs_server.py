@@ -21,11 +21,10 @@ from tqdm import tqdm
 
 # The drivers import pipelines where they need them; here that is before the fork.
 import experiment_core_utils.pipeline
-import experiment_core_utils.text_pipeline
-import experiment_core_utils.text_table  # noqa: F401
+import experiment_core_utils.saved_results.terminal  # noqa: F401  # noqa: F401
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.registry import load_task
 from experiments.core_exp import acc_lat_profiling

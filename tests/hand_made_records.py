@@ -8,26 +8,28 @@ from experiment_core_utils.g_metrics_inference import summarise, summarise_accur
 from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.records import (
+from experiment_core_utils.records.requests import (
     BatchedAnswer,
-    FailedSample,
     KnobProof,
-    MeasuredSample,
-    MeasuredSetting,
     RequestShape,
-    SettingFailure,
-    SettingSummary,
     StagedRun,
     StageFlops,
     VisionGeometry,
 )
-from experiment_core_utils.setting_result import (
+from experiment_core_utils.records.setting_result import (
     AskedTask,
     ComputePart,
     Memory,
     Provenance,
     SettingResult,
     SteadinessPart,
+)
+from experiment_core_utils.records.settings import (
+    FailedSample,
+    MeasuredSample,
+    MeasuredSetting,
+    SettingFailure,
+    SettingSummary,
 )
 from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.sampling import SampledDataset, Sampling

@@ -1,11 +1,10 @@
 """A run of settings in this process alone, without the folder's plan."""
 
 from experiment_core_utils.a_distributed import setup_distributed
-from experiment_core_utils.asked_run import AskedRun
-from experiment_core_utils.profiling_run import ProfilingRun, context_of, load_bench
-from experiment_core_utils.progress import Ledger
-from experiment_core_utils.run_provenance import provenance_of_run
-from experiment_core_utils.stage_energy import StageMeasurement
+from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.sweep.plan import AskedRun
+from experiment_core_utils.sweep.run import ProfilingRun, context_of, load_bench, provenance_of_run
 
 
 def run_alone(

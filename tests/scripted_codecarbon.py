@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary
+from experiment_core_utils.meters.codecarbon import CodecarbonLibrary
 
 # 36 s in which the CPU used 10 W, memory 20 W and the GPU 300 W: 1e-4, 2e-4 and 3e-3 kWh.
 WINDOW: dict[str, Any] = {

@@ -8,18 +8,12 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.models.components import Component
 from experiment_core_utils.models.greedy import generate_greedily
-from experiment_core_utils.primitives.components import Component
-from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.records import (
-    KnobProof,
-    MarkedTokens,
-    PreparedRequest,
-    RequestShape,
-    StageFlops,
-)
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import KnobProof, MarkedTokens, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
 
 EOS = 9

@@ -5,15 +5,9 @@ from typing import Any
 import torch
 
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.simulated import (
-    ScriptedClock,
-    SimulatedCounter,
-    SimulatedDevice,
-    SimulatedPower,
-    constant,
-)
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from tests.scripted_model import EOS, ScriptedModel
+from tests.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
 
 
 def device_of(clock: Clock, watts: float = 70.0, name: str = "GPU-12", **changes: Any) -> SimulatedDevice:

@@ -19,9 +19,9 @@ from experiment_core_utils.a_distributed import (
     leave_process_group,
     setup_distributed,
 )
-from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.config.text import judged, published_form
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
-from experiment_core_utils.primitives.text_config import judged, published_form
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from experiment_core_utils.b_model_loader import (
     load_model_tokenizer,
     load_staged_model,
 )
+from experiment_core_utils.config.profiling import Precision, ProfilingConfig, parse_config
+from experiment_core_utils.config.text import judged, published_form
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.config import Precision, ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.text_config import judged, published_form
 from tests.models.molmoe.golden_model import load_goldens
 from tests.same_floats import assert_same_floats
 from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe

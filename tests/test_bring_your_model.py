@@ -5,7 +5,7 @@ import re
 import pytest
 
 from experiment_core_utils.models.vision_options import known_kinds
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "bring_your_model.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)

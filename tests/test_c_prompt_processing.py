@@ -15,7 +15,7 @@ from experiment_core_utils.c_prompt_processing import (
     sort_prompts_by_length,
     tokenise_prompts,
 )
-from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task

@@ -9,15 +9,14 @@ import torch
 
 from experiment_core_utils.d_energy_tracking import _say_world_mean, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
-from experiment_core_utils.meters.emissions_file import read_windows
-from experiment_core_utils.meters.energy_file import read_energy_windows
+from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
 from experiment_core_utils.meters.instruments import Instruments, find_instruments
-from experiment_core_utils.meters.simulated import ScriptedClock
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
 from tests.meters.scripted_nvml import ScriptedEnergyNvml
 from tests.scripted_codecarbon import ScriptedTracker, scripted_library
 from tests.simulated_energy import device_of, instruments_of, scripted_device
+from tests.simulated_meters import ScriptedClock
 
 MAIN = SimpleNamespace(process_index=0, local_process_index=0)
 

@@ -10,14 +10,16 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from experiment_core_utils.energy_entries import energy_of, with_correct_answers
+from experiment_core_utils.config.profiling import build_parser, parse_config
+from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.g_metrics_inference import QUANTITIES
-from experiment_core_utils.meters.energy_file import ENERGY_VERSION
+from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
+from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.compute_records import GenerationFlops, HardwareUtilisation, MemoryParts
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.distributions import describe
-from experiment_core_utils.primitives.energy_records import (
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.compute import GenerationFlops, HardwareUtilisation, MemoryParts
+from experiment_core_utils.records.energy import (
     END_TO_END,
     Closure,
     DeviceEnergy,
@@ -30,21 +32,17 @@ from experiment_core_utils.primitives.energy_records import (
     StageEnergies,
     WindowFigure,
 )
-from experiment_core_utils.primitives.flags import build_parser
-from experiment_core_utils.primitives.paths import REPOSITORY
-from experiment_core_utils.primitives.records import (
+from experiment_core_utils.records.ledger import Ledger, RunPlan
+from experiment_core_utils.records.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart
+from experiment_core_utils.records.settings import FailedSample
+from experiment_core_utils.records.text import (
     ComputeMetrics,
     ComputeUtilisation,
     EnergyMetrics,
-    FailedSample,
     GpuMemory,
     InstrumentEnergy,
     PooledEnergy,
 )
-from experiment_core_utils.primitives.run_plan import RunPlan
-from experiment_core_utils.primitives.text_config import TextConfig
-from experiment_core_utils.progress import Ledger
-from experiment_core_utils.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 
 DOCS = REPOSITORY / "docs"

@@ -13,16 +13,17 @@ from transformers import AutoModelForImageTextToText
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.c_prompt_processing import sort_prompts_by_length, tokenise_prompts
+from experiment_core_utils.config.text import TextConfig, published_form
 from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
 from experiment_core_utils.k_results_aggregation import pool_inference_results
-from experiment_core_utils.meters.emissions_file import read_windows
+from experiment_core_utils.meters.energy_files import read_windows
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.records import InferenceResults, MarkedTokens, StagedRun
-from experiment_core_utils.primitives.text_config import TextConfig, published_form
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.records.requests import MarkedTokens, StagedRun
+from experiment_core_utils.records.text import InferenceResults
 from tests.forked_runs import Run, RunServer, of_rank
 from tests.scripted_model import EOS, ScriptedModel
 from tests.tiny_text_model import PROMPTS, ScriptedTextModel, left_padded, tiny_text_model, tiny_tokenizer

@@ -17,6 +17,8 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import ModelWrapper, load_model_tokenizer
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.config.text import TextConfig, published_form
 from experiment_core_utils.f_experiment_info import (
     caveats_of,
     describe_hardware,
@@ -25,9 +27,7 @@ from experiment_core_utils.f_experiment_info import (
     gather_provenance,
     get_model_architecture_info,
 )
-from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.text_config import TextConfig, published_form
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from tests.tiny_language_models import save_checkpoint, tiny_llama
 
 CPU = torch.device("cpu")

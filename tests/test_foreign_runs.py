@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiment_core_utils.dry_run import describe_plan
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.pipeline import RunReport, run_profiling
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.stage_energy import StageMeasurement
+from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.acc_lat_profiling import main
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.simulated_energy import device_in_real_time, instruments_of

@@ -11,13 +11,9 @@ from experiment_core_utils.g_metrics_inference import (
     combine_inference_metrics,
     distributions,
 )
-from experiment_core_utils.primitives.records import (
-    BatchRecord,
-    InferenceResults,
-    QueryRecord,
-    StageFlops,
-    TypeAccuracy,
-)
+from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.records.settings import TypeAccuracy
+from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 from experiment_core_utils.tasks.interface import answer_of
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
 

@@ -19,10 +19,10 @@ from experiment_core_utils.h_metrics_compute import (
     get_memory,
     setting_compute,
 )
-from experiment_core_utils.primitives.compute_records import ModelBytes
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import MemoryReading, StageFlops
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import MemoryReading, StageFlops
 from tests.hand_made_records import SETTING, measured_sample, part
 from tests.scripted_model import ScriptedModel
 from tests.tiny_causal_models import causal_model, llama_config, llama_flops, olmoe_config, olmoe_flops

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from experiment_core_utils.b_model_loader import load_model_tokenizer
-from experiment_core_utils.primitives.command import libraries_loading, run_command
+from experiment_core_utils.config.command import libraries_loading, run_command
+from experiment_core_utils.config.text import judged
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.text_config import judged
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiments.core_exp import acc_lat_profiling
 from experiments.performance_prediction import predict, run_profile
 from experiments.text_exp import run_text_generation

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, sum_windows
-from experiment_core_utils.meters.emissions_file import append_window, emissions_path
-from experiment_core_utils.meters.energy_file import append_energy_window, energy_path
-from experiment_core_utils.primitives.energy_records import DeviceEnergy, EnergyOrigin, EnergyReading, EnergyWindow
+from experiment_core_utils.meters.energy_files import append_energy_window, append_window, emissions_path, energy_path
+from experiment_core_utils.meters.energy_statistics import instrument_energy
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.records import EnergyFigures, EnergyMetrics
-from experiment_core_utils.window_energy import instrument_energy
+from experiment_core_utils.records.energy import DeviceEnergy, EnergyOrigin, EnergyReading, EnergyWindow
+from experiment_core_utils.records.text import EnergyFigures, EnergyMetrics
 from tests.scripted_codecarbon import WINDOW
 
 TOLD = WINDOW | {"cpu_energy_source": "rapl", "emissions_basis": "electricity mix of FRA", "gpus_in_use": 1}

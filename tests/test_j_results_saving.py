@@ -17,6 +17,8 @@ from experiment_core_utils.j_results_saving import (
     aggregate_stats,
     flatten_results_to_csv,
     load_aggregated_results,
+    sample_metadata,
+    sample_result,
     save_aggregated_results_json,
     save_raw_results_json,
     setting_file_name,
@@ -26,8 +28,8 @@ from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
-from experiment_core_utils.primitives.records import FailedSample, StageFlops, VisionGeometry
-from experiment_core_utils.sample_entries import sample_metadata, sample_result
+from experiment_core_utils.records.requests import StageFlops, VisionGeometry
+from experiment_core_utils.records.settings import FailedSample
 from experiment_core_utils.tasks.interface import Score
 from tests.hand_made_records import (
     SETTING,

@@ -23,8 +23,8 @@ from experiment_core_utils.k_results_aggregation import (
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.journal import JOURNAL_VERSION, Journal, finished_samples
-from experiment_core_utils.primitives.records import (
+from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
+from experiment_core_utils.records.settings import (
     FailedSample,
     FinishedSample,
     JournalHeader,

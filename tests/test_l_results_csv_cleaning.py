@@ -11,9 +11,6 @@ import pytest
 from experiment_core_utils.j_results_saving import flatten_results_to_csv
 from experiment_core_utils.l_results_csv_cleaning import (
     SETTING_COLUMNS,
-    closing_table,
-    comparison_table,
-    few_samples_warning,
     json_to_csv,
     read_results,
     read_results_csv,
@@ -24,8 +21,10 @@ from experiment_core_utils.l_results_csv_cleaning import (
 )
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
-from experiment_core_utils.primitives.records import FailedSample, StageFlops
-from experiment_core_utils.setting_result import SettingResult, Utilisation
+from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.records.setting_result import SettingResult, Utilisation
+from experiment_core_utils.records.settings import FailedSample
+from experiment_core_utils.saved_results.terminal import closing_table, comparison_table, few_samples_warning
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_sentence
 from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, result_of, staged_run

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from tests.conftest import save_tiny, tiny_config
 
 NOTEBOOKS = REPOSITORY / "notebooks"

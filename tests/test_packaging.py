@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 
 SETUPTOOLS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 # Packages that are imported by another name.

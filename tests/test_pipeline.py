@@ -9,15 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiment_core_utils.l_results_csv_cleaning import UNSTEADY
-from experiment_core_utils.measurement import check_proof
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.molmoe.cpu_kernels import decode_step
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.records import KnobProof
-from experiment_core_utils.rescoring import rescore
+from experiment_core_utils.records.requests import KnobProof
+from experiment_core_utils.saved_results.rescoring import rescore
+from experiment_core_utils.saved_results.terminal import UNSTEADY
+from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.core_exp.acc_lat_profiling import main
 from tests.forked_runs import Run, RunServer, of_rank

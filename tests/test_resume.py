@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiment_core_utils.l_results_csv_cleaning import UNSTEADY
-from experiment_core_utils.primitives.journal import read_journal
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.journal import read_journal
+from experiment_core_utils.saved_results.terminal import UNSTEADY
 from tests.conftest import save_tiny, tiny_config
 from tests.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
 

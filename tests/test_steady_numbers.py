@@ -7,15 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiment_core_utils.asked_run import AskedRun
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import draw_samples
-from experiment_core_utils.drift import drift_path, read_drift
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.stability import shuffled
-from experiment_core_utils.progress import Ledger
-from experiment_core_utils.setting_plan import plan_for
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.sweep.drift import drift_path, read_drift
+from experiment_core_utils.sweep.plan import AskedRun, plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from tests.one_process import run_alone

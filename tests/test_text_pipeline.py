@@ -11,23 +11,23 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text_grid import combinations
 from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import save_aggregated_results_json
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
-from experiment_core_utils.meters.codecarbon_meter import CodecarbonLibrary
+from experiment_core_utils.meters.codecarbon import CodecarbonLibrary
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.models.causal_lm import judge_loadable
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsRefused
-from experiment_core_utils.primitives.journal import only_run_in
-from experiment_core_utils.primitives.run_plan import PARTS_FOLDER
-from experiment_core_utils.primitives.text_config import judged
-from experiment_core_utils.primitives.text_grid import combinations
+from experiment_core_utils.records.journal import only_run_in
+from experiment_core_utils.records.ledger import PARTS_FOLDER
+from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
 from experiment_core_utils.text_pipeline import TextReport, run_text_experiments
-from experiment_core_utils.text_plan import experiment_digest
-from experiment_core_utils.text_table import text_table
+from experiment_core_utils.text_run.plan import experiment_digest
 from tests.scripted_codecarbon import scripted_library
 from tests.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_language_models import save_checkpoint, tiny_llama

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 
 NOT_ALLOWED = 77
 DRIVER = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"

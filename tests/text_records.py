@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiment_core_utils.e_inference import results_of_records
-from experiment_core_utils.primitives.records import BatchRecord, InferenceResults, QueryRecord
+from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 
 
 def text_run(

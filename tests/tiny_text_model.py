@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GenerationConfig, OlmoeConfig, OlmoeForCausalLM
 
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
 EOS, PAD = 9, 8
 PROMPTS = (

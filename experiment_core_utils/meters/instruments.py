@@ -1,6 +1,7 @@
 """In: the GPUs to watch; out: what there is on this machine to measure energy with, and what is missing and why."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -9,23 +10,46 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.meters.counter_meter import CounterMeter
-from experiment_core_utils.meters.edges import calibrate_tick
+from experiment_core_utils.meters.counters import POWERCAP, CounterMeter, calibrate_tick, rapl_counters
+from experiment_core_utils.meters.energy_statistics import with_disagreements
 from experiment_core_utils.meters.interface import EnergyCounter, EnergyMeter, PowerProbe
-from experiment_core_utils.meters.nvml_energy import NvmlCounter, NvmlPower
-from experiment_core_utils.meters.power_integral import (
-    JITTER_SEED,
-    SAMPLE_EVERY_S,
-    PowerIntegralMeter,
-    PowerSampler,
-    jittered,
-)
-from experiment_core_utils.meters.rapl import POWERCAP, rapl_counters
-from experiment_core_utils.meters.side_by_side import SideBySide
+from experiment_core_utils.meters.nvml import NvmlCounter, NvmlPower
+from experiment_core_utils.meters.power import JITTER_SEED, SAMPLE_EVERY_S, PowerIntegralMeter, PowerSampler, jittered
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.device import gpu_uuid
-from experiment_core_utils.primitives.energy_records import EnergyOrigin, TickCalibration
 from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.records.energy import EnergyOrigin, EnergyReading, TickCalibration
+
+
+class SideBySide:
+    """An `EnergyMeter` of meters: opened in their order, closed in the reverse one.
+
+    The last one's window is the innermost, and `seconds` is its length; a meter that waits when it is opened or closed
+    therefore comes first.
+    """
+
+    def __init__(self, meters: Sequence[EnergyMeter]) -> None:
+        self._meters = tuple(meters)
+
+    def open(self) -> None:
+        """See `EnergyMeter.open`."""
+        for meter in self._meters:
+            meter.open()
+
+    def close(self) -> EnergyReading:
+        """See `EnergyMeter.close`; devices in the order of the meters, remarked where two do not agree on one."""
+        readings = [meter.close() for meter in reversed(self._meters)]
+        energies = [energy for reading in reversed(readings) for energy in reading.devices]
+        seconds = readings[0].seconds
+        apart_s = max(reading.seconds for reading in readings) - seconds
+        return EnergyReading(seconds, with_disagreements(energies, apart_s / seconds if seconds > 0 else 0.0))
+
+    def release(self) -> None:
+        """See `EnergyMeter.release`."""
+        # All of them, even where one raises.
+        with ExitStack() as stack:
+            for meter in self._meters:
+                stack.callback(meter.release)
 
 
 @dataclass(frozen=True)

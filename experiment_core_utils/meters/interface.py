@@ -7,7 +7,7 @@ is a fault of the program: it is raised when the window is closed or released, w
 
 from typing import Protocol
 
-from experiment_core_utils.primitives.energy_records import EnergyOrigin, EnergyReading
+from experiment_core_utils.records.energy import EnergyOrigin, EnergyReading
 
 
 class EnergyCounter(Protocol):

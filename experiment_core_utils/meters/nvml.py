@@ -11,9 +11,11 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.primitives.records import GpuReading
+from experiment_core_utils.records.energy import Basis, EnergyOrigin
+from experiment_core_utils.records.settings import GpuReading
 
 T = TypeVar("T")
+
 
 # Bits of nvmlClocksEventReasons (nvml.h), by name.
 EVENT_REASONS = {
@@ -27,6 +29,8 @@ EVENT_REASONS = {
     0x080: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
+
+
 # Those that mean that the GPU ran slower than it could because of heat or power.
 THROTTLING = frozenset(
     {"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
@@ -200,3 +204,87 @@ def _pynvml() -> ModuleType:
         raise MeterUnavailable("pynvml is not installed (pip install nvidia-ml-py)") from error
     found: ModuleType = pynvml
     return found
+
+
+class NvmlCounter:
+    """A GPU's `EnergyCounter`.
+
+    Args:
+        uuid: such as "GPU-8d1b…".
+        library: the module `pynvml`, or what stands in for it; None imports it.
+
+    Raises:
+        MeterUnavailable: no such package, driver, GPU or counter.
+    """
+
+    wraps_at_j = None  # 64 bits of millijoules are 800,000 years at 700 W
+
+    def __init__(self, uuid: str, library: ModuleType | Any | None = None) -> None:
+        self._uuid = uuid
+        self._nvml, self._handle = open_gpu(uuid, library)
+        self.origin = EnergyOrigin(uuid, "gpu", "nvml_counter", "measured", "counter")
+        self.read_j()
+        self.limit_w = self._limit_w()
+
+    def read_j(self) -> float:
+        """See `EnergyCounter.read_j`."""
+        try:
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
+        except self._nvml.NVMLError as error:
+            raise MeterUnavailable(f"{self._uuid} does not tell its energy: {error}") from error
+
+    def _limit_w(self) -> float | None:
+        """The power limit in force; None where the GPU does not tell it."""
+        try:
+            return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1000
+        except self._nvml.NVMLError:
+            return None
+
+
+class NvmlPower:
+    """A GPU's `PowerProbe`: its power at the moment, or what the older call tells where it does not tell that.
+
+    `origin.basis` is `averaged_power` for the older call, on every GPU: on some it is the power at the moment too.
+
+    Args:
+        uuid: such as "GPU-8d1b…".
+        library: the module `pynvml`, or what stands in for it; None imports it.
+
+    Raises:
+        MeterUnavailable: no such package, driver or GPU, or neither reading.
+    """
+
+    def __init__(self, uuid: str, library: ModuleType | Any | None = None) -> None:
+        self._uuid = uuid
+        self._nvml, self._handle = open_gpu(uuid, library)
+        self.no_instant_power: str | None = None
+        try:
+            self._instant_w()
+        except MeterUnavailable as error:
+            self.no_instant_power = str(error)
+            self._averaged_w()
+        basis: Basis = "instant_power" if self.no_instant_power is None else "averaged_power"
+        self.origin = EnergyOrigin(uuid, "gpu", "power_integral", "measured", basis)
+
+    def read_w(self) -> float:
+        """See `PowerProbe.read_w`."""
+        return self._instant_w() if self.no_instant_power is None else self._averaged_w()
+
+    def _instant_w(self) -> float:
+        nvml = self._nvml
+        try:
+            value = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
+        except nvml.NVMLError as error:
+            raise MeterUnavailable(f"{self._uuid} does not tell its power at the moment: {error}") from error
+        if value.nvmlReturn != nvml.NVML_SUCCESS:
+            why = nvml.NVMLError(value.nvmlReturn)
+            raise MeterUnavailable(f"{self._uuid} does not tell its power at the moment: {why}")
+        if value.valueType != nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+            raise MeterUnavailable(f"{self._uuid} tells its power at the moment as type {value.valueType}, not known")
+        return float(value.value.uiVal) / 1000
+
+    def _averaged_w(self) -> float:
+        try:
+            return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1000
+        except self._nvml.NVMLError as error:
+            raise MeterUnavailable(f"{self._uuid} does not tell its power: {error}") from error

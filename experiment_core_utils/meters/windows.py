@@ -9,32 +9,47 @@ window are the second source.
 
 import bisect
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from experiment_core_utils.meters.counter_rise import CounterReading, rise_along
-from experiment_core_utils.meters.counter_watch import CounterWatch
-from experiment_core_utils.meters.edges import POLL_EVERY_S, Edge, EdgeWatch
+from experiment_core_utils.meters.counters import (
+    POLL_EVERY_S,
+    CounterReading,
+    CounterWatch,
+    Edge,
+    EdgeWatch,
+    rise_along,
+)
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
     aligned_bound_j,
     window_for_error,
+    with_disagreements,
 )
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.interface import EnergyCounter
-from experiment_core_utils.meters.power_integral import energy_of_trace
-from experiment_core_utils.meters.source_agreement import with_disagreements
+from experiment_core_utils.meters.interface import EnergyCounter, EnergyMeter
+from experiment_core_utils.meters.power import energy_of_trace
 from experiment_core_utils.primitives.clock import Clock
-from experiment_core_utils.primitives.energy_records import ActEnergy, Alignment, DeviceEnergy, IdlePower, PowerTrace
 from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.records.energy import ActEnergy, Alignment, DeviceEnergy, EnergyWindow, IdlePower, PowerTrace
+from experiment_core_utils.records.text import ApportionedEnergy
 
 RELATIVE_ERROR = 0.02
+
+
 LONGEST_WINDOW_S = 60.0
+
+
 # Acts are done for this long, at least one, before a window, to see how long they take; less long where the act had a
 # window before.
 WARM_UP_S = 0.3
+
+
 WARM_AGAIN_S = 0.05
+
+
 # Power readings of an H200 show the load for another tenth of a second; a window at rest begins behind that.
 SETTLE_S = 0.5
 
@@ -293,3 +308,112 @@ def _per_act(
 def _absent(energy: DeviceEnergy, alignment: Alignment) -> ActEnergy:
     """No figure, for the reason that the window had."""
     return ActEnergy(energy.origin, None, None, None, None, None, alignment, energy.reason, energy.remark)
+
+
+class InstrumentWindow:
+    """A window that is opened and closed once; idle power is measured here, before it.
+
+    Where nothing can be measured with, the window says so instead of raising.
+
+    Args:
+        using: calibrated.
+        idle_s: length of the windows without work; 0 measures no idle power.
+
+    Attributes:
+        reason: why there is nothing to measure with; None where there is.
+    """
+
+    def __init__(self, using: Instruments, idle_s: float) -> None:
+        self._using = using
+        self._idle_s = idle_s
+        self._meter: EnergyMeter | None = None
+        self.reason: str | None = None
+        try:
+            self._meter = using.meter()
+        except MeterUnavailable as error:
+            self.reason = str(error)
+        self._idle_before = self._idle()
+
+    def open(self) -> None:
+        """Begin it; waits for a tick of the counters before."""
+        if self._meter is not None:
+            self._meter.open()
+
+    def close(self, is_idle_wanted: bool = True) -> EnergyWindow:
+        """End it; waits for a tick of the counters behind it, then measures idle power where it was before.
+
+        Args:
+            is_idle_wanted: False where the devices are not at rest.
+        """
+        if self._meter is None:
+            return EnergyWindow(None, (), (), dict(self._using.missing), self.reason)
+        reading = self._meter.close()
+        self._meter.release()
+        after = self._idle() if is_idle_wanted else ()
+        return EnergyWindow(reading, self._idle_before, after, dict(self._using.missing), None)
+
+    def release(self) -> None:
+        """Give the window up."""
+        if self._meter is not None:
+            self._meter.release()
+
+    def _idle(self) -> tuple[IdlePower, ...]:
+        return tuple(idle_power(self._using, self._idle_s)) if self._meter is not None and self._idle_s > 0 else ()
+
+
+NOT_ASKED = "energy was not asked for"
+
+
+def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:
+    """Energy of all traced devices between two moments of the traces' clock; None where that of any is missing.
+
+    Where devices tell of their power in several ways, source and basis name all of them, joined by "+".
+
+    Args:
+        reason: why there is no trace, where there is none.
+    """
+    parts = [energy_of_trace(trace, begin_s, end_s, has_steps_at_ends=True) for trace in traces]
+    missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
+    if missing or not parts:
+        return no_energy("; ".join(missing) or reason)
+    return ApportionedEnergy(
+        energy_j=math.fsum(part.joules for part in parts if part.joules is not None),
+        energy_bound_j=math.fsum(part.bound_j for part in parts if part.bound_j is not None),
+        energy_method="apportioned",
+        energy_source=_labels([part.origin.source for part in parts]),
+        energy_basis=_labels([part.origin.basis for part in parts]),
+        energy_reason=None,
+    )
+
+
+def _labels(names: Sequence[str]) -> str:
+    return "+".join(dict.fromkeys(names))
+
+
+def no_energy(reason: str | None) -> ApportionedEnergy:
+    """No figure."""
+    return ApportionedEnergy(
+        energy_j=None,
+        energy_bound_j=None,
+        energy_method=None,
+        energy_source=None,
+        energy_basis=None,
+        energy_reason=reason,
+    )
+
+
+def why_no_power(using: Instruments) -> str | None:
+    """Why nothing can be apportioned with these instruments; None where they read power."""
+    if using.probes:
+        return None
+    told = [why for name, why in using.missing.items() if not name.startswith("energy counter")]
+    return f"no power reading of the device that computes ({'; '.join(told) or 'none was given'})"
+
+
+def share_of_query(batch_j: float | None, query_tokens: int, batch_tokens: int) -> float | None:
+    """A query's part of its batch's energy: batch_j * query_tokens / batch_tokens, so that the parts add up.
+
+    Tokens are true ones, input and output: padding and what a row computes after its end are spread over all queries
+    of the batch. A rule, not a measurement: an output token costs more than an input token.
+    """
+    return None if batch_j is None else batch_j * query_tokens / batch_tokens

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.models.decode_kernels import DecodeKernels, experts_in_force
 from experiment_core_utils.models.quantisation import own_method
-from experiment_core_utils.primitives.records import ArchitectureSizes
+from experiment_core_utils.records.requests import ArchitectureSizes
 
 MIB = 2**20
 # Numbers that quantised weights are multiplied with when they are used.

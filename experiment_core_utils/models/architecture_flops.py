@@ -17,7 +17,7 @@ from experiment_core_utils.models.config_fields import NotInTable
 from experiment_core_utils.models.decoder_flops import DecoderShape
 from experiment_core_utils.models.vision_table import CropVision, PatchVision, Vision
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.records import FlopsFigure, RequestFlops, RequestSize, StageFlops
+from experiment_core_utils.records.requests import FlopsFigure, RequestFlops, RequestSize, StageFlops
 
 
 @dataclass(frozen=True)

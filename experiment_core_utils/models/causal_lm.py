@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
     download,
@@ -37,7 +38,6 @@ from experiment_core_utils.models.quantisation import (
 from experiment_core_utils.models.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
-from experiment_core_utils.primitives.text_config import ImpossibleCombination, TextConfig
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHTS = ("*.safetensors",)

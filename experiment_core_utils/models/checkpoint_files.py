@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from experiment_core_utils.models.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.device import most_memory_bytes
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.json_files import read_json, refuse_unreadable
+from experiment_core_utils.primitives.files import read_json, refuse_unreadable
 
 # What transformers opens in a folder, by the ends of the names; those in JSON hold one object each.
 _OPENED = (".json", ".safetensors", ".jinja", ".model", ".txt", ".bin")

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiment_core_utils.meters.flop_counter import count_flops, told_of_no_padding
+from experiment_core_utils.models.flop_counter import count_flops, told_of_no_padding
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
-from experiment_core_utils.primitives.records import FlopsFigure, RequestFlops, RequestSize, StageFlops
+from experiment_core_utils.records.requests import FlopsFigure, RequestFlops, RequestSize, StageFlops
 
 # What code of an unknown architecture raises where it cannot be built or run.
 FOREIGN_ERRORS = (

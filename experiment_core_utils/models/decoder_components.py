@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from experiment_core_utils.primitives.components import Component
+from experiment_core_utils.models.components import Component
 
 _ATTENTION = frozenset({"self_attn", "attn", "attention", "self_attention", "linear_attn"})
 _FFN = frozenset({"mlp", "block_sparse_moe", "feed_forward", "ffn", "moe"})

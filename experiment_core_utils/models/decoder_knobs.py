@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.meters.flop_counter import has_packed_weights
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
+from experiment_core_utils.models.flop_counter import has_packed_weights
 from experiment_core_utils.models.kept_blocks import KeptBlocks
 from experiment_core_utils.models.moved_flops import flops_move
 from experiment_core_utils.models.routers import Counted, Routers

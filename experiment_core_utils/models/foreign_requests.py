@@ -16,8 +16,8 @@ from experiment_core_utils.models.prompt_layout import UNUSABLE, check_prompt, p
 from experiment_core_utils.models.vision_options import fields_in_force, kind_of, known_kinds, vision_options_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.records import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.primitives.texts import shown
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
 
 # A crop of the whole of a longer strip would first be scaled to gigabytes.

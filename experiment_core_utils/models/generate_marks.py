@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from experiment_core_utils.primitives.device import Marks
-from experiment_core_utils.primitives.records import MarkedTokens, StageName
+from experiment_core_utils.records.requests import MarkedTokens, StageName
 
 
 def greedy_config(model: PreTrainedModel) -> GenerationConfig:

@@ -11,7 +11,7 @@ import torch
 
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks, TokenCopies
-from experiment_core_utils.primitives.records import MarkedTokens, StageName
+from experiment_core_utils.records.requests import MarkedTokens, StageName
 
 
 @torch.inference_mode()

@@ -7,17 +7,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from experiment_core_utils.primitives.components import Component
-from experiment_core_utils.primitives.compute_records import ModelBytes
+from experiment_core_utils.models.components import Component
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.records import (
-    KnobProof,
-    MarkedTokens,
-    PreparedRequest,
-    RequestShape,
-    StageFlops,
-)
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import KnobProof, MarkedTokens, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
 
 # Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ between

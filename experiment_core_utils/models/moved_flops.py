@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from experiment_core_utils.meters.flop_counter import count_flops
+from experiment_core_utils.models.flop_counter import count_flops
 
 
 @dataclass(frozen=True)

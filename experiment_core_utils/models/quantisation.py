@@ -21,9 +21,9 @@ from transformers.utils import (
     is_optimum_available,
 )
 
+from experiment_core_utils.config.text import ImpossibleCombination, Quantisation
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.records import QuantSupport
-from experiment_core_utils.primitives.text_config import ImpossibleCombination, Quantisation
+from experiment_core_utils.records.text import QuantSupport
 
 FP8_CAPABILITY = (8, 9)
 PROBE_SIDE = 64

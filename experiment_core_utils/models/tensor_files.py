@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.json_files import read_json
+from experiment_core_utils.primitives.files import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")

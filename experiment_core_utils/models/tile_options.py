@@ -11,7 +11,7 @@ from typing import Any
 from transformers.image_processing_utils import select_best_resolution
 
 from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.records import VisionGeometry
+from experiment_core_utils.records.requests import VisionGeometry
 
 # Both are limits that the processors have in their code.
 ARIA_SMALL_CROP = 490

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.config.profiling import ExecutionMode
 from experiment_core_utils.models.architecture import (
     computing_dtype,
     count_parameters,
@@ -30,6 +31,7 @@ from experiment_core_utils.models.captured_generation import (
     RequestsAhead,
     generation_refusal,
 )
+from experiment_core_utils.models.components import Component
 from experiment_core_utils.models.decode_kernels import RanExperts
 from experiment_core_utils.models.decoder_components import decoder_components
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
@@ -43,19 +45,11 @@ from experiment_core_utils.models.held_request import HeldRequest
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
 from experiment_core_utils.models.replayed_logits import refuse_other_logits
-from experiment_core_utils.primitives.components import Component
-from experiment_core_utils.primitives.compute_records import ModelBytes
-from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.records import (
-    KnobProof,
-    MarkedTokens,
-    PreparedRequest,
-    RequestShape,
-    StageFlops,
-)
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import KnobProof, MarkedTokens, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
 
 

@@ -20,7 +20,7 @@ from experiment_core_utils.models.tile_options import (
     SplitTiles,
 )
 from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, CropRange
-from experiment_core_utils.primitives.records import VisionGeometry
+from experiment_core_utils.records.requests import VisionGeometry
 
 
 class VisionOptions(Protocol):

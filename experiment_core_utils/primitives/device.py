@@ -14,7 +14,7 @@ import torch
 
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
-from experiment_core_utils.primitives.records import MemoryReading
+from experiment_core_utils.records.requests import MemoryReading
 
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -3,21 +3,39 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused, ResultsNotSaved, first_line
+import numpy as np
+
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    OutputRefused,
+    ResultsError,
+    ResultsNotSaved,
+    first_line,
+)
 
 # File systems take names of 255 bytes, of which such a part is only one.
 FILE_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+
+
 _FOLDER_IN_THE_WAY = "a folder stands in its place; move it away or give another name"
+
+
 _FILE_IN_THE_WAY = "a file stands where a folder is needed; move it away or give another name"
+
+
 _NO_PERMISSION = "give a place that you may write to"
+
+
 # What to do where the place is refused; everything else (full, gone) may be mended under the same command.
 _REFUSED = {
     errno.EACCES: _NO_PERMISSION,
@@ -29,6 +47,8 @@ _REFUSED = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ELOOP: "give a name that is no link to itself",
 }
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -171,3 +191,144 @@ def _flush(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
+
+
+TRACKERS = REPOSITORY / "persistent_progress_trackers"
+
+
+def state_folder(results_dir: Path, trackers: Path = TRACKERS) -> Path:
+    """Where ledgers and the counter of runs are kept.
+
+    In the checkout where it can be written to, else in the user's state folder (`$XDG_STATE_HOME`, else
+    `~/.local/state`), else with the results.
+    """
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    home = Path(os.environ.get("HOME", ""))
+    users = given if given.is_absolute() else home / ".local" / "state"
+    own = users / "inference_knob_profiler" / trackers.name
+    candidates = [trackers, own] if own.is_absolute() else [trackers]
+    return next((each for each in candidates if _is_writable(each)), results_dir / f".{trackers.name}")
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder that is there, or can be made."""
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    return os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value` in dicts, lists, text, numbers, booleans and None, nothing lost.
+
+    Tensors and arrays become nested lists, their scalars numbers, tuples lists, paths text.
+
+    Args:
+        where: what the value is called, for the message.
+
+    Raises:
+        ResultsError: a value that has no such form (an object, a complex number, bytes), a number that is not finite,
+            or a key that is no text; names the place.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str | PurePath):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return _finite(float(value), where)
+    if isinstance(value, Mapping):
+        return {_text_key(key, where): plain(each, f"{where}.{key}") for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, f"{where}.{index}") for index, each in enumerate(value)]
+    if isinstance(value, np.ndarray | np.generic) or _is_tensor(value):
+        return _from_array(value, where)
+    raise ResultsError(f"{where} cannot be saved: a {type(value).__name__} has no form in JSON; convert it before")
+
+
+def _from_array(value: Any, where: str) -> Any:
+    content = value.tolist()
+    if type(content) is type(value):  # some scalars (long double) have no Python form
+        raise ResultsError(f"{where} cannot be saved: {value.dtype} has no exact form in JSON; convert it before")
+    return plain(content, where)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Stored results are read without torch; where it was never imported there are no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _finite(number: float, where: str) -> float:
+    if not math.isfinite(number):
+        raise ResultsError(f"{where} is {number}: results hold finite numbers, or None with a reason")
+    return number
+
+
+def _text_key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise ResultsError(f"{where} has the key {key!r}, a {type(key).__name__}: keys must be text")
+    return str(key)
+
+
+def refuse_unreadable(path: Path, named: str = "", hint: str = "") -> None:
+    """Raises ConfigurationError unless `path` is a regular file that this process may read; it is not opened.
+
+    Opening a named pipe would wait for a writer for ever.
+
+    Args:
+        named: what stands before the path in the message, such as a flag.
+        hint: what to do, the end of the message.
+    """
+    what = f"{named} {path}".lstrip()
+    end = f"; {hint}" if hint else ""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{what}: {_reason(error)}{end}") from error
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise ConfigurationError(f"{what} is {kind}, not a regular file{end}")
+    if not os.access(path, os.R_OK):
+        raise ConfigurationError(f"{what}: this process may not read it; change its permissions{end}")
+
+
+def read_json(path: Path, named: str = "", hint: str = "") -> Any:
+    """The content of a JSON file; arguments as of `refuse_unreadable`.
+
+    Raises:
+        ConfigurationError: not a regular file, not readable, not UTF-8, not JSON, or nested too deeply.
+    """
+    refuse_unreadable(path, named, hint)
+    what = f"{named} {path}".lstrip()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{what}: {_reason(error)}{'; ' + hint if hint else ''}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{what} is not JSON ({error}){'; ' + hint if hint else ''}") from error
+    return parse_json(text, what, hint)
+
+
+def parse_json(text: str, what: str, hint: str = "") -> Any:
+    """The content of a JSON text; raises ConfigurationError where it is none or nested too deeply.
+
+    Args:
+        what: names the text in the message.
+    """
+    end = f"; {hint}" if hint else ""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ConfigurationError(f"{what} is nested too deeply to be read{end}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{what} is not JSON ({first_line(error)}){end}") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return str(getattr(error, "strerror", None) or first_line(error))

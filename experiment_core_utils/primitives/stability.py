@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiment_core_utils.primitives.distributions import relative_half_width
-from experiment_core_utils.primitives.records import MeasuringOrder, Outliers, WarmUp
+from experiment_core_utils.records.settings import MeasuringOrder, Outliers, WarmUp
 
 T = TypeVar("T")
 

@@ -1,5 +1,9 @@
 """The one place where a unit becomes another. Memory holds seconds and bytes, the published files ms and kWh."""
 
+import math
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+
 JOULES_PER_KWH = 3.6e6
 
 
@@ -19,3 +23,48 @@ def span(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+# Longer than any run (116 days), and short enough for every timer of Python, torch and the system.
+MOST_SECONDS = 10_000_000
+
+
+# More repetitions, samples or tokens than any run ends with.
+MOST_TIMES = 10_000_000
+
+
+# What numpy and torch take alike.
+LARGEST_SEED = 2**32 - 1
+
+
+def check_within(named: str, number: float, least: float, most: float) -> None:
+    """Raises ConfigurationError unless the number lies between `least` and `most`, both included."""
+    if not least <= number <= most:
+        raise ConfigurationError(
+            f"{named} {shown(number)} is not possible; give at least {shown(least)} and at most {shown(most)}"
+        )
+
+
+def shown(number: float) -> str:
+    """A number for a message, however large: whole ones as they stand, long ones by their order of magnitude."""
+    if isinstance(number, int):
+        return str(number) if abs(number) < 10**15 else f"{'-' if number < 0 else ''}10^{len(str(abs(number))) - 1}"
+    return f"{number:g}"
+
+
+def check_at_least(named: str, number: float, least: float) -> None:
+    """Raises ConfigurationError unless the number is finite and at least `least`."""
+    if not least <= number < math.inf:
+        raise ConfigurationError(f"{named} {shown(number)} is not possible; give a finite number of at least {least:g}")
+
+
+def check_above(named: str, number: float, limit: float) -> None:
+    """Raises ConfigurationError unless the number is finite and above `limit`."""
+    if not limit < number < math.inf:
+        raise ConfigurationError(f"{named} {shown(number)} is not possible; give a finite number above {limit:g}")
+
+
+def check_share(named: str, number: float) -> None:
+    """Raises ConfigurationError unless the number lies between 0 and 1, neither of them included."""
+    if not 0.0 < number < 1.0:
+        raise ConfigurationError(f"{named} {shown(number)} is not possible; give a share between 0 and 1")

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiment_core_utils.l_results_csv_cleaning import comparison_table, few_samples_warning, rescoring_table
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.rescoring import by_task, compare_folder, rescore
+from experiment_core_utils.saved_results.rescoring import by_task, compare_folder, rescore
+from experiment_core_utils.saved_results.terminal import comparison_table, few_samples_warning, rescoring_table
 from experiment_core_utils.tasks.registry import get_metric, get_metric_for_dataset, list_metrics, list_tasks
 
 

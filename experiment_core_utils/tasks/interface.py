@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from experiment_core_utils.primitives.records import MeasuredSample
+from experiment_core_utils.records.settings import MeasuredSample
 
 
 @dataclass(frozen=True)

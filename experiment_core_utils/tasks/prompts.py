@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.config.text import PromptSource
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.json_files import parse_json, refuse_unreadable
-from experiment_core_utils.primitives.text_config import PromptSource
+from experiment_core_utils.primitives.files import parse_json, refuse_unreadable
 from experiment_core_utils.primitives.texts import short_digest
 
 _JSONL = (".jsonl", ".ndjson")

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.records import PreparedRequest
+from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.deciders import Decider, FirstDecision
 from experiments.controller.knob_choices import KnobChoice

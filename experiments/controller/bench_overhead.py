@@ -23,18 +23,17 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser, parse_config
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.fingerprint import max_new_tokens_of
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.block_choice import BlockChoice
-from experiment_core_utils.primitives.bounds import MOST_TIMES, check_within
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
-from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
 from experiments.controller.deciders import NetworkDecider
 from experiments.controller.device_odds import DeviceOdds

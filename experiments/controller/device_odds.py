@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder
+from experiment_core_utils.models.triton_building import built
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.triton_building import built
 from experiments.controller.budget_token import FREQUENCIES
 from experiments.controller.device_question import DeviceQuestion
 from experiments.controller.host_networks import KEPT_BUDGETS, HostNetworks, Odds

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.bounds import LARGEST_SEED, check_share, check_within
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.csv_cells import csv_of_rows
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.units import LARGEST_SEED, check_share, check_within
 from experiments.controller.evaluation import (
     BEST_STATIC,
     Budget,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from experiment_core_utils.primitives.bounds import MOST_TIMES, check_above, check_at_least, check_within
+from experiment_core_utils.primitives.units import MOST_TIMES, check_above, check_at_least, check_within
 from experiments.controller.environment import RollOut, log_probabilities
 from experiments.controller.two_stage_networks import TwoStageNetworks
 

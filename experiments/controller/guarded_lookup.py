@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiment_core_utils.primitives.bounds import check_above
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import check_above
 from experiments.controller.knob_choices import KnobChoice, request_setting
 from experiments.controller.lookup import Lookup
 from experiments.controller.policies import RequestFeatures, check_budget

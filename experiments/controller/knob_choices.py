@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import TIERS, KnobLimits, KnobSetting, decoder_label, tier_target
 from experiments.core_exp.latency_features import RequestSetting

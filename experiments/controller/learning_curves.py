@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiment_core_utils.primitives.csv_cells import csv_of_rows
+from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiments.core_exp.figures import BLUE, LIGHT_GREY, new_figure, save_figure, styled

@@ -7,14 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.grouped_answers import PreparedQuestion, answer_prepared
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.device import synchronize
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import tier_target
-from experiment_core_utils.primitives.records import PreparedRequest, RequestShape
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape
+from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.outcomes import Outcomes, Requests

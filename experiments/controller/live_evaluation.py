@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.block_choice import block_choice_of
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, open_task
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
-from experiment_core_utils.fingerprint import max_new_tokens_of
-from experiment_core_utils.host_facts import command_line, package_version
+from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.block_choice import BlockChoice
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.sweep.plan import block_choice_of, max_new_tokens_of
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.knob_choices import KnobSpace, published_space

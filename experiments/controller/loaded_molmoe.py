@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.block_choice import block_choice_of
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.checkpoint_files import weights_digest
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.block_choice import BlockChoice
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.sweep.plan import block_choice_of
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.origins import refuse_misfit, refuse_other_controller
 from experiments.controller.training_run import load_networks

@@ -15,14 +15,14 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from experiment_core_utils.primitives.bounds import check_at_least
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.flags import OneLineParser
 from experiment_core_utils.primitives.knobs import TIERS
-from experiment_core_utils.primitives.result_files import field_fault, read_json_object
-from experiment_core_utils.setting_result import Amount, Count, Knob, Share, Time
+from experiment_core_utils.primitives.units import check_at_least
+from experiment_core_utils.records.result_files import field_fault, read_json_object
+from experiment_core_utils.records.setting_result import Amount, Count, Knob, Share, Time
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies import RequestFeatures, check_budget

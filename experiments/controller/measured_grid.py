@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.bounds import check_share
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.primitives.units import check_share
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies import RequestFeatures, VisionShape
 from experiments.core_exp.e2_study import Study, load_study

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiment_core_utils.primitives.bounds import MOST_SECONDS
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import MOST_SECONDS
 from experiments.controller.knob_choices import KnobChoice
 
 

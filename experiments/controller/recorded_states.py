@@ -18,7 +18,7 @@ from experiment_core_utils.models.molmoe.split_prefill import TracedPrefill
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import tier_target
-from experiment_core_utils.progress_bar import SampleLines
+from experiment_core_utils.primitives.progress import SampleLines
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.picture_questions import PictureQuestion, SampleKey, asked_by_picture

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from experiment_core_utils.primitives.bounds import shown
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.units import shown
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.outcomes import Outcomes, Requests

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiment_core_utils.primitives.bounds import check_at_least
+from experiment_core_utils.primitives.units import check_at_least
 
 
 @dataclass(frozen=True)

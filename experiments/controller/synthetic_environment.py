@@ -7,7 +7,7 @@ between 0.352 s and 0.428 s there is time for either, not for both: no choice fo
 
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.tabled_environment import TabledEnvironment, Tables
 from experiments.controller.two_stage_networks import action_space

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from experiment_core_utils.primitives.bounds import LARGEST_SEED, MOST_TIMES, check_share, check_within
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, check_share, check_within
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.learning_curves import TensorboardCurves, summary_writer, write_curves
 from experiments.controller.rewards import RewardRecipe

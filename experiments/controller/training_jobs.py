@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
-from experiment_core_utils.fingerprint import max_new_tokens_of
-from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.progress_bar import SampleLines
+from experiment_core_utils.primitives.progress import SampleLines
+from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.environment import Environment
 from experiments.controller.knob_choices import published_space

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.primitives.bounds import MOST_TIMES, check_within
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiments.controller.environment import Environment
 from experiments.controller.grpo import GrpoRecipe, update
 from experiments.controller.recorded_states import space_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.host_facts import command_line
+from experiment_core_utils.meters.host_facts import command_line
 from experiments.controller.environment import Asks
 from experiments.controller.rewards import RewardRecipe, rewards
 from experiments.controller.tabled_environment import TabledEnvironment

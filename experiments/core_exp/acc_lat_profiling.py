@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import libraries_loading, run_command
-from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.config.command import libraries_loading, run_command
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 
 
@@ -24,7 +24,7 @@ def main() -> int:
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
         if config.dry_run:
             with libraries_loading():
-                from experiment_core_utils.dry_run import describe_plan
+                from experiment_core_utils.sweep.dry_run import describe_plan
 
             plan = describe_plan(config)
             if plan.is_main_process:

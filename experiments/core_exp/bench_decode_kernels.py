@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
@@ -26,7 +27,6 @@ from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder, pack_decoder
-from experiment_core_utils.primitives.command import run_command
 from experiments.core_exp.bench_prefill_parts import built, relative
 
 # Bytes per second that the card's memory attains, as the project's other floors take it.

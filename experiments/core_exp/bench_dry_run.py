@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiment_core_utils.dry_run import PlanReport, describe_plan
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
-from experiment_core_utils.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.sweep.dry_run import PlanReport, describe_plan
 
 
 def request_ratios(plan: PlanReport, results: Sequence[SettingResult]) -> dict[str, float]:

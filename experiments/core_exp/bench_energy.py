@@ -19,14 +19,15 @@ import torch
 import transformers
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.selftest import missing_lines
+from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import (
     NoMarks,
     choose_device,
@@ -34,11 +35,10 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
     synchronize,
 )
-from experiment_core_utils.primitives.energy_records import EnergyFigure, StageEnergies
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
-from experiment_core_utils.stage_energy import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
+from experiment_core_utils.records.energy import EnergyFigure, StageEnergies
 from experiment_core_utils.tasks.registry import load_task
 
 WARM_UP_RUNS = 3

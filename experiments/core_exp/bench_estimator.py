@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiments.core_exp.latency_estimator import KNOBS, LatencyEstimator
 from experiments.core_exp.latency_features import Requests

@@ -30,6 +30,8 @@ from transformers import OlmoeForCausalLM, PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import ExecutionMode, parse_config
 from experiment_core_utils.e_inference import staged_run
 from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
@@ -38,15 +40,12 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
-from experiment_core_utils.primitives.files import replaced_whole, write_json_atomically
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.records import MarkedTokens, StagedRun
-from experiment_core_utils.setting_plan import plan_for
+from experiment_core_utils.records.requests import MarkedTokens, StagedRun
+from experiment_core_utils.sweep.plan import plan_for
 from experiments.core_exp.execution_table import (
     EAGER,
     PLAIN,

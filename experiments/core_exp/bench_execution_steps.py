@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder, Reruns
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_decode import FIRST_OVERLAPPING
@@ -26,7 +27,6 @@ from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
-from experiment_core_utils.primitives.command import run_command
 from experiments.core_exp.bench_decode_kernels import POSITIONS, SLOTS, filled_store
 from experiments.core_exp.bench_prefill_parts import built, crops_of, milliseconds
 

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, CLIP
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import (
     choose_device,
     choose_dtype,
@@ -34,7 +34,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.setting_plan import asked_values
+from experiment_core_utils.sweep.plan import asked_values
 
 Case = tuple[str, Any, Mapping[str, Any]]
 IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32

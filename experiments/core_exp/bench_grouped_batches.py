@@ -14,15 +14,15 @@ from functools import partial
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
-from experiment_core_utils.fingerprint import max_new_tokens_of
-from experiment_core_utils.grouped_answers import PreparedQuestion, answer_prepared, batches_of
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
+from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared, batches_of
+from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiments.core_exp.bench_accuracy_batches import Answers, timed
 
 

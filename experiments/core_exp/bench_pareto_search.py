@@ -28,8 +28,15 @@ import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.l_results_csv_cleaning import setting_key
-from experiment_core_utils.pareto_search import (
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.distributions import bounded_mean_interval
+from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.sweep.front_search import (
     MeanBound,
     Observation,
     ParetoSearch,
@@ -41,13 +48,6 @@ from experiment_core_utils.pareto_search import (
     random_order,
     run_search,
 )
-from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.distributions import bounded_mean_interval
-from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
-from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.setting_result import SettingResult
 from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.core_exp.recorded_table import Table, read_table
 

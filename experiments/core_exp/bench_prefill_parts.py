@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
@@ -25,7 +26,6 @@ from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.packed_vision import pack_vision
-from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.

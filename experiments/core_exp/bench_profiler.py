@@ -15,13 +15,13 @@ import torch
 from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import ProfilerMode, parse_config
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import ProfilerMode, parse_config
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.sweep.profiles import StagesInRanges, new_profiler
 from experiment_core_utils.tasks.registry import load_task
-from experiment_core_utils.torch_profiles import StagesInRanges, new_profiler
 
 # "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.
 KINDS: Mapping[str, ProfilerMode | None] = {"none": None, "again": None, "minimal": "minimal", "full": "full"}

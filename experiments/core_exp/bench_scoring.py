@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize

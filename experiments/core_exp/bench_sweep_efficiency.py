@@ -20,14 +20,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils import measurement, pipeline, profiling_run
-from experiment_core_utils.measurement import ShardMeasurer
-from experiment_core_utils.primitives.command import run_command
-from experiment_core_utils.primitives.config import parse_config
-from experiment_core_utils.primitives.journal import Journal
-from experiment_core_utils.progress import Ledger
-from experiment_core_utils.request_source import RequestSource
-from experiment_core_utils.setting_result import SettingResult
+from experiment_core_utils import pipeline
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.records.journal import Journal
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.sweep import measurer as measurement
+from experiment_core_utils.sweep import run as profiling_run
+from experiment_core_utils.sweep.measurer import ShardMeasurer
+from experiment_core_utils.sweep.requests import RequestSource
 
 GRID = (
     "--tier_list", "low", "medium", "high", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",

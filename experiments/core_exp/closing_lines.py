@@ -1,6 +1,7 @@
 """In: a finished run; out: what the driver prints of it, line by line."""
 
-from experiment_core_utils.l_results_csv_cleaning import (
+from experiment_core_utils.pipeline import RunReport
+from experiment_core_utils.saved_results.terminal import (
     caveat_lines,
     closing_table,
     failed_sample_lines,
@@ -8,7 +9,6 @@ from experiment_core_utils.l_results_csv_cleaning import (
     places_of,
     search_sentence,
 )
-from experiment_core_utils.pipeline import RunReport
 
 
 def closing_lines(report: RunReport) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiments.core_exp.knob_coupling import Coupling, FixedValue, SingleKnob
 from experiments.core_exp.knob_effects import Effects, is_beyond_noise
 from experiments.core_exp.knob_grid import KNOBS, TaskGrid, levels_of

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from experiment_core_utils.primitives.bounds import LARGEST_SEED, check_within
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.core_exp.analysis_files import AnalysisFiles
 from experiments.core_exp.e2_entries import (
     FrontAnalysis,

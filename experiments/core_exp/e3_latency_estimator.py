@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.core_exp.budget_guardrail import guardrail_curve
 from experiments.core_exp.e3_figures import save_figures
 from experiments.core_exp.e3_report import closing_lines, predictions_csv, validation_entries

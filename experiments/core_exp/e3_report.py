@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.csv_cells import csv_text, raw_cell
-from experiment_core_utils.setting_result import SettingResult
+from experiment_core_utils.primitives.csv_tables import csv_text, raw_cell
+from experiment_core_utils.records.setting_result import SettingResult
 from experiments.core_exp.budget_guardrail import BUDGET_PERCENTILES, GuardrailCounts
 from experiments.core_exp.estimator_validation import Validation
 from experiments.core_exp.latency_estimator import LatencyEstimator

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.setting_result import SampleResult
+from experiment_core_utils.records.setting_result import SampleResult
 from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 
 NO_EXPERTS = "none"

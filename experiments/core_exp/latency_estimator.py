@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.result_files import field_fault, read_json_object
+from experiment_core_utils.records.result_files import field_fault, read_json_object
 from experiments.core_exp.latency_features import (
     STAGES,
     TERMS,

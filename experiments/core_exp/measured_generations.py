@@ -2,7 +2,7 @@
 
 
 from experiment_core_utils.primitives.errors import ResultsRefused
-from experiment_core_utils.setting_result import SampleResult
+from experiment_core_utils.records.setting_result import SampleResult
 from experiments.core_exp.stage_decomposition import Generation
 from experiments.core_exp.sweep_results import StoredSetting, Sweep, vision_label
 

@@ -17,9 +17,9 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
-from experiment_core_utils.primitives.flags import OneLineParser
 
 DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")
 # The published list with its limits of tokens; a dataset that is not in it has its task's own limit.

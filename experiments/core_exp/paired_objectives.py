@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiment_core_utils.pareto_search import normal_quantile, t_quantile
+from experiment_core_utils.sweep.front_search import normal_quantile, t_quantile
 from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
 from experiments.core_exp.many_settings import draws_for
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.primitives.flags import OneLineParser
 from experiments.core_exp.report_analyses import analyse
 from experiments.core_exp.report_content import report_of
 from experiments.core_exp.report_page import page_of

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.block_answers import AnswerScorer, DrawnTask, draw_task
-from experiment_core_utils.block_importance import (
+from experiment_core_utils.blocks.answers import AnswerScorer, DrawnTask, draw_task
+from experiment_core_utils.blocks.importance import (
     Blocks,
     BlockSetScorer,
     Estimate,
@@ -32,22 +32,21 @@ from experiment_core_utils.block_importance import (
     provenance_path,
     save_scores,
     save_sets,
+    select_block_sets,
 )
-from experiment_core_utils.block_proxies import activation_changes, gradient_importances
-from experiment_core_utils.block_selection import select_block_sets
+from experiment_core_utils.blocks.proxies import activation_changes, gradient_importances
 from experiment_core_utils.c_prompt_processing import open_task
+from experiment_core_utils.config.block_choice import BlockChoice, read_importance
+from experiment_core_utils.config.profiling import OneLineParser, ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
-from experiment_core_utils.host_facts import command_line, package_version
+from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.block_choice import BlockChoice, read_importance
-from experiment_core_utils.primitives.bounds import MOST_TIMES, check_within
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.sampling import create_sampled_dataset

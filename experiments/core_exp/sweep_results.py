@@ -7,13 +7,18 @@ from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
+from experiment_core_utils.l_results_csv_cleaning import (
+    RESULT_FILES,
+    SAMPLE_COLUMNS,
+    read_results,
+    sample_rows,
+    setting_key,
+)
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
-from experiment_core_utils.sample_table import SAMPLE_COLUMNS, sample_rows
-from experiment_core_utils.setting_result import Record, SettingResult, Utilisation
+from experiment_core_utils.records.setting_result import Record, SettingResult, Utilisation
 
 # Folders inside a run's folder that hold other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")

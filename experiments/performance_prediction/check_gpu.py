@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.device import (
     choose_device,
     new_marks,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.units import milliseconds
 from experiments.performance_prediction.algorithm_support import LayerSupport

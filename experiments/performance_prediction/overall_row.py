@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.units import milliseconds
 from experiments.performance_prediction.layer_rows import layer_means_s

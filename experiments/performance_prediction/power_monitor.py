@@ -5,15 +5,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from experiment_core_utils.apportioned_energy import why_no_power
 from experiment_core_utils.meters.energy_statistics import sum_of_known
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
-from experiment_core_utils.meters.power_integral import PowerSampler, energy_of_trace
-from experiment_core_utils.meters.windows import WindowGoal, energy_of_act
+from experiment_core_utils.meters.power import PowerSampler, energy_of_trace
+from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, why_no_power
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import gpu_uuid
-from experiment_core_utils.primitives.energy_records import ActEnergy
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.records.energy import ActEnergy
 from experiments.performance_prediction.profile_records import InferenceEnergy, PowerWindow
 
 NOT_ASKED = "energy was not asked for (--energy off)"

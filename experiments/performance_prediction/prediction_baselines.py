@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from experiment_core_utils.meters.gpu_peaks import known_peaks
+from experiment_core_utils.meters.host_facts import known_peaks
 from experiments.performance_prediction.convolution import AlgorithmName, ConvShape
 from experiments.performance_prediction.network_operations import NetworkOperations
 

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiment_core_utils.primitives.bounds import check_within
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import check_within
 from experiments.performance_prediction.algorithm_support import FALLBACK
 from experiments.performance_prediction.best_mix import best_mix, measured_gains
 from experiments.performance_prediction.cnn_models.registry import model_named

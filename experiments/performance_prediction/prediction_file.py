@@ -9,7 +9,7 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.result_files import read_json_object
+from experiment_core_utils.records.result_files import read_json_object
 from experiments.performance_prediction.convolution import AlgorithmName, ConvShape, algorithm_named
 from experiments.performance_prediction.device_predictor import DevicePredictor
 from experiments.performance_prediction.gaussian_process import Hyperparameters

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell, read_table
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.flat_table import read_table
 from experiments.performance_prediction.convolution import AlgorithmName, ConvShape, Pair, algorithm_named
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
 from experiments.performance_prediction.overall_row import OVERALL_COLUMNS

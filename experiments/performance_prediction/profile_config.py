@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
-from experiment_core_utils.primitives.bounds import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, check_above, check_within
+from experiment_core_utils.config.profiling import OneLineParser
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.flags import OneLineParser
+from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, check_above, check_within
 from experiments.performance_prediction.algorithm_support import ON_UNSUPPORTED, OnUnsupported
 from experiments.performance_prediction.cnn_models.registry import MODELS, model_named
 from experiments.performance_prediction.convolution import ALGORITHMS, PRECISIONS, AlgorithmName, algorithm_named

@@ -5,10 +5,9 @@ from datetime import UTC, datetime
 
 import torch
 
-from experiment_core_utils.host_facts import cpu_name, git_commit
-from experiment_core_utils.meters.gpu_peaks import Peaks, known_peaks
+from experiment_core_utils.meters.host_facts import Peaks, cpu_name, git_commit, known_peaks
 from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.device import gpu_uuid
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiments.performance_prediction.engines import Placement

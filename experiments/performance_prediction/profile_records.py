@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from experiment_core_utils.primitives.energy_records import PowerTrace
-from experiment_core_utils.primitives.records import MemoryReading
+from experiment_core_utils.records.energy import PowerTrace
+from experiment_core_utils.records.requests import MemoryReading
 from experiments.performance_prediction.algorithm_support import CombinationReport, OnUnsupported
 from experiments.performance_prediction.convolution import AlgorithmName
 from experiments.performance_prediction.engines import Placement

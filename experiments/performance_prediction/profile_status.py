@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.primitives.csv_tables import read_table
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.flat_table import read_table
 
 
 def status_lines(results: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import OutOfMemory, SettingError, first_line
 from experiment_core_utils.primitives.interruption import StopRequest

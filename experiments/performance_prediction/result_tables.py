@@ -7,10 +7,9 @@ size that is not there come from a run that was killed between the two, and are 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiment_core_utils.primitives.csv_cells import Cell, csv_text, raw_cell
+from experiment_core_utils.primitives.csv_tables import Cell, csv_text, raw_cell, read_table
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import locked, write_text_atomically
-from experiment_core_utils.primitives.flat_table import read_table
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
 from experiments.performance_prediction.overall_row import OVERALL_COLUMNS
 from experiments.performance_prediction.profile_provenance import IDENTITY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import run_command
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiments.performance_prediction.cnn_models.registry import MODELS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from experiment_core_utils.block_importance import Blocks, Measured, TaskValues
+from experiment_core_utils.blocks.importance import Blocks, Measured, TaskValues
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.errors import ConfigurationError

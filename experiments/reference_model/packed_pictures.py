@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from tqdm import tqdm
 
-from experiment_core_utils.block_importance import Blocks, Measured, TaskValues
+from experiment_core_utils.blocks.importance import Blocks, Measured, TaskValues
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.knobs import CropRange

@@ -18,11 +18,11 @@ from experiment_core_utils.c_prompt_processing import (
     sort_prompts_by_length,
     tokenise_prompts,
 )
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.text import PromptSource, judged
 from experiment_core_utils.e_inference import run_gen_inference
-from experiment_core_utils.primitives.command import run_command
 from experiment_core_utils.primitives.device import set_cpu_threads
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.text_config import PromptSource, judged
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.tasks.prompts import read_prompts
 from experiments.text_exp.agreement import Agreement, compare
 

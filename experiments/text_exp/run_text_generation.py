@@ -11,10 +11,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.primitives.command import libraries_loading, run_command
+from experiment_core_utils.config.command import libraries_loading, run_command
+from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.text_grid import combinations, read_yaml, with_overrides
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.flags import OneLineParser
-from experiment_core_utils.primitives.text_grid import combinations, read_yaml, with_overrides
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,8 +57,8 @@ def main() -> int:
         grid = combinations(_content(given))
         # torch and transformers take seconds to import; `--help` and a wrong key need neither.
         with libraries_loading():
+            from experiment_core_utils.saved_results.terminal import text_table
             from experiment_core_utils.text_pipeline import launched, plan_of, run_text_experiments
-            from experiment_core_utils.text_table import text_table
 
         if given.dry_run:
             accelerator = launched(grid, given.output_dir)

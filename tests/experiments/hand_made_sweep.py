@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.records import MeasuredSample, StageFlops
+from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.records.settings import MeasuredSample
 from tests.hand_made_records import measured_sample, part, staged_run, stored_result
 
 PROVENANCE: dict[str, Any] = {

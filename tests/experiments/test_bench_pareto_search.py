@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiment_core_utils.pareto_search import SearchResult, SearchRules, Standing
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.sweep.front_search import SearchResult, SearchRules, Standing
 from experiments.core_exp.bench_pareto_search import (
     Table,
     judge,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.torch_profiles import TorchProfiles
+from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiments.core_exp.component_breakdown import PARTS, PartTime, stage_parts
 from experiments.core_exp.profile_traces import load_profiles
 from tests.scripted_model import ScriptedModel

@@ -7,26 +7,25 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiment_core_utils.asked_run import asked_run
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.energy_entries import with_correct_answers
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.simulated import SimulatedDevice
+from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-from experiment_core_utils.primitives.journal import read_journal
-from experiment_core_utils.profiling_run import ProfilingRun
-from experiment_core_utils.progress import Ledger
-from experiment_core_utils.progress_bar import progress_of
-from experiment_core_utils.setting_plan import plan_for
-from experiment_core_utils.setting_result import AccuracyPart, Energy
-from experiment_core_utils.stage_energy import StageMeasurement
+from experiment_core_utils.primitives.progress import progress_of
+from experiment_core_utils.records.journal import read_journal
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.setting_result import AccuracyPart, Energy
+from experiment_core_utils.sweep.plan import asked_run, plan_for
+from experiment_core_utils.sweep.run import ProfilingRun
 from tests.one_process import run_alone
 from tests.simulated_energy import device_in_real_time, instruments_of
+from tests.simulated_meters import SimulatedDevice
 
 WATTS = 100.0
 NOTHING = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused
-from experiment_core_utils.primitives.result_files import parsed_json, read_json
-from experiment_core_utils.progress import Ledger
-from experiment_core_utils.setting_result import SettingResult, read_setting
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.result_files import parsed_json, read_json
+from experiment_core_utils.records.setting_result import SettingResult, read_setting
 from experiment_core_utils.tasks.__main__ import main as tasks
 from experiments.controller.evaluate_controller import main as evaluate_controller
 from experiments.core_exp.e1_stage_latency import main as e1

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.paths import REPOSITORY
-from experiment_core_utils.setting_result import SampleResult
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.setting_result import SampleResult
 from experiments.core_exp.e2_study import load_study
 from experiments.core_exp.knob_grid import grids_of, levels_of, request_flops
 from experiments.core_exp.sweep_results import load_sweep

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiment_core_utils.pareto_search import mean_bound
+from experiment_core_utils.sweep.front_search import mean_bound
 from experiments.core_exp.knob_effects import effects
 from experiments.core_exp.latency_features import MEASURED, Requests, TimedSamples, of_fewer_settings
 from experiments.core_exp.many_settings import Steps, draws_for

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.tasks.datasets.coco_caption import CocoCaption
 from experiment_core_utils.tasks.datasets.coco_vqa import OKVQA, Coco2014VQA
 from experiment_core_utils.tasks.datasets.doc_qa import DocVQA

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_core_utils.pareto_search import Standing, front_of
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.sweep.front_search import Standing, front_of
 from experiments.core_exp.pareto_fronts import (
     Front,
     area,

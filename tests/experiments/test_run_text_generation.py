@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from tests.forked_runs import KILLED, Run, RunServer
 from tests.tiny_language_models import save_checkpoint, tiny_llama
 

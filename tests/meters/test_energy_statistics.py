@@ -16,13 +16,7 @@ from experiment_core_utils.meters.energy_statistics import (
     summed_reading,
     window_for_error,
 )
-from experiment_core_utils.primitives.energy_records import (
-    ActEnergy,
-    DeviceEnergy,
-    EnergyFigure,
-    EnergyOrigin,
-    IdlePower,
-)
+from experiment_core_utils.records.energy import ActEnergy, DeviceEnergy, EnergyFigure, EnergyOrigin, IdlePower
 
 
 def origin(device: str = "GPU-0", source: str = "nvml_counter") -> EnergyOrigin:

@@ -7,15 +7,9 @@ import pytest
 import torch
 
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
-from experiment_core_utils.meters.simulated import (
-    ScriptedClock,
-    SimulatedCounter,
-    SimulatedDevice,
-    SimulatedPower,
-    constant,
-)
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from tests.meters.scripted_nvml import ScriptedEnergyNvml
+from tests.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
 
 
 def test_on_a_machine_without_anything_every_source_is_missing_with_a_reason(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from experiment_core_utils.meters.nvml import EVENT_REASONS, THROTTLING, GpuDescription, NvmlGpu, event_reason_names
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.primitives.records import GpuReading
+from experiment_core_utils.records.settings import GpuReading
 
 GIB = 1 << 30
 

@@ -8,7 +8,10 @@ import pytest
 
 from experiment_core_utils.meters.energy_statistics import summed_act
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.simulated import (
+from experiment_core_utils.meters.windows import RepeatedAct, WindowGoal, energy_of_act, idle_power
+from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.records.energy import ActEnergy
+from tests.simulated_meters import (
     PowerCurve,
     ScriptedClock,
     SimulatedCounter,
@@ -16,9 +19,6 @@ from experiment_core_utils.meters.simulated import (
     SimulatedPower,
     constant,
 )
-from experiment_core_utils.meters.windows import RepeatedAct, WindowGoal, energy_of_act, idle_power
-from experiment_core_utils.primitives.energy_records import ActEnergy
-from experiment_core_utils.primitives.errors import MeterUnavailable
 
 
 def instruments(*devices: SimulatedDevice) -> Instruments:

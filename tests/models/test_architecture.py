@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.config.text import judged
 from experiment_core_utils.models.architecture import (
     architecture_sizes,
     computing_dtype,
@@ -20,7 +21,6 @@ from experiment_core_utils.models.architecture import (
     stored_bytes,
 )
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model
-from experiment_core_utils.primitives.text_config import judged
 from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 # Embedding and head of 512 rows, one norm. A layer: q and o 64 x 64, k and v 32 x 64, three of 128 x 64, two norms.

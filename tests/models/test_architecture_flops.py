@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import DynamicCache, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from experiment_core_utils.meters.flop_counter import count_flops
 from experiment_core_utils.models.architecture_flops import (
     Architecture,
     architecture_of,
     formula_flops,
 )
+from experiment_core_utils.models.flop_counter import count_flops
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.flops import request_flops as molmoe_flops
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.records import RequestSize
+from experiment_core_utils.records.requests import RequestSize
 from tests.conftest import tiny_config
 from tests.models.tiny_families import (
     CROP_FAMILIES,

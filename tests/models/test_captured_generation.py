@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import ExecutionMode, parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.graph_capture import NO_GRAPHS, Recorder, Reruns
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.config import ExecutionMode, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.stage_energy import StagedRequest
 from tests.models.test_transformers_adapter import picture
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.same_floats import assert_same_floats

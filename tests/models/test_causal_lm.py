@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, judged
 from experiment_core_utils.models.causal_lm import (
     find_language_model,
     judge_loadable,
@@ -21,8 +22,7 @@ from experiment_core_utils.models.causal_lm import (
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.models.quantisation import fp8_problem
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
-from experiment_core_utils.primitives.text_config import ImpossibleCombination, TextConfig, judged
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, Qwen3
 from experiment_core_utils.models.architecture_flops import formula_flops
 from experiment_core_utils.models.counted_flops import count_requests, counted_flops
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.primitives.records import RequestFlops, RequestSize, StageFlops
+from experiment_core_utils.records.requests import RequestFlops, RequestSize, StageFlops
 from tests.models.tiny_families import TEXT_FAMILIES
 
 # Far beyond what a spawned process that imports transformers takes on a busy machine.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.decode_kernels import DecodeKernels, RanExperts, experts_in_force
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
@@ -17,7 +18,6 @@ from experiment_core_utils.models.molmoe.batched_answers import answer_together
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.primitives.device import NoMarks
-from experiment_core_utils.stage_energy import StagedRequest
 from tests.conftest import tiny_config
 from tests.models.knob_families import TEXT_FAMILIES
 from tests.models.test_generate_stages import NEW_TOKENS, AloneStages, prompt_of, ready

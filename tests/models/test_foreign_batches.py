@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.foreign_batches import answer_together
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.interface import Sample

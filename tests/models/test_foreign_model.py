@@ -14,13 +14,13 @@ import torch
 from transformers import MllamaConfig
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.config.text import ImpossibleCombination
 from experiment_core_utils.models.architecture import stored_bytes
 from experiment_core_utils.models.foreign_model import ForeignSource, find_foreign, skeleton_of
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.config import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.primitives.text_config import ImpossibleCombination
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.tiny_language_models import save_checkpoint, tiny_llama
 

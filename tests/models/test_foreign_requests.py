@@ -22,7 +22,7 @@ from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.vision_options import fields_in_force
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
-from experiment_core_utils.primitives.records import VisionGeometry
+from experiment_core_utils.records.requests import VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.tiny_checkpoints import TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
 

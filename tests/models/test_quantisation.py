@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, judged
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model
 from experiment_core_utils.models.quantisation import (
     MOST_4BIT_ERROR,
@@ -24,7 +25,6 @@ from experiment_core_utils.models.quantisation import (
     transformers_config,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.text_config import ImpossibleCombination, TextConfig, judged
 from tests.same_floats import assert_same_floats
 from tests.tiny_language_models import save_checkpoint, tiny_llama
 

@@ -12,18 +12,18 @@ from PIL import Image
 from transformers import OPTConfig, OPTForCausalLM
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.measurement import check_proof
 from experiment_core_utils.models.architecture import implementations
 from experiment_core_utils.models.attribute_changes import AttributeChange
 from experiment_core_utils.models.foreign_model import skeleton_of
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.records import RequestShape
+from experiment_core_utils.records.requests import RequestShape
+from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.depth_families import LISTED, built
 from tests.models.tiny_checkpoints import write_checkpoint

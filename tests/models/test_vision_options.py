@@ -10,7 +10,7 @@ from transformers import AyaVisionConfig, GotOcr2ImageProcessorPil
 from experiment_core_utils.models.tile_options import AspectTiles, LongestEdgeTiles, PinpointTiles, SplitTiles
 from experiment_core_utils.models.vision_options import PixelBudget, VisionOptions, fields_in_force, vision_options_of
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
-from experiment_core_utils.primitives.records import VisionGeometry
+from experiment_core_utils.records.requests import VisionGeometry
 
 # As published: LLaVA-NeXT with CLIP at 336 in patches of 14, Aria, InternVL3, SmolVLM2, Qwen2.5-VL, GLM-4.5V.
 LLAVA_NEXT = PinpointTiles(336, 576)

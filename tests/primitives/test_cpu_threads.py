@@ -8,7 +8,7 @@ import pytest
 
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 
 
 @pytest.mark.parametrize("given", ["0", "many", "-2", "1.5"])

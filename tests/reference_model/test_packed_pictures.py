@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.block_importance import passed_through
+from experiment_core_utils.blocks.importance import passed_through
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 
 SCRIPT = REPOSITORY / "scripts" / "slurm_sweep.sh"
 DRIVER = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"

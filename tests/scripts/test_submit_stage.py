@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 
 SCRIPTS = REPOSITORY / "experiments" / "performance_prediction"
 STAGES = {

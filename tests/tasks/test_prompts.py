@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from experiment_core_utils.config.text import PromptSource
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.text_config import PromptSource
 from experiment_core_utils.tasks.prompts import EMBEDDED_PROMPTS, read_prompts
 
 

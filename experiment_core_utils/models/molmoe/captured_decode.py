@@ -16,8 +16,8 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.triton_building import built, vendor_refusal
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.triton_building import built, vendor_refusal
 
 # What one program holds in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096

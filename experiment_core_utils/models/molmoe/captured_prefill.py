@@ -15,8 +15,8 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.triton_building import built, vendor_refusal
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.triton_building import built, vendor_refusal
 
 # Prompt lengths are rounded up to a multiple of this.
 BUCKET = 64

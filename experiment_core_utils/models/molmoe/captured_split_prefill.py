@@ -17,8 +17,8 @@ from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.models.molmoe.split_engines import refuse_without_room
+from experiment_core_utils.models.triton_building import built
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.triton_building import built
 
 
 @dataclass(frozen=True)

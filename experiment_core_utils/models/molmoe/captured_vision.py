@@ -11,8 +11,8 @@ import torch
 from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
 from experiment_core_utils.models.molmoe.packed_vision import PackedVision
+from experiment_core_utils.models.triton_building import built, vendor_refusal
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.triton_building import built, vendor_refusal
 
 # Graphs kept: more than there are tiers of crops, few enough for requests of any size.
 MOST_GRAPHS = 64

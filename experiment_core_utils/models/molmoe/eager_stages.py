@@ -15,7 +15,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
-from experiment_core_utils.primitives.records import KnobProof
+from experiment_core_utils.records.requests import KnobProof
 
 
 class EagerStages:

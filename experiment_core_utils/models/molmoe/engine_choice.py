@@ -32,7 +32,7 @@ from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode,
 from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
 from experiment_core_utils.models.molmoe.straight_vision import StraightVision
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.records import StageName
+from experiment_core_utils.records.requests import StageName
 
 # Of prefill and decode together, kept at a time: settings times prompt lengths, which is 130 a padded length for a
 # controller that may choose everything; one takes about half a megabyte.

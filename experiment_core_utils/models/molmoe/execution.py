@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from experiment_core_utils.config.profiling import ExecutionMode
 from experiment_core_utils.models.held_request import BegunRequest, HeldRequest, RequestHolder
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
@@ -26,9 +27,8 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
 from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
 from experiment_core_utils.models.replayed_logits import refuse_other_logits
-from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.records import KnobProof, StageName
+from experiment_core_utils.records.requests import KnobProof, StageName
 
 # Stores grow by so many slots, so that longer requests seldom need a new one; captures are lost with the old one.
 SLOT_STEP = 512

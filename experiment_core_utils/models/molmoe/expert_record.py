@@ -12,7 +12,7 @@ import torch
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.primitives.errors import KnobDidNotAct
-from experiment_core_utils.primitives.records import StageName
+from experiment_core_utils.records.requests import StageName
 
 # An id that no kernel wrote.
 NOT_WRITTEN = -1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.records import StageFlops
+from experiment_core_utils.records.requests import StageFlops
 
 
 def request_flops(

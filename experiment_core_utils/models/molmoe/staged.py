@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from experiment_core_utils.config.profiling import ExecutionMode
 from experiment_core_utils.models.architecture import implementations, stored_bytes
+from experiment_core_utils.models.components import Component
 from experiment_core_utils.models.graph_capture import refused_without_memory
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.held_request import HeldRequest
@@ -32,13 +34,12 @@ from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcesso
 from experiment_core_utils.models.molmoe.prompt_traces import PromptTraces
 from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
 from experiment_core_utils.models.prompt_layout import UNUSABLE, check_prompt
-from experiment_core_utils.primitives.components import Component
-from experiment_core_utils.primitives.compute_records import ModelBytes
-from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.records import (
+from experiment_core_utils.primitives.texts import shown
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import (
     KnobProof,
     MarkedTokens,
     PreparedRequest,
@@ -46,7 +47,6 @@ from experiment_core_utils.primitives.records import (
     StageFlops,
     VisionGeometry,
 )
-from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.interface import Sample
 
 LOGGER = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
     Asked,
     Place,
@@ -16,7 +15,7 @@ from experiment_core_utils.tasks.datasets.published import (
     listed,
     picture_file,
 )
-from experiment_core_utils.tasks.datasets.tables import Row
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 CAPTION_QUESTION = "Provide a one-sentence caption for the provided image."
 

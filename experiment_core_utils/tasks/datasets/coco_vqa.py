@@ -7,7 +7,6 @@ from typing import Any
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
     Asked,
@@ -19,7 +18,7 @@ from experiment_core_utils.tasks.datasets.published import (
     picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.tables import Row
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _KEPT = ("answer_type", "question_type", "multiple_choice_answer")
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
     Asked,
@@ -16,7 +15,7 @@ from experiment_core_utils.tasks.datasets.published import (
     picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.tables import Row
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _PAGE = ("ucsf_document_id", "ucsf_document_page_no")
 

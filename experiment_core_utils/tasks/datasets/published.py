@@ -5,6 +5,7 @@ rows are made of its official files; see docs/datasets.md.
 """
 
 import json
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +17,65 @@ from PIL import Image
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, cache_folders, read_folder, read_hub
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile, find_files, read_official
 from experiment_core_utils.tasks.datasets.pictures import find_picture, open_picture
-from experiment_core_utils.tasks.datasets.prompt_templates import CHOICE_TEMPLATE, OPEN_TEMPLATE, check_template, fill
-from experiment_core_utils.tasks.datasets.tables import OfficialTable, Row, Table
+from experiment_core_utils.tasks.datasets.tables import (
+    OfficialFile,
+    OfficialTable,
+    Row,
+    Table,
+    find_files,
+    read_official,
+)
 from experiment_core_utils.tasks.interface import Sample
 
+OPEN_TEMPLATE = " User: {style}: {question} Assistant:"
+
+
+CHOICE_TEMPLATE = " User: {style}: {question}\n{options} Assistant:"
+
+
+FIELDS = ("question", "style", "options")
+
+
+def options_block(options: Sequence[str]) -> str:
+    """One line for each option, ``A: text`` and a line break; raises SampleError above 26 options."""
+    if len(options) > len(string.ascii_uppercase):
+        raise SampleError(f"a question has {len(options)} options, more than there are letters")
+    return "".join(f"{letter}: {option}\n" for letter, option in zip(string.ascii_uppercase, options, strict=False))
+
+
+def check_template(template: str, required: Sequence[str]) -> str:
+    """`template` itself, if it names `required` fields and none that is unknown.
+
+    Raises:
+        ConfigurationError: an unknown or missing field, a conversion or format specification, a lone brace.
+    """
+    if not is_text(template):
+        raise ConfigurationError(f"prompt template {template!r} is not valid UTF-8; write it in UTF-8")
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"prompt template {template!r} is malformed ({error}): write a brace of the text itself as {{{{ or }}}}"
+        ) from error
+    named = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    for name, spec, conversion in named:
+        if name not in FIELDS or spec or conversion:
+            raise ConfigurationError(f"prompt template {template!r} has the field {{{name}}}: plain {known} are known")
+    missing = [f"{{{name}}}" for name in required if name not in {found for found, _, _ in named}]
+    if missing:
+        raise ConfigurationError(f"prompt template {template!r} leaves out {', '.join(missing)}, which this task needs")
+    return template
+
+
+def fill(template: str, style: str, question: str, options: Sequence[str]) -> str:
+    """The prompt; braces within the question or the options stay as they are."""
+    return template.format(style=style, question=question, options=options_block(options))
+
+
 UNTYPED = "all"
+
 
 # What a reader meets in a row that is not as the dataset's layout says: a null, a number for a text, a missing field,
 # an infinite id, lists within lists within lists.

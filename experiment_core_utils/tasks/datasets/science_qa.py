@@ -6,7 +6,6 @@ from types import MappingProxyType
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
     Asked,
@@ -18,7 +17,7 @@ from experiment_core_utils.tasks.datasets.published import (
     picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.tables import Row, Table
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row, Table
 
 _FILES = ("problems.json", "pid_splits.json")
 _NEEDED = ("question", "choices", "answer", "hint", "image", "subject")

@@ -10,7 +10,6 @@ from types import MappingProxyType
 import numpy as np
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
     Asked,
     Place,
@@ -21,7 +20,7 @@ from experiment_core_utils.tasks.datasets.published import (
     picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.tables import Row, Table
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row, Table
 
 VALIDATION_SIZE = 1024
 SHUFFLE_SEED = 63069

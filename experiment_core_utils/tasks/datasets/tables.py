@@ -1,9 +1,14 @@
 """What a reader reads from: rows with the hub's column names, whether they come from the hub or from official JSON."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.texts import shown
 
 Row = Mapping[str, Any]
 
@@ -68,3 +73,79 @@ class OfficialTable:
     def has_picture(self, column: str) -> list[bool]:
         """See `Table`."""
         return [row[column] is not None for row in self.rows]
+
+
+# COCO's archives unpack into this subfolder.
+_SUBFOLDERS = (".", "annotations")
+
+
+# The largest of the nine datasets' files, the answers of VQA v2's training split, has 0.4 GB.
+MOST_BYTES = 2 * 10**9
+
+
+@dataclass(frozen=True)
+class OfficialFile:
+    """A parsed annotation file."""
+
+    path: Path
+    content: Any
+    sha256: str
+
+    def entries(self, key: str | None, needed: Sequence[str]) -> list[Mapping[str, Any]]:
+        """The list under `key` (None: the file is the list), each entry an object that has the `needed` keys.
+
+        Raises:
+            ConfigurationError: it is not so.
+        """
+        if key is not None and (not isinstance(self.content, dict) or key not in self.content):
+            raise ConfigurationError(f"{self.path} has no {key!r}: it is not the official file of that name")
+        found = self.content if key is None else self.content[key]
+        if not isinstance(found, list):
+            raise ConfigurationError(f"{self.path} has no list of entries: it is not the official file of that name")
+        for number, entry in enumerate(found):
+            if not isinstance(entry, dict) or any(name not in entry for name in needed):
+                raise ConfigurationError(f"{self.path}: entry {number} lacks one of {', '.join(needed)}")
+        return found
+
+
+def find_files(folder: Path, patterns: Sequence[str]) -> list[Path] | None:
+    """One file for each pattern, in `folder` or its `annotations`; None where there is none of them.
+
+    Where several files match, the last by name is taken (``val_v1.0_withQT.json`` before ``val_v1.0.json``).
+
+    Raises:
+        ConfigurationError: some are there and others are not.
+    """
+    places = [folder / name for name in _SUBFOLDERS]
+    matches = {
+        pattern: sorted((path for place in places for path in place.glob(pattern)), key=lambda path: path.name)
+        for pattern in patterns
+    }
+    if not any(matches.values()):
+        return None
+    missing = [pattern for pattern, found in matches.items() if not found]
+    if missing:
+        there = ", ".join(found[-1].name for found in matches.values() if found)
+        raise ConfigurationError(f"{folder} has {there} but not {', '.join(missing)}: put it beside")
+    return [found[-1] for found in matches.values()]
+
+
+def read_official(path: Path) -> OfficialFile:
+    """The parsed file; raises ConfigurationError where it cannot be read, is not JSON or is above `MOST_BYTES`."""
+    # Reading a pipe or a device may never end.
+    if not path.is_file():
+        raise ConfigurationError(f"{path} cannot be read as JSON: it is no regular file; put the official file there")
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigurationError(
+                f"{path} has {path.stat().st_size} bytes, and no official file has more than {MOST_BYTES}; "
+                "put the official file there"
+            )
+        data = path.read_bytes()
+        return OfficialFile(path, json.loads(data), hashlib.sha256(data).hexdigest())
+    except (RecursionError, MemoryError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read as JSON: it is nested too deeply or too large; put the official file there"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read as JSON: {shown(first_line(error))}") from error

@@ -6,7 +6,6 @@ from types import MappingProxyType
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
     Asked,
@@ -17,7 +16,7 @@ from experiment_core_utils.tasks.datasets.published import (
     list_of_records,
     picture_file,
 )
-from experiment_core_utils.tasks.datasets.tables import Row, Table
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row, Table
 
 
 class TallyQA(PublishedTask):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.official_files import OfficialFile
 from experiment_core_utils.tasks.datasets.published import (
     Asked,
     Place,
@@ -14,7 +13,7 @@ from experiment_core_utils.tasks.datasets.published import (
     picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.tables import Row
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 # The training and validation pictures come in one archive.
 _PICTURES = ("train_images", "train_val_images/train_images")

@@ -5,11 +5,28 @@ to P. Rajpurkar et al., "SQuAD", EMNLP 2016, whose dropping of articles and punc
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.tasks.scoring.molmo_answer import molmo_answer
+
+_MARKER = "Answer:"
+
+
+def molmo_answer(prediction: str) -> str:
+    """The short answer in an output: after the first "Answer:", then the most frequent line.
+
+    What follows the first "Answer:" (to the next one, if there is another) is taken where the output has one. Of
+    several lines, the most frequent counts, of equally frequent ones the first; empty lines do not count. White space
+    is collapsed and stripped. An output without any text gives "".
+    """
+    _, marker, after = prediction.partition(_MARKER)
+    text = after.partition(_MARKER)[0] if marker else prediction
+    lines = [" ".join(line.split()) for line in text.split("\n")]
+    counts = Counter(line for line in lines if line)
+    return counts.most_common(1)[0][0] if counts else ""
+
 
 _NUMBER_WORDS = MappingProxyType(
     {
@@ -20,10 +37,20 @@ _NUMBER_WORDS = MappingProxyType(
         )
     }
 )
+
+
 _ARTICLES = frozenset({"a", "an", "the"})
+
+
 _AROUND = " \"'“”‘’`()[]{}"
+
+
 _AFTER = ".,;:!?"
+
+
 _GROUPED = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
+
+
 _WHOLE_NUMBER_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
 
 

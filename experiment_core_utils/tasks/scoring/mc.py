@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.tasks.scoring.molmo_answer import molmo_answer
+from experiment_core_utils.tasks.scoring.em import molmo_answer
 
 UNPARSED = "unparsed"
 

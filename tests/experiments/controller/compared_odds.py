@@ -2,8 +2,8 @@
 
 import torch
 
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.models.graph_capture import Recorder
-from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiments.controller.device_odds import USUAL_IDS, DeviceOdds
 from experiments.controller.host_networks import Odds
 from experiments.controller.knob_choices import KnobSpace

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.rewards import RewardRecipe

@@ -2,7 +2,7 @@
 
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.recorded_states import RecordedStates
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space

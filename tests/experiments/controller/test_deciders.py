@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiments.controller.deciders import FirstDecision, FixedDecider, NetworkDecider, SecondDecision
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.stage_odds import HostOdds

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from tests.experiments.controller.compared_odds import compared
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.controller.evaluate_controller import build_parser, main
 from experiments.controller.evaluation import Budget, content_of, evaluate, rows_of, table_lines
 from experiments.controller.lookup import build, save

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiments.controller.host_networks import HostNetworks
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space

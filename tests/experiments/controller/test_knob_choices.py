@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange, KnobLimits
 from experiments.controller.knob_choices import KnobChoice, published_space, request_setting

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import main as lookup_command
 from experiments.controller.measured_grid import load_grid, split_by_picture

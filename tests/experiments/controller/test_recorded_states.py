@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.models.molmoe.split_prefill import trace_prefill
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import tier_target
-from experiment_core_utils.progress_bar import SampleLines
+from experiment_core_utils.primitives.progress import SampleLines
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.picture_questions import asked_by_picture

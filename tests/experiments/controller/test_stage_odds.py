@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.stage_odds import HostOdds, mean_embedding, odds_for

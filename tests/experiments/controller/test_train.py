@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.controller.learning_curves import COLUMNS, TensorboardCurves, running_means, summary_writer
 from experiments.controller.train import build_parser, main, plan_of
 from experiments.controller.training_jobs import open_job

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobSpace

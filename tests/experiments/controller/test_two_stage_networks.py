@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from experiment_core_utils.primitives.block_choice import BlockChoice
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.budget_token import BudgetToken, sinusoidal_features
 from experiments.controller.knob_choices import KnobSpace

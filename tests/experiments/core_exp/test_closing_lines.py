@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiment_core_utils.l_results_csv_cleaning import closing_table
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.records import FailedSample, SettingFailure
-from experiment_core_utils.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.settings import FailedSample, SettingFailure
+from experiment_core_utils.saved_results.terminal import closing_table
 from experiments.core_exp.closing_lines import closing_lines
 from tests.hand_made_records import measured_sample, part, result_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiment_core_utils.setting_result import Drift, SettingResult
+from experiment_core_utils.records.setting_result import Drift, SettingResult
 from experiments.core_exp.e3_latency_estimator import main
 from experiments.core_exp.e3_report import control_drift
 from experiments.core_exp.latency_estimator import LatencyEstimator

@@ -3,7 +3,7 @@
 import re
 from argparse import _SubParsersAction
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.performance_prediction.cnn_models.registry import MODELS
 from experiments.performance_prediction.convolution import ALGORITHMS
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS

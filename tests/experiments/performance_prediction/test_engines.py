@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.performance_prediction.convolution import AlgorithmName, AlgorithmRefused, ConvShape
 from experiments.performance_prediction.engines import Placement, prepare
 from experiments.performance_prediction.numerical_error import float64_reference, relative_l2

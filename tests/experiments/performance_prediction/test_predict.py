@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.core_exp.figures import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
 from experiments.performance_prediction.prediction_file import load_fitted

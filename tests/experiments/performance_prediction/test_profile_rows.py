@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from experiment_core_utils.primitives.records import MemoryReading
+from experiment_core_utils.records.requests import MemoryReading
 from experiments.performance_prediction.algorithm_support import CombinationReport, LayerSupport
 from experiments.performance_prediction.convolution import ConvShape
 from experiments.performance_prediction.layer_rows import APPORTIONED, LAYER_COLUMNS, layer_rows

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell, read_table
 from experiment_core_utils.primitives.errors import Stopped
-from experiment_core_utils.primitives.flat_table import read_table
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiments.performance_prediction.convolution import AlgorithmRefused
 from experiments.performance_prediction.profile_provenance import device_label, identity_cells

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.csv_cells import Cell
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
 from experiments.performance_prediction.overall_row import complete_row, unmeasured_row

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiment_core_utils.primitives.csv_tables import read_table
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.flat_table import read_table
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.performance_prediction.profile_config import build_parser, profile_config
 from experiments.performance_prediction.profile_status import status_lines
 from experiments.performance_prediction.run_profile import main

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from tests.models.molmoe.golden_model import load_goldens, published_tensors
 
 SPECIAL_IDS = {

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.config import parse_config
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, tier_target
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from experiment_core_utils.tasks.registry import load_task
 
 ONE, LOW, MEDIUM = CropRange(1, 1), CropRange(1, 3), CropRange(4, 8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.config.profiling import ExecutionMode
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor, batched_execution
 from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
@@ -17,11 +19,9 @@ from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
 from experiment_core_utils.models.molmoe.kernels.tiles import untuned_reason
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.primitives.config import ExecutionMode
 from experiment_core_utils.primitives.device import HostMarks, NoMarks, out_of_memory_named
 from experiment_core_utils.primitives.errors import KnobDidNotAct, OutOfMemory, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.stage_energy import StagedRequest
 from experiment_core_utils.tasks.registry import load_task
 from tests.conftest import tiny_config
 from tests.models.molmoe.executions import eager_and_graph

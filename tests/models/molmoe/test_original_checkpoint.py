@@ -19,7 +19,7 @@ from experiment_core_utils.models.molmoe.original_checkpoint import convert_orig
 from experiment_core_utils.models.molmoe.published_checkpoint import load_published_checkpoint
 from experiment_core_utils.models.tensor_files import find_tensors
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from tests.models.molmoe.golden_model import golden_model, load_goldens
 from tests.models.molmoe.published_folder import write_published_tokenizer
 from tests.models.molmoe.test_goldens import CASES, request_for

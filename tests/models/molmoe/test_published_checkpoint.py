@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from experiment_core_utils.b_model_loader import find_model, load_model_tokenizer, load_processor, load_staged_model
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.published_checkpoint import (
     config_from_published,
@@ -23,9 +24,8 @@ from experiment_core_utils.models.molmoe.published_checkpoint import (
 from experiment_core_utils.models.molmoe.published_layout import published_layout
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.config import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.paths import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY
 from tests.models.molmoe.golden_model import golden_model, load_goldens
 from tests.models.molmoe.published_folder import (
     INDEX,

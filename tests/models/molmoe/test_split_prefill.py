@@ -17,8 +17,8 @@ from experiment_core_utils.models.molmoe.split_prefill import (
     trace_prefill,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.paths import EMBEDDED_MODEL
 from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
 

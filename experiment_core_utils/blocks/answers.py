@@ -1,0 +1,107 @@
+"""In: tasks with the samples drawn from them; out: how accurately a model answers them with any set of its blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from experiment_core_utils.blocks.importance import Blocks, Measured, TaskValues, passed_through
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
+from experiment_core_utils.records.settings import FailedSample, MeasuredSample
+from experiment_core_utils.sweep.batches import BatchAnswerer
+from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.tasks.interface import Metric, Task, answer_of
+from experiment_core_utils.tasks.registry import get_metric
+
+
+@dataclass(frozen=True)
+class DrawnTask:
+    """A task with the ids of the samples that are asked, and where their requests come from."""
+
+    task: Task
+    sample_ids: tuple[int, ...]
+    requests: RequestSource
+
+
+def draw_task(model: StagedModel, task: Task, sample_ids: Sequence[int], budget_bytes: int) -> DrawnTask:
+    """The task for this model; requests are kept in memory up to the budget, since every set asks them again."""
+    ids = tuple(sample_ids)
+    requests = RequestSource(task, model, ids, budget_bytes, 0, None, keep_pictures=False)
+    return DrawnTask(task, ids, requests)
+
+
+class AnswerScorer:
+    """A `BlockSetScorer` for any model and task: the score of each greedy answer, as a share of the metric's best.
+
+    Samples that cannot be read or used are left out.
+
+    Args:
+        vision: tiles of each picture.
+        top_k: experts per token in the blocks after the first.
+        batch_size: most samples answered together, fewer where memory runs out.
+
+    Attributes:
+        failed: of each task, the samples that were left out so far.
+    """
+
+    measure = "accuracy, as a share of the metric's best score"
+
+    def __init__(
+        self, model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, top_k: int | None, batch_size: int
+    ) -> None:
+        self._model = model
+        self._drawn = tuple(drawn)
+        self._vision = vision
+        self._top_k = top_k
+        self._batch_size = batch_size
+        self.failed: dict[str, set[int]] = {each.task.name: set() for each in drawn}
+
+    def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
+        """See `BlockSetScorer.measured`.
+
+        Raises:
+            ConfigurationError: no sample of a task can be scored.
+            OutOfMemory: for a single request.
+        """
+        found: list[dict[str, TaskValues]] = [{} for _ in sets]
+        for drawn in self._drawn:
+            answered = [self._answered(drawn, blocks) for blocks in tqdm(sets, desc=drawn.task.name, unit="set")]
+            ids = [each for each in drawn.sample_ids if all(each in samples for samples in answered)]
+            for place, samples in enumerate(answered):
+                found[place][drawn.task.name] = _scored(drawn.task, [samples[each] for each in ids])
+        return list(found)
+
+    def _answered(self, drawn: DrawnTask, blocks: Blocks) -> dict[int, MeasuredSample]:
+        """Those samples that could be answered, by id."""
+        if 0 not in blocks:
+            with passed_through(self._model.decoder_blocks[0]):
+                return self._answered(drawn, (0, *blocks))
+        setting = KnobSetting(self._vision, self._top_k, blocks)
+        self._model.apply(setting)
+        task = drawn.task
+        answerer = BatchAnswerer(
+            self._model, get_metric(task.metric), drawn.requests, task.max_new_tokens, self._batch_size, None
+        )
+        answered = {}
+        for batch in answerer.outcomes(setting, drawn.sample_ids):
+            for outcome in batch:
+                if isinstance(outcome, FailedSample):
+                    self.failed[task.name].add(outcome.sample_id)
+                else:
+                    answered[outcome.sample_id] = outcome
+        return answered
+
+
+def _scored(task: Task, samples: Sequence[MeasuredSample]) -> TaskValues:
+    metric: Metric = get_metric(task.metric)
+    values = (
+        [score.value for score in metric.score([answer_of(sample) for sample in samples]).scores] if samples else []
+    )
+    known = [value / metric.best for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        raise ConfigurationError(
+            f"{task.metric} has no score for these {len(values)} samples of {task.name}; ask for more (--num_samples)"
+        )
+    return TaskValues(tuple(known), tuple(sample.image_id for sample in samples))

@@ -1,0 +1,234 @@
+"""In: what samples score with and without each block; out: each block's importance, saved in the published form.
+
+The score of a block is its mean over tasks, so that a task counts the same however many samples it has. What must not
+stand among the scores, such as how they were made, lies in a second file beside them.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.knobs import select_active_blocks
+
+Blocks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TaskValues:
+    """One value for each sample of a task, in an order of their own; samples of one picture share its id."""
+
+    values: tuple[float, ...]
+    image_ids: tuple[str, ...]
+
+
+Measured = Mapping[str, TaskValues]
+
+
+class BlockSetScorer(Protocol):
+    """Measures the same samples with any set of blocks.
+
+    Attributes:
+        measure: what a value is; higher is better.
+    """
+
+    measure: str
+
+    def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
+        """For each set, each task's values. A set may lack block 0, which then passes on what it is given."""
+        ...
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks of means over samples.
+
+    Attributes:
+        standard_error: between pictures; None for a single one.
+    """
+
+    value: float
+    standard_error: float | None
+    by_task: Mapping[str, float]
+
+
+def estimate(measured: Measured) -> Estimate:
+    """The mean over tasks with its standard error.
+
+    Sample i of task t, one of n_t, enters with the weight 1 / (T n_t). The variance is
+    G / (G - 1) * sum over pictures of (sum of weight * (value - the task's mean))^2, as for a ratio over clusters
+    (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A): tasks that ask about the same pictures are not independent.
+    """
+    means = {task: sum(each.values) / len(each.values) for task, each in measured.items()}
+    residuals: dict[str, float] = defaultdict(float)
+    for task, each in measured.items():
+        weight = 1 / (len(measured) * len(each.values))
+        for value, image_id in zip(each.values, each.image_ids, strict=True):
+            residuals[image_id] += weight * (value - means[task])
+    groups = len(residuals)
+    error = None
+    if groups > 1:
+        error = math.sqrt(groups / (groups - 1) * sum(each**2 for each in residuals.values()))
+    return Estimate(sum(means.values()) / len(means), error, means)
+
+
+def difference(one: Measured, other: Measured) -> Measured:
+    """Sample by sample, `one` minus `other`; raises ValueError where they are not of the same samples."""
+    if {task: each.image_ids for task, each in one.items()} != {task: each.image_ids for task, each in other.items()}:
+        raise ValueError("values of different samples cannot be compared one by one")
+    return {
+        task: TaskValues(
+            tuple(a - b for a, b in zip(each.values, other[task].values, strict=True)),
+            each.image_ids,
+        )
+        for task, each in one.items()
+    }
+
+
+def leave_one_out(scorer: BlockSetScorer, total_blocks: int) -> tuple[dict[int, Estimate], Estimate]:
+    """What the whole model scores more than the model without a block, for each block; and what the whole scores.
+
+    The same samples with and without, so the standard error is that of the paired difference.
+    """
+    everything = tuple(range(total_blocks))
+    sets = [everything, *(without(everything, block) for block in everything)]
+    whole, *rest = scorer.measured(sets)
+    return {block: estimate(difference(whole, found)) for block, found in enumerate(rest)}, estimate(whole)
+
+
+def without(blocks: Blocks, block: int) -> Blocks:
+    """The blocks but one."""
+    return tuple(each for each in blocks if each != block)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A choice of blocks against the first ones, as many, on the same samples."""
+
+    blocks: Blocks
+    chosen: Estimate
+    first: Estimate
+    gain: Estimate
+
+
+def against_first(scorer: BlockSetScorer, chosen: Mapping[int, Blocks]) -> dict[int, Comparison]:
+    """For each number of blocks, what the chosen ones score against that many first ones.
+
+    Fair only on samples that the choice has not seen.
+    """
+    counts = sorted(chosen)
+    found = scorer.measured([*(chosen[count] for count in counts), *(tuple(range(count)) for count in counts)])
+    pairs = zip(counts, found[: len(counts)], found[len(counts) :], strict=True)
+    return {
+        count: Comparison(chosen[count], estimate(ours), estimate(first), estimate(difference(ours, first)))
+        for count, ours, first in pairs
+    }
+
+
+def chosen_by(scores: Mapping[int, Estimate], counts: Sequence[int]) -> dict[int, Blocks]:
+    """The blocks that the profiler runs for each count with these scores."""
+    values = {block: each.value for block, each in scores.items()}
+    return {count: select_active_blocks(count, len(scores), values) for count in counts}
+
+
+def provenance_path(path: Path) -> Path:
+    """Where the provenance of a file of scores or of sets lies: `scores.json` -> `scores.provenance.json`."""
+    return path.with_name(f"{path.stem}.provenance.json")
+
+
+def save_scores(path: Path, scores: Mapping[int, Estimate], provenance: Mapping[str, Any]) -> None:
+    """Write `{"0": 0.56, ...}`, and beside it the provenance with each score's standard error and tasks.
+
+    Raises:
+        ResultsNotSaved: the disk does not take it.
+    """
+    blocks = {str(block): as_json(scores[block]) for block in sorted(scores)}
+    write_json_atomically({**provenance, "blocks": blocks}, provenance_path(path))
+    write_json_atomically({str(block): scores[block].value for block in sorted(scores)}, path)
+
+
+def save_sets(path: Path, sets: Mapping[int, Blocks], provenance: Mapping[str, Any]) -> None:
+    """Write `{"12": [0, 1, ...], ...}` as `--block_sets_file` takes it, and the provenance beside it.
+
+    Raises:
+        ResultsNotSaved: the disk does not take it.
+    """
+    write_json_atomically(provenance, provenance_path(path))
+    write_json_atomically({str(count): list(sets[count]) for count in sorted(sets)}, path)
+
+
+def as_json(each: Estimate) -> dict[str, Any]:
+    """An estimate as it stands in the provenance."""
+    return {"score": each.value, "standard_error": each.standard_error, "by_task": dict(each.by_task)}
+
+
+def comparison_as_json(each: Comparison) -> dict[str, Any]:
+    """A comparison as it stands in the provenance."""
+    return {
+        "blocks": list(each.blocks),
+        "chosen": as_json(each.chosen),
+        "first": as_json(each.first),
+        "gain": as_json(each.gain),
+    }
+
+
+@contextmanager
+def passed_through(block: nn.Module) -> Iterator[None]:
+    """While it lasts, the block gives back the hidden states that it is given, as if it were left out.
+
+    It still computes and fills its part of the cache, which nothing then looks at. For block 0, which no setting of
+    the knob leaves out.
+    """
+
+    def give_back(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        states = args[0] if args else kwargs["hidden_states"]
+        return states if isinstance(output, torch.Tensor) else (states, *output[1:])
+
+    handle = block.register_forward_hook(give_back, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+
+
+def select_block_sets(
+    score: Callable[[Sequence[Blocks]], Sequence[float]],
+    total_blocks: int,
+    counts: Sequence[int],
+    beam_width: int = 1,
+) -> dict[int, Blocks]:
+    """The best set found for each of `counts`, block 0 in all of them.
+
+    From all blocks on, each of the `beam_width` best sets so far loses each of its blocks in turn, all are scored anew,
+    and the best ones go on: a beam search, of width 1 a greedy one. At equal scores the set that keeps the earlier
+    blocks is better. A set of a greedy search is part of the larger ones; with a wider beam it need not be.
+
+    Args:
+        score: higher is better; is given all sets of a step at once, at most `beam_width` times the number of blocks.
+
+    Raises:
+        ConfigurationError: a count outside 1..total_blocks, or a beam without width.
+    """
+    outside = [count for count in counts if not 1 <= count <= total_blocks]
+    if outside or not counts:
+        raise ConfigurationError(f"{outside or 'no'} active blocks are not possible; give 1 to {total_blocks}")
+    if beam_width < 1:
+        raise ConfigurationError(f"a beam of width {beam_width} holds nothing; give at least 1")
+    beam: list[Blocks] = [tuple(range(total_blocks))]
+    best = {total_blocks: beam[0]}
+    for count in range(total_blocks - 1, min(counts) - 1, -1):
+        candidates = sorted({tuple(b for b in blocks if b != gone) for blocks in beam for gone in blocks if gone != 0})
+        ranked = sorted(zip(score(candidates), candidates, strict=True), key=lambda pair: (-pair[0], pair[1]))
+        beam = [blocks for _, blocks in ranked[:beam_width]]
+        best[count] = beam[0]
+    return {count: best[count] for count in counts}

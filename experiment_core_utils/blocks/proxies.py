@@ -1,0 +1,166 @@
+"""In: a model and samples; out: cheap stand-ins for what each block is worth, from one pass over each sample.
+
+- Activation change: how far a block turns the hidden states that it is given, 1 - cos(input, output). Known as Block
+  Influence (X. Men et al., "ShortGPT: Layers in Large Language Models are More Redundant Than You Expect", 2024).
+- Gradient: how much the loss of the right answer would change if the block's output were its input, to first order:
+  |sum of dL/d(output) * (output - input)| over all positions (P. Molchanov et al., "Importance Estimation for Neural
+  Network Pruning", CVPR 2019, there for the parameters of a filter).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from experiment_core_utils.blocks.answers import DrawnTask
+from experiment_core_utils.blocks.importance import Measured, TaskValues
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
+from experiment_core_utils.tasks.interface import Sample
+
+Positions = Literal["all", "last"]
+
+
+Seen = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | None]
+
+
+OfSample = Callable[[DrawnTask, Sample, Mapping[str, Any]], list[float]]
+
+
+def activation_changes(
+    model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, positions: Positions = "all"
+) -> dict[int, Measured]:
+    """Each block's 1 - cos(input, output) of each sample's prompt: the mean over its positions, or that of the last."""
+
+    @torch.inference_mode()
+    def of_sample(_: DrawnTask, __: Sample, inputs: Mapping[str, Any]) -> list[float]:
+        changes = [0.0] * model.num_total_blocks
+
+        def seen(block: int, given: torch.Tensor, output: torch.Tensor) -> None:
+            start = 0 if positions == "all" else -1
+            cosines = nn.functional.cosine_similarity(given[:, start:].float(), output[:, start:].float(), dim=-1)
+            changes[block] = 1.0 - float(cosines.mean())
+
+        with _watched(model.decoder_blocks, seen):
+            model.prefill(inputs, model.encode_image(inputs))
+        return changes
+
+    return _of_all_samples(model, drawn, vision, of_sample)
+
+
+def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget) -> dict[int, Measured]:
+    """Each block's first-order change of the loss of each sample's expected answer; see `expected_answer`.
+
+    The loss is the sum of -log p over the answer's tokens and the end of the sequence, one stage call a token, so that
+    it is asked of any staged model. Samples whose answer has no token of its own are left out.
+    """
+
+    def of_sample(drawn_task: DrawnTask, sample: Sample, inputs: Mapping[str, Any]) -> list[float]:
+        target = _answer_tokens(model, drawn_task, sample, inputs, vision)
+        calls: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+        def seen(block: int, given: torch.Tensor, output: torch.Tensor) -> torch.Tensor | None:
+            replaced = None if output.requires_grad else output.detach().requires_grad_()
+            calls.append((block, given, output if replaced is None else replaced))
+            return replaced
+
+        with torch.no_grad():
+            features = model.encode_image(inputs)
+        with torch.enable_grad(), _watched(model.decoder_blocks, seen):
+            loss = _answer_loss(model, inputs, features, target)
+            gradients = torch.autograd.grad(loss, [output for _, _, output in calls], allow_unused=True)
+        changes = [0.0] * model.num_total_blocks
+        for (block, given, output), gradient in zip(calls, gradients, strict=True):
+            if gradient is not None:
+                changes[block] += float((gradient.float() * (output.detach() - given.detach()).float()).sum())
+        return [abs(change) for change in changes]
+
+    return _of_all_samples(model, drawn, vision, of_sample)
+
+
+def expected_answer(sample: Sample) -> str:
+    """What a perfect model would say: the letter of the right option, else the most frequent reference answer."""
+    if sample.options and sample.answer_index is not None:
+        return chr(ord("A") + sample.answer_index)
+    return max(sample.answers, key=sample.answers.count)
+
+
+def _answer_tokens(
+    model: StagedModel, drawn: DrawnTask, sample: Sample, inputs: Mapping[str, Any], vision: VisionTarget
+) -> list[int]:
+    """The tokens by which the prompt with the answer is longer than the prompt, and one that ends an answer.
+
+    Raises:
+        SampleError: the answer adds no token, or the sample has none.
+    """
+    if not sample.answers:
+        raise SampleError(f"sample {sample.sample_id} has no reference answer")
+    whole = drawn.task[sample.sample_id]
+    text = f"{drawn.task.prompt(whole)} {expected_answer(sample)}"
+    with_answer = model.prepare(whole, text, vision.crops).inputs["input_ids"][0].tolist()
+    asked = inputs["input_ids"][0].tolist()
+    shared = next((at for at, (a, b) in enumerate(zip(asked, with_answer, strict=False)) if a != b), len(asked))
+    answer = with_answer[shared:]
+    if shared < len(asked) or not answer:
+        raise SampleError(f"sample {sample.sample_id}: its answer is not told apart from its prompt by the tokenizer")
+    return [*answer, *sorted(model.eos_token_ids)[:1]]
+
+
+def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, target: Sequence[int]) -> torch.Tensor:
+    logits, state = model.prefill(inputs, features)
+    loss = logits.new_zeros((), dtype=torch.float32)
+    for place, token in enumerate(target):
+        expected = torch.tensor([token], device=logits.device)
+        loss = loss + nn.functional.cross_entropy(logits.float(), expected)
+        if place + 1 < len(target):
+            logits = model.decode_step(expected[None], state)
+    return loss
+
+
+def _of_all_samples(
+    model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, of_sample: OfSample
+) -> dict[int, Measured]:
+    """Every block active. Samples that cannot be read or used are left out."""
+    blocks = tuple(range(model.num_total_blocks))
+    model.apply(KnobSetting(vision, model.default_top_k, blocks))
+    found: dict[int, dict[str, TaskValues]] = {block: {} for block in blocks}
+    for each in drawn:
+        rows, image_ids = [], []
+        for sample_id in tqdm(each.sample_ids, desc=each.task.name, unit="sample"):
+            try:
+                sample, request = each.requests.take(sample_id, vision.crops)
+                rows.append(of_sample(each, sample, model.to_device(request.inputs)))
+            except SampleError:
+                continue
+            image_ids.append(sample.image_id)
+        if not rows:
+            raise SampleError(f"no sample of {each.task.name} could be used; look at its answers and pictures")
+        for block, values in zip(blocks, zip(*rows, strict=True), strict=True):
+            found[block][each.task.name] = TaskValues(values, tuple(image_ids))
+    return dict(found)
+
+
+@contextmanager
+def _watched(blocks: Sequence[nn.Module], seen: Seen) -> Iterator[None]:
+    """`seen` is told of every call of a block; what it gives back other than None goes on in the output's place."""
+
+    def hook_of(place: int) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            given = args[0] if args else kwargs["hidden_states"]
+            if isinstance(output, torch.Tensor):
+                return seen(place, given, output)
+            replaced = seen(place, given, output[0])
+            return None if replaced is None else (replaced, *output[1:])
+
+        return hook
+
+    handles = [block.register_forward_hook(hook_of(place), with_kwargs=True) for place, block in enumerate(blocks)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

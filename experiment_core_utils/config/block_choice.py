@@ -1,0 +1,127 @@
+"""In: a file of importance scores or of block sets; out: which blocks run for each number of blocks.
+
+What a file says is judged here; whether it fits the model is judged when the blocks are chosen.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import read_json, shortened
+from experiment_core_utils.primitives.knobs import select_active_blocks
+
+# A model folder may hold scores of its own, which count where no flag says otherwise.
+OWN_SCORES_FILE = "block_importance.json"
+
+
+NO_SCORES = "none"
+
+
+# Of a block or a number of blocks.
+_MOST_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class BlockChoice:
+    """By what the blocks of a setting are chosen: scores, sets, or neither, which takes the first blocks.
+
+    Attributes:
+        scores: importance by block.
+        sets: the blocks by their number.
+        file: where either was read.
+    """
+
+    scores: Mapping[int, float] | None = None
+    sets: Mapping[int, tuple[int, ...]] | None = None
+    file: Path | None = None
+
+    def blocks(self, count: int, total: int) -> tuple[int, ...]:
+        """The `count` of `total` blocks that run.
+
+        Raises:
+            ConfigurationError: `count` outside 1..total, scores that do not fit the model's blocks, or sets that do not
+                or lack this number.
+        """
+        if self.sets is None or count == total:
+            return select_active_blocks(count, total, self.scores)
+        return _set_of(self.sets, count, total)
+
+
+def _set_of(sets: Mapping[int, tuple[int, ...]], count: int, total: int) -> tuple[int, ...]:
+    select_active_blocks(count, total)
+    if count not in sets:
+        raise ConfigurationError(
+            f"--block_sets_file has no set of {count} blocks; it has sets of {', '.join(map(str, sorted(sets)))}"
+        )
+    if sets[count][-1] >= total:
+        raise ConfigurationError(
+            f"--block_sets_file names block {sets[count][-1]}, the model has blocks 0 to {total - 1}; give its own sets"
+        )
+    return sets[count]
+
+
+def read_importance(path: Path) -> Mapping[int, float]:
+    """Scores by block from a JSON object {"0": 0.56, ...}; which blocks must be there is checked with the model.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or holds something else.
+    """
+    hint = 'give a JSON object of block -> score such as {"1": 0.56, "2": 0.31}'
+    content = _json_object(path, "--importance_scores_file", "scores", hint)
+    scores = {}
+    for block, score in content.items():
+        if not _is_count(block) or not _is_score(score):
+            raise ConfigurationError(
+                f"--importance_scores_file {path}: {shortened(block)}: {shortened(score)} is no score; {hint}"
+            )
+        if int(block) in scores:
+            raise ConfigurationError(f"--importance_scores_file {path} names block {int(block)} twice")
+        scores[int(block)] = float(score)
+    return scores
+
+
+def read_block_sets(path: Path) -> Mapping[int, tuple[int, ...]]:
+    """Blocks by their number from a JSON object {"3": [0, 1, 3], ...}; block 0 must be in each set.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or holds something else.
+    """
+    hint = 'give a JSON object of number -> ascending blocks, block 0 among them, such as {"3": [0, 1, 3]}'
+    content = _json_object(path, "--block_sets_file", "sets", hint)
+    sets: dict[int, tuple[int, ...]] = {}
+    for count, blocks in content.items():
+        if not _is_count(count) or not _is_set(blocks) or len(blocks) != int(count):
+            raise ConfigurationError(
+                f"--block_sets_file {path}: {shortened(count)}: {shortened(blocks)} is no set of blocks; {hint}"
+            )
+        if int(count) in sets:
+            raise ConfigurationError(f"--block_sets_file {path} has two sets of {int(count)} blocks")
+        sets[int(count)] = tuple(blocks)
+    return sets
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def _is_score(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # Whole numbers of JSON may be too large for a float.
+    return abs(value) <= sys.float_info.max
+
+
+def _is_set(blocks: Any) -> bool:
+    if not isinstance(blocks, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in blocks):
+        return False
+    return bool(blocks) and blocks[0] == 0 and blocks == sorted(set(blocks))
+
+
+def _json_object(path: Path, flag: str, what: str, hint: str) -> Mapping[str, Any]:
+    content = read_json(path, flag, hint)
+    if not isinstance(content, dict) or not content:
+        raise ConfigurationError(f"{flag} {path} holds no {what}; {hint}")
+    return content

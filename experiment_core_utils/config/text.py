@@ -1,0 +1,380 @@
+"""In: a text experiment as someone wrote it (YAML, notebook object, flags); out: one frozen configuration, judged once.
+
+Notebooks hold the published form, an object with plain dicts that may be changed between two steps
+(`config.decoder_config["decoding_mode"] = "top_k"`); every lettered step takes it through `judged`. Nothing here
+imports torch.
+"""
+
+import re
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from experiment_core_utils.config.profiling import Device, EnergyWish
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.units import MOST_SECONDS, MOST_TIMES
+
+FpPrecision = Literal["auto", "float32", "float16", "bfloat16", "float8"]
+
+
+DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
+
+
+_USED_BY_MODE: Mapping[str, frozenset[str]] = {
+    "greedy": frozenset(),
+    "temperature": frozenset({"decoder_temperature"}),
+    "top_k": frozenset({"decoder_temperature", "decoder_top_k"}),
+    "top_p": frozenset({"decoder_temperature", "decoder_top_p"}),
+}
+
+
+_FILE_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class ImpossibleCombination(ConfigurationError):
+    """Each value by itself is allowed, together they are not: a grid leaves the combination out and says why."""
+
+
+class _Part(BaseModel):
+    """Frozen; unknown keys are errors; None stands for the default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_absent(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {key: value for key, value in given.items() if value is not None}
+        return given
+
+
+class Quantisation(_Part):
+    """Weights in 8 or 4 bits by bitsandbytes.
+
+    Attributes:
+        bnb_4bit_quant_type: data type of 4-bit weights; None takes `nf4`.
+    """
+
+    quantization: bool = False
+    load_in_4bit: bool = False
+    load_in_8bit: bool = False
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None
+
+
+class Batching(_Part):
+    """Which prompts run together.
+
+    Attributes:
+        adaptive_batching: as many prompts as fit `adaptive_max_tokens` (prompts of the batch x the longest of them),
+            at most `max_batch_size___adaptive_batching`; else `batch_size___fixed_batching`.
+        halve_on_out_of_memory: a batch that does not fit is run in halves, and the record says so.
+    """
+
+    batch_size___fixed_batching: int = Field(default=16, ge=1, le=MOST_TIMES)
+    adaptive_batching: bool = False
+    adaptive_max_tokens: int = Field(default=2048, ge=1, le=MOST_TIMES)
+    max_batch_size___adaptive_batching: int = Field(default=32, ge=1, le=MOST_TIMES)
+    halve_on_out_of_memory: bool = False
+
+
+class Decoding(_Part):
+    """How the next token is chosen; a mode uses the temperature and the number of its own name only."""
+
+    decoding_mode: DecodingMode = "greedy"
+    decoder_temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    decoder_top_k: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    decoder_top_p: float | None = Field(default=None, gt=0, le=1)
+
+
+class LatencySimulation(_Part):
+    """Waiting before batches as if requests arrived late; in seconds, never part of a measured time.
+
+    Attributes:
+        delay_min, delay_max: bounds of a uniform delay before each batch.
+        simulate_burst: batches come in bursts of `burst_size`, with `burst_interval` between two bursts.
+    """
+
+    simulate: bool = False
+    delay_min: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    delay_max: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    simulate_burst: bool = False
+    burst_interval: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    burst_size: int = Field(default=1, ge=1, le=MOST_TIMES)
+
+
+class PromptSource(_Part):
+    """Where prompts come from: the embedded set, a file, or a dataset.
+
+    Attributes:
+        path: a text file (one prompt a line, empty lines left out) or JSONL (`column` of each object).
+        dataset_name: a hub id, or the folder of a local copy (`save_to_disk`, parquet or arrow files).
+        config_name: the dataset's own configuration.
+        revision: commit, tag or branch on the hub.
+    """
+
+    path: str | None = None
+    dataset_name: str | None = None
+    config_name: str | None = None
+    split: str = "train"
+    column: str = "text"
+    revision: str | None = None
+
+
+class TextConfig(_Part):
+    """One text experiment: a model, prompts, and how they are run. See `docs/text_generation.md` for every key.
+
+    Attributes:
+        model_name: local folder or hub id; the embedded model's language part by default.
+        energy: `required` stops before loading where nothing tells the energy, `optional` goes on without.
+        further: attributes of the published object that this project does not know; recorded, without effect.
+    """
+
+    model_name: str = str(EMBEDDED_MODEL)
+    revision: str | None = None
+    allow_pickled_weights: bool = False
+    trust_remote_code: bool = False
+    fp_precision: FpPrecision = "auto"
+    quantization_config: Quantisation = Quantisation()
+    device_map: Literal["auto"] | None = None
+    attn_implementation: str | None = None
+
+    device: Device = "auto"
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    num_processes: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    num_threads: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    worker_timeout: float = Field(default=3600.0, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+
+    prompts: PromptSource = PromptSource()
+    num_input_prompts: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    max_input_tokens: int = Field(default=512, ge=1, le=MOST_TIMES)
+    sort_prompts: bool = True
+
+    max_output_tokens: int = Field(default=64, ge=1, le=1_000_000)
+    batching_options: Batching = Batching()
+    decoder_config: Decoding = Decoding()
+    latency_simulation: LatencySimulation = LatencySimulation()
+    random_seed: int = Field(default=42, ge=0, lt=2**32)
+    num_warmup_batches: int | None = Field(default=None, ge=0, le=MOST_TIMES)
+
+    task_type: str = "text_generation"
+    cycle_id: int = Field(default=1, ge=0, le=MOST_TIMES)
+    decode_token_to_text: bool = True
+    save_outputs: bool = False
+    custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
+    track_energy: bool = True
+    energy: EnergyWish = "required"
+    country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
+    flops_method: Literal["formula", "counter", "ptflops"] = "formula"
+    memory_timeline: bool = False
+    flops_timeout_s: float = Field(default=10.0, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    further: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name_of_off(cls, given: Any) -> Any:
+        """`track_energy: false` by itself is `energy: off`."""
+        if isinstance(given, Mapping) and given.get("track_energy") is False and given.get("energy") is None:
+            return {**given, "energy": "off"}
+        return given
+
+    @field_validator("custom_metrics", mode="before")
+    @classmethod
+    def _one_metric(cls, given: Any) -> Any:
+        """A single name stands for a list of one."""
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _yaml_no(cls, given: Any) -> Any:
+        """YAML reads a bare `no` as false."""
+        return "no" if given is False else given
+
+    @field_validator("energy", mode="before")
+    @classmethod
+    def _yaml_off(cls, given: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if given is False else given
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if not self.model_name.strip():
+            raise ValueError("model_name is empty; give a folder or a hub id, or leave it out for the embedded model")
+        if not _FILE_NAME_PART.fullmatch(self.task_type):
+            raise ValueError("task_type is part of file names; use letters, digits, - and _ only")
+        for name in self.custom_metrics:
+            module, _, function = name.partition(":")
+            if not all(part.isidentifier() for part in (*module.split("."), function)):
+                raise ValueError(f"custom_metrics names {name!r}; write package.module:function")
+        return self
+
+    @property
+    def batch_size(self) -> int | None:
+        """Prompts of a fixed batch; None where batches are adaptive."""
+        options = self.batching_options
+        return None if options.adaptive_batching else options.batch_size___fixed_batching
+
+    @property
+    def energy_wanted(self) -> EnergyWish:
+        """What `energy` says; `track_energy: false` is an older name of `off`."""
+        return self.energy if self.track_energy else "off"
+
+    def effective(self) -> Self:
+        """The same experiment without the values that its modes leave without effect, to recognise it by."""
+        decoding, batching, simulation = self.decoder_config, self.batching_options, self.latency_simulation
+        draws = decoding.decoding_mode != "greedy" or simulation.simulate
+        quant_type = self.quantization_config.bnb_4bit_quant_type
+        if self.quantization_config.load_in_4bit:
+            quant_type = quant_type or "nf4"
+        used = {"decoding_mode", *_USED_BY_MODE[decoding.decoding_mode]}
+        unused_batching = (
+            {"batch_size___fixed_batching"}
+            if batching.adaptive_batching
+            else {"adaptive_max_tokens", "max_batch_size___adaptive_batching"}
+        )
+        return self.model_copy(
+            update={
+                "decoder_config": Decoding(**decoding.model_dump(include=used)),
+                "batching_options": Batching(**batching.model_dump(exclude=unused_batching)),
+                "latency_simulation": simulation if simulation.simulate else LatencySimulation(),
+                "quantization_config": self.quantization_config.model_copy(update={"bnb_4bit_quant_type": quant_type}),
+                "random_seed": self.random_seed if draws else 0,
+                "track_energy": self.energy_wanted != "off",
+            }
+        )
+
+
+def judged(experiment_config: Any) -> TextConfig:
+    """The frozen form of whatever holds a text experiment.
+
+    Args:
+        experiment_config: a `TextConfig`, a mapping (unknown keys are errors), or any object with the published
+            attributes, such as what `published_form` returns (absent ones take their defaults, others are recorded).
+
+    Raises:
+        ConfigurationError: a value is not allowed.
+        ImpossibleCombination: values are not allowed together.
+    """
+    if isinstance(experiment_config, TextConfig):
+        return experiment_config
+    config = _validated(_as_mapping(experiment_config))
+    _check_together(config)
+    return config
+
+
+def published_form(**values: Any) -> SimpleNamespace:
+    """The object that notebooks hold: attributes by their published names, their groups as plain dicts.
+
+    Raises:
+        ConfigurationError: a value is not allowed.
+    """
+    return SimpleNamespace(**judged(values).model_dump())
+
+
+def _as_mapping(given: Any) -> Mapping[str, Any]:
+    """Attributes of a class and properties count too: it is someone else's object."""
+    if isinstance(given, Mapping):
+        return given
+    known = {name: getattr(given, name) for name in TextConfig.model_fields if hasattr(given, name)}
+    if not known:
+        raise ConfigurationError(
+            "a text experiment was expected (a mapping, or an object with attributes such as model_name), found "
+            f"{type(given).__name__}"
+        )
+    own = vars(given) if hasattr(given, "__dict__") else {}
+    further = {name: value for name, value in own.items() if name not in known and not name.startswith("_")}
+    return {**known, "further": {**(known.get("further") or {}), **further}}
+
+
+def _validated(values: Mapping[str, Any]) -> TextConfig:
+    try:
+        return TextConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(_one_line(error)) from None
+
+
+def _one_line(error: ValidationError) -> str:
+    first, *others = error.errors()
+    where = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"there is no such key; known are {', '.join(_keys_beside(first['loc']))}"
+    message += _written_as_text(first["input"]) if first["type"] in ("float_type", "int_type") else ""
+    given = f" (given: {first['input']!r})" if where and first["type"] != "extra_forbidden" else ""
+    more = f"; {len(others)} more like it" if others else ""
+    return f"{where + ': ' if where else ''}{message}{given}{more}"
+
+
+def _written_as_text(given: Any) -> str:
+    """What to write instead of a number that YAML reads as text: `1e-1` has no point."""
+    try:
+        return f"; write {float(given):.12g} without quotes" if isinstance(given, str) else ""
+    except ValueError:
+        return ""
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    """Keys that are allowed where an unknown one was found."""
+    model: type[BaseModel] = TextConfig
+    for name in location[:-1]:
+        annotation = model.model_fields[str(name)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        model = annotation
+    return [name for name in model.model_fields if name != "further"]
+
+
+def _check_together(config: TextConfig) -> None:
+    for check in (_check_quantisation, _check_decoding, _check_simulation, _check_source, _check_energy):
+        problem = check(config)
+        if problem is not None:
+            raise ImpossibleCombination(problem)
+
+
+def _check_quantisation(config: TextConfig) -> str | None:
+    wanted = config.quantization_config
+    chosen = wanted.load_in_4bit + wanted.load_in_8bit
+    if wanted.quantization and chosen != 1:
+        return "quantization_config.quantization needs exactly one of load_in_4bit and load_in_8bit"
+    if chosen and not wanted.quantization:
+        return "load_in_4bit and load_in_8bit need quantization_config.quantization: true"
+    if wanted.bnb_4bit_quant_type is not None and not wanted.load_in_4bit:
+        return f"bnb_4bit_quant_type {wanted.bnb_4bit_quant_type} needs load_in_4bit"
+    if chosen and config.fp_precision == "float8":
+        return "fp_precision float8 quantises the weights itself; choose it or bitsandbytes, not both"
+    return None
+
+
+def _check_decoding(config: TextConfig) -> str | None:
+    wanted = config.decoder_config
+    needed = {"top_k": wanted.decoder_top_k, "top_p": wanted.decoder_top_p, "temperature": wanted.decoder_temperature}
+    if wanted.decoding_mode != "greedy" and needed[wanted.decoding_mode] is None:
+        return f"decoding_mode {wanted.decoding_mode} needs decoder_{wanted.decoding_mode}"
+    if wanted.decoding_mode != "greedy" and wanted.decoder_temperature == 0:
+        return f"decoder_temperature 0 leaves {wanted.decoding_mode} nothing to draw; use decoding_mode greedy"
+    return None
+
+
+def _check_simulation(config: TextConfig) -> str | None:
+    wanted = config.latency_simulation
+    if wanted.delay_min > wanted.delay_max:
+        return f"delay_min {wanted.delay_min} is more than delay_max {wanted.delay_max}"
+    if wanted.simulate_burst and not wanted.simulate:
+        return "simulate_burst needs simulate: true"
+    return None
+
+
+def _check_source(config: TextConfig) -> str | None:
+    source = config.prompts
+    if source.path is not None and source.dataset_name is not None:
+        return "prompts.path and prompts.dataset_name are both given; choose one"
+    if source.dataset_name is None and (source.config_name is not None or source.revision is not None):
+        return "prompts.config_name and prompts.revision belong to prompts.dataset_name, which is not given"
+    return None
+
+
+def _check_energy(config: TextConfig) -> str | None:
+    if config.energy == "required" and not config.track_energy:
+        return "energy: required and track_energy: false contradict each other; to measure none, write energy: off"
+    return None

@@ -1,0 +1,243 @@
+"""In: a text experiment as YAML, a list of values standing for several; out: its combinations, judged one by one."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, judged
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.files import read_regular_file
+
+# One launch has one of each.
+OF_THE_LAUNCH = ("device", "mixed_precision", "num_processes", "num_threads", "worker_timeout", "task_type")
+
+
+_LISTS = ("custom_metrics",)
+
+
+# A grid that is meant has hundreds of either at most.
+MOST_BYTES = 100_000
+
+
+MOST_VALUES = 20_000
+
+
+MOST_DEPTH = 50
+
+
+MOST_COMBINATIONS = 10_000
+
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One point of a grid.
+
+    Attributes:
+        varied: by dotted key, the values of the keys that have several.
+        config: None where the values are not possible together.
+        reason: why they are not.
+    """
+
+    varied: Mapping[str, Any]
+    config: TextConfig | None
+    reason: str | None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; raises ConfigurationError for everything else, a key given twice included."""
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise ConfigurationError(f"{path} has {size} bytes, and at most {MOST_BYTES} are read; give less")
+        return parse_yaml(read_regular_file(path).decode("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """The mapping that a YAML text holds; `name` is for messages."""
+    content = _parsed(text, name)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{name} holds {type(content).__name__}; write `key: value` lines")
+    return content
+
+
+def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`content` with `key=value` or `group.key=value` put in force, values in YAML; raises ConfigurationError."""
+    result = _copied(content)
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator or not key:
+            raise ConfigurationError(
+                f"{override!r} is no override; write key=value, such as decoder_config.decoding_mode=greedy"
+            )
+        *groups, last = key.split(".")
+        place = result
+        for group in groups:
+            if place.get(group) is None:
+                place[group] = {}
+            place = place[group]
+            if not isinstance(place, dict):
+                raise ConfigurationError(f"{override!r}: {group} is a value, not a group of keys")
+        place[last] = _parsed(value, override)
+    return result
+
+
+def combinations(content: Mapping[str, Any]) -> list[Combination]:
+    """Every combination of the lists in `content`, the last key varying fastest, equal values of a list once.
+
+    Raises:
+        ConfigurationError: an unknown key, a value that is not allowed by itself, a list for a key that one launch
+            has only one of, or not a single combination that is possible.
+    """
+    if "further" in content:
+        raise ConfigurationError("further: there is no such key; a file holds the keys of docs/text_generation.md only")
+    axes = dict(_axes(content, TextConfig))
+    for key, values in axes.items():
+        if not values:
+            raise ConfigurationError(f"{'.'.join(key)} has an empty list; give one value or more")
+        if key[0] in OF_THE_LAUNCH:
+            raise ConfigurationError(f"{key[0]} has several values; one launch has one, run a second one for the other")
+    total = math.prod(len(values) for values in axes.values())
+    if total > MOST_COMBINATIONS:
+        raise ConfigurationError(
+            f"the lists make {total} combinations, and at most {MOST_COMBINATIONS} are measured in one run; give "
+            "shorter lists"
+        )
+    found = [_combination(content, dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    if all(each.config is None for each in found):
+        raise ConfigurationError(found[0].reason or "no combination is possible")
+    return found
+
+
+def _combination(content: Mapping[str, Any], chosen: Mapping[Key, Any]) -> Combination:
+    values = _copied(content)
+    for key, value in chosen.items():
+        place = values
+        for group in key[:-1]:
+            place = place[group]
+        place[key[-1]] = value
+    varied = {".".join(key): value for key, value in chosen.items() if len(_at(content, key)) > 1}
+    try:
+        return Combination(varied, judged(values), None)
+    except ImpossibleCombination as error:
+        return Combination(varied, None, str(error))
+
+
+def _axes(content: Mapping[str, Any], model: type[BaseModel], above: Key = ()) -> Iterator[tuple[Key, list[Any]]]:
+    """Keys that hold a list where a single value belongs, in the order of the text."""
+    for name, value in content.items():
+        field = model.model_fields.get(name)
+        group = field.annotation if field is not None else None
+        if isinstance(value, Mapping) and isinstance(group, type) and issubclass(group, BaseModel):
+            yield from _axes(value, group, (*above, name))
+        elif isinstance(value, list) and name not in _LISTS:
+            yield (*above, name), _without_repeats(value)
+
+
+def _without_repeats(values: Sequence[Any]) -> list[Any]:
+    """By value and type: true and 1 are two."""
+    if all(isinstance(value, str | int | float | None) for value in values):
+        return [value for _, value in dict.fromkeys((type(value), value) for value in values)]
+    return [value for at, value in enumerate(values) if not any(_same(value, other) for other in values[:at])]
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def _at(content: Mapping[str, Any], key: Key) -> Any:
+    for name in key:
+        content = content[name]
+    return content
+
+
+def _copied(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in content.items()}
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would keep the last one, and what aliases make endless."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One node and all below it; refuses what is nested too deep for a file that is meant."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise ConfigurationError(f"it is nested more than {MOST_DEPTH} deep; write plain `key: value` lines")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The text's tree, before anything is made of it."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            total = _num_values(node, {})
+            if total > MOST_VALUES:
+                raise ConfigurationError(
+                    f"it stands for {_rounded(total)} values once its aliases are written out, and at most "
+                    f"{MOST_VALUES} are read; give less"
+                )
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # `<<: *anchor` takes in another mapping; its keys may be given again.
+        merge = "tag:yaml.org,2002:merge"
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
+        twice = [key for at, key in enumerate(keys) if key in keys[:at]]
+        if twice:
+            raise ConfigurationError(f"line {node.start_mark.line + 1}: {twice[0]} is given twice; keep one")
+        return super().construct_mapping(node, deep)
+
+
+def _rounded(total: int) -> str:
+    """Large numbers by their size: one of aliases of aliases may have thousands of digits."""
+    return str(total) if total < 10**15 else f"more than 10^{math.floor((total.bit_length() - 1) * math.log10(2))}"
+
+
+def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Values below a node and itself, each alias counted as often as it is used.
+
+    Args:
+        known: of nodes by id; None for those that are being counted.
+
+    Raises:
+        ConfigurationError: a node is part of itself.
+    """
+    if id(node) not in known:
+        known[id(node)] = None
+        below: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            below = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            below = node.value
+        known[id(node)] = 1 + sum(_num_values(part, known) for part in below)
+    found = known[id(node)]
+    if found is None:
+        raise ConfigurationError(f"line {node.start_mark.line + 1}: a value refers to itself; write it out")
+    return found
+
+
+def _parsed(text: str, name: str) -> Any:
+    try:
+        return _StrictLoader(text).get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise ConfigurationError(f"{name}{where} is no YAML: {problem}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}, {error}") from None

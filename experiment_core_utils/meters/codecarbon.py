@@ -1,0 +1,312 @@
+"""In: a machine's CPU, memory and GPUs, through codecarbon; out: one window's energy as a row of its own columns.
+
+The one file that imports codecarbon. Only its offline tracker is used: it opens no connection. Its configuration files
+and environment variables are passed over, because some of them would. Energies of a window are taken from the task that
+spans it; codecarbon's powers of a task are means over all tasks so far and are computed anew here.
+"""
+
+import logging
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiment_core_utils.primitives.clock import Clock
+from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, first_line
+from experiment_core_utils.primitives.units import joules_of_kwh
+from experiment_core_utils.records.energy import ALL_DEVICES, DeviceEnergy, EnergyOrigin, EnergyReading
+
+WORLD_MEAN = "world mean (no country given)"
+
+
+# What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    subprocess.SubprocessError,
+)
+
+
+_POWERS = {"cpu_power": "cpu_energy", "gpu_power": "gpu_energy", "ram_power": "ram_energy"}
+
+
+# Sampled once a second by codecarbon; 0 where the window was shorter.
+_SAMPLED = ("cpu_utilization_percent", "gpu_utilization_percent", "ram_utilization_percent", "ram_used_gb")
+
+
+@dataclass(frozen=True)
+class CodecarbonLibrary:
+    """What is used of codecarbon.
+
+    Attributes:
+        new_tracker: its `OfflineEmissionsTracker`.
+        countries: three-letter codes of the countries whose electricity mix it knows.
+        reads_rapl: whether it can read the CPU's own energy counters here; else it estimates from the load.
+    """
+
+    new_tracker: Callable[..., Any]
+    countries: Callable[[], Collection[str]]
+    reads_rapl: Callable[[], bool]
+
+
+class CodecarbonMeter:
+    """One machine's energy between `open` and `close`, any number of times one after the other.
+
+    The hardware is probed here (more than a second the first time in a process), not in a window.
+
+    Args:
+        country_iso_code: three letters, whose electricity mix gives the emissions; None takes the world mean.
+        gpu_indices: the GPUs to count, by NVML's numbers (codecarbon does not find them by the driver's ids, though it
+            says so); none given leaves the choice to codecarbon, which takes all it finds.
+        gpus_in_use: how many GPUs do the work, to be recorded beside.
+        library: codecarbon, or what stands in for it; None imports it.
+
+    Attributes:
+        cpu_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
+
+    Raises:
+        ConfigurationError: codecarbon does not know the country.
+        MeterUnavailable: codecarbon is not installed, or does not start.
+    """
+
+    def __init__(
+        self,
+        country_iso_code: str | None,
+        gpu_indices: Sequence[int],
+        gpus_in_use: int,
+        library: CodecarbonLibrary | None = None,
+    ) -> None:
+        library = library if library is not None else codecarbon_library()
+        if country_iso_code is not None and country_iso_code not in library.countries():
+            raise ConfigurationError(
+                f"codecarbon knows no electricity mix of country {country_iso_code!r}; give a three-letter code such "
+                "as FRA, or none for the world mean"
+            )
+        self._gpus_in_use = gpus_in_use
+        self._basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
+        self.cpu_source = "rapl" if library.reads_rapl() else "codecarbon_estimate"
+        self._is_open = False
+        self._num_windows = 0
+        logging.getLogger("codecarbon").setLevel(logging.ERROR)
+        self._tracker = self._ask(lambda: _offline_tracker(library, country_iso_code, gpu_indices))
+        self._ask(self._tracker.get_detected_hardware)
+        # The first task reads data files and primes the counters.
+        self.open()
+        self.close()
+
+    def open(self) -> None:
+        """Begin a window; raises ConfigurationError where one is open, MeterUnavailable where codecarbon fails."""
+        if self._is_open:
+            raise ConfigurationError("this energy meter has an open window; close it before opening another")
+        self._num_windows += 1
+        self._is_open = True
+        self._ask(lambda: self._tracker.start_task(f"window {self._num_windows}"))
+
+    def close(self) -> dict[str, Cell]:
+        """End the window: codecarbon's columns (kWh, kg, s, W), then where the figures come from.
+
+        Columns beyond codecarbon's:
+            cpu_energy_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
+            emissions_basis: whose electricity mix.
+            gpus_in_use: how many GPUs did the work; `gpu_count` says how many codecarbon sees.
+
+        Raises:
+            ConfigurationError: no window is open.
+            MeterUnavailable: codecarbon measured nothing.
+        """
+        if not self._is_open:
+            raise ConfigurationError("this energy meter has no open window; open one before closing")
+        self._is_open = False
+        measured = self._ask(lambda: self._tracker.stop_task(f"window {self._num_windows}"))
+        if measured is None:
+            raise MeterUnavailable("codecarbon measured nothing: it did not begin the window, see its error above")
+        return {
+            **_repaired(dict(measured.values)),
+            "cpu_energy_source": self.cpu_source,
+            "emissions_basis": self._basis,
+            "gpus_in_use": self._gpus_in_use,
+        }
+
+    def release(self) -> None:
+        """End codecarbon's threads."""
+        self._ask(self._tracker.stop)
+
+    @property
+    def emissions_basis(self) -> str:
+        """Whose electricity mix the emissions are computed with."""
+        return self._basis
+
+    @staticmethod
+    def _ask(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except _FAILURES as error:
+            raise MeterUnavailable(f"codecarbon does not track here: {first_line(error)}") from error
+
+
+def codecarbon_library() -> CodecarbonLibrary:
+    """The installed package; raises MeterUnavailable where there is none."""
+    try:
+        from codecarbon import OfflineEmissionsTracker
+        from codecarbon.core.cpu import is_rapl_available
+        from codecarbon.input import DataSource
+    except ImportError as error:
+        raise MeterUnavailable("codecarbon is not installed (pip install codecarbon)") from error
+    return CodecarbonLibrary(
+        new_tracker=OfflineEmissionsTracker,
+        countries=lambda: DataSource().get_global_energy_mix_data().keys(),
+        reads_rapl=is_rapl_available,
+    )
+
+
+def _offline_tracker(library: CodecarbonLibrary, country_iso_code: str | None, gpu_indices: Sequence[int]) -> Any:
+    """Every setting that a configuration file or the environment could change is given."""
+    return library.new_tracker(
+        country_iso_code=country_iso_code,
+        country_2letter_iso_code=None,
+        region=None,
+        cloud_provider=None,
+        cloud_region=None,
+        gpu_ids=list(gpu_indices) or None,
+        tracking_mode="machine",
+        project_name="codecarbon",
+        output_methods=[],
+        output_handlers=[],
+        output_dir=".",
+        emissions_endpoint=None,
+        # Not None: codecarbon would look for a token under an older name, and use it.
+        electricitymaps_api_token="",
+        force_carbon_intensity_g_co2e_kwh=None,
+        force_cpu_power=None,
+        force_ram_power=None,
+        force_mode_cpu_load=False,
+        pue=1.0,
+        wue=0.0,
+        rapl_include_dram=False,
+        rapl_prefer_psys=False,
+        measure_power_secs=15.0,
+        api_call_interval=-1,
+        metadata=None,
+        log_level="error",
+        logger_preamble="",
+        allow_multiple_runs=True,
+    )
+
+
+def _repaired(row: dict[str, Any]) -> dict[str, Cell]:
+    """Powers of this window alone; utilisation that was never sampled is absent."""
+    seconds = row["duration"]
+    for power, energy in _POWERS.items():
+        row[power] = joules_of_kwh(row[energy]) / seconds if seconds > 0 else None
+    if not row["ram_used_gb"]:
+        row |= dict.fromkeys(_SAMPLED)
+    return row
+
+
+GPU = EnergyOrigin(ALL_DEVICES, "gpu", "nvml_counter", "measured", "counter")
+
+
+RAM = EnergyOrigin(ALL_DEVICES, "ram", "codecarbon_estimate", "estimated", "load_model")
+
+
+CPU_BY_SOURCE = {
+    "rapl": EnergyOrigin(ALL_DEVICES, "cpu", "rapl", "measured", "counter"),
+    "codecarbon_estimate": EnergyOrigin(ALL_DEVICES, "cpu", "codecarbon_estimate", "estimated", "load_model"),
+}
+
+
+READ_NOTHING = "codecarbon read nothing"
+
+
+class CodecarbonEnergy:
+    """codecarbon as an `EnergyMeter`: the CPU, the GPUs together, and memory, in this order.
+
+    For code that measures through the interface and may run where codecarbon is the only source; put it into
+    `SideBySide` with others to compare them. Text runs write codecarbon's own columns and take `CodecarbonMeter`
+    itself; stages of a request are too short for it.
+
+    No figure has a bound: codecarbon does not tell when it read what.
+    """
+
+    def __init__(self, meter: CodecarbonMeter, clock: Clock) -> None:
+        self._meter = meter
+        self._clock = clock
+        self._begun_s: float | None = None
+        self._failure: str | None = None
+
+    def open(self) -> None:
+        """See `EnergyMeter.open`."""
+        if self._begun_s is not None:
+            raise ConfigurationError("this energy meter has an open window; close it before opening another")
+        self._failure = None
+        try:
+            self._meter.open()
+        except MeterUnavailable as error:
+            self._failure = str(error)
+        self._begun_s = self._clock.now_s()
+
+    def close(self) -> EnergyReading:
+        """See `EnergyMeter.close`."""
+        if self._begun_s is None:
+            raise ConfigurationError("this energy meter has no open window; open one before closing")
+        seconds = self._clock.now_s() - self._begun_s
+        self._begun_s = None
+        if self._failure is None:
+            try:
+                return EnergyReading(seconds, energies_of_window(self._meter.close()))
+            except MeterUnavailable as error:
+                self._failure = str(error)
+        cpu = CPU_BY_SOURCE[self._meter.cpu_source]
+        return EnergyReading(
+            seconds, tuple(DeviceEnergy(origin, None, None, self._failure) for origin in (cpu, GPU, RAM))
+        )
+
+    def release(self) -> None:
+        """See `EnergyMeter.release`."""
+        self._begun_s = None
+        self._meter.release()
+
+
+def energies_of_window(window: Mapping[str, Cell]) -> tuple[DeviceEnergy, ...]:
+    """CPU, GPUs and memory of one row that `CodecarbonMeter.close` gave; what it gives as 0 was not read: None."""
+    problem, _ = gpu_problem(window)
+    gpu = DeviceEnergy(GPU, None, None, problem) if problem is not None else _part(GPU, window, "gpu_energy")
+    cpu = CPU_BY_SOURCE[str(window["cpu_energy_source"])]
+    return (_part(cpu, window, "cpu_energy"), gpu, _part(RAM, window, "ram_energy"))
+
+
+def _part(origin: EnergyOrigin, window: Mapping[str, Cell], column: str) -> DeviceEnergy:
+    joules = joules_of_kwh(number_in(window, column)) or None
+    return DeviceEnergy(origin, joules, None, READ_NOTHING if joules is None else None)
+
+
+def gpu_problem(window: Mapping[str, Cell]) -> tuple[str | None, bool]:
+    """Why a window has no GPU energy, if it has none, and whether its total is whole all the same.
+
+    codecarbon counts every GPU of the machine in `gpu_count`, also where it tracks none of them.
+    """
+    listed = number_in(window, "gpu_count")
+    in_use = number_in(window, "gpus_in_use") if window.get("gpus_in_use") is not None else listed
+    if number_in(window, "gpu_energy") > 0 and listed >= in_use:
+        return None, True
+    if in_use == 0:
+        return "codecarbon tracks no GPU here, and none is in use", True
+    if listed == 0:
+        return f"codecarbon tracks no GPU here, {in_use:g} in use; it needs nvidia-smi on the PATH", False
+    if listed < in_use:
+        return f"codecarbon tracks {listed:g} of the {in_use:g} GPUs in use", False
+    return f"codecarbon read no energy from the {in_use:g} GPUs in use (a window under 0.2 s is too short)", False
+
+
+def number_in(window: Mapping[str, Cell], column: str) -> float:
+    """A figure that `read_windows` has found to be a number."""
+    value = window[column]
+    assert isinstance(value, int | float)
+    return value

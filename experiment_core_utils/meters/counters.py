@@ -1,0 +1,497 @@
+"""In: energy counters of devices; out: a window's energy as their rise, with the bound of what ticks make of it.
+
+A counter shows its last tick. Without alignment a window is off by up to a tick of power. With it the meter waits for
+a tick before the window begins and for one after it has ended, up to a tick each, and takes the energy in between by a
+straight line: where power falls from P to 0 at the end, at most P * tick / 4 is lost. While the window is open the
+counters are looked at about every second, so that one that is reset or goes away in between has no figure.
+"""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from experiment_core_utils.meters.energy_statistics import quantisation_bound_j
+from experiment_core_utils.meters.interface import EnergyCounter, PowerProbe
+from experiment_core_utils.primitives.clock import Clock, Repeating
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.records.energy import Component, DeviceEnergy, EnergyOrigin, EnergyReading, TickCalibration
+
+# Limits hold on average over a while, and a counter shows up to a tick more or less at either end of a time.
+LIMIT_SLACK = 1.1
+
+
+TICKS_S = 0.2
+
+
+class CounterReading(NamedTuple):
+    """What a counter showed; `reason` says why nothing.
+
+    Attributes:
+        begun_s, ended_s: when it was read; it tells of some moment in between.
+    """
+
+    begun_s: float
+    ended_s: float
+    joules: float | None
+    reason: str | None = None
+
+
+class CounterDelta(NamedTuple):
+    """What a counter rose by; None with the reason, or with a remark on what was done to it."""
+
+    joules: float | None
+    reason: str | None
+    remark: str | None
+
+
+def counter_delta(
+    before_j: float, after_j: float, seconds: float, wraps_at_j: float | None, limit_w: float | None
+) -> CounterDelta:
+    """What a counter rose by in `seconds`; one that went backwards has wrapped or was reset.
+
+    It has wrapped where it is known to and the rise is within what the device can draw at its limit. Of a counter that
+    wraps nothing is told where that limit is not known, or where it can have wrapped once more than it shows. A counter
+    that was reset and has since passed its old value cannot be told from one that rose: one that is read each second
+    has drawn less than a second's energy then.
+    """
+    if wraps_at_j is None:
+        if after_j >= before_j:
+            return CounterDelta(after_j - before_j, None, None)
+        return CounterDelta(None, f"{_backwards(before_j, after_j)}: it was reset", None)
+    if limit_w is None:
+        reason = f"the counter wraps at {wraps_at_j:.0f} J and no power limit tells a wrap from a reset"
+        return CounterDelta(None, reason, None)
+    most_j = limit_w * LIMIT_SLACK * (max(seconds, 0.0) + TICKS_S)
+    has_wrapped = after_j < before_j
+    rise_j = after_j - before_j + (wraps_at_j if has_wrapped else 0.0)
+    if rise_j + wraps_at_j <= most_j:
+        reason = f"the counter wraps at {wraps_at_j:.0f} J, which may have happened unseen in {seconds:.3g} s"
+        return CounterDelta(None, reason, None)
+    if not has_wrapped:
+        return CounterDelta(rise_j, None, None)
+    went = _backwards(before_j, after_j)
+    if rise_j > most_j:
+        return CounterDelta(None, f"{went}: it was reset, a wrap at {wraps_at_j:.0f} J would be too much energy", None)
+    return CounterDelta(rise_j, None, f"{went}: it wrapped at {wraps_at_j:.0f} J, which was undone")
+
+
+def _backwards(before_j: float, after_j: float) -> str:
+    return f"the counter went backwards, from {before_j:.3f} to {after_j:.3f} J"
+
+
+def rise_along(readings: Sequence[CounterReading], wraps_at_j: float | None, limit_w: float | None) -> CounterDelta:
+    """What a counter rose by from the first of these readings to the last; none where any of them failed, or where it
+    was reset between any two."""
+    total_j, remark = 0.0, None
+    failed = next((each for each in readings if each.joules is None), None)
+    if failed is not None:
+        return CounterDelta(None, failed.reason, None)
+    for before, after in itertools.pairwise(readings):
+        assert before.joules is not None and after.joules is not None
+        delta = counter_delta(before.joules, after.joules, after.ended_s - before.begun_s, wraps_at_j, limit_w)
+        if delta.joules is None:
+            return delta
+        total_j += delta.joules
+        remark = delta.remark or remark
+    return CounterDelta(total_j, None, remark)
+
+
+LOOK_EVERY_S = 1.0
+
+
+# A counter that wraps is looked at this many times in the shortest time in which it can.
+LOOKS_PER_WRAP = 4
+
+
+def look_every_s(counters: Sequence[EnergyCounter]) -> float:
+    """How long to wait between two looks at these counters."""
+    times_to_wrap = [each.wraps_at_j / each.limit_w for each in counters if each.wraps_at_j and each.limit_w]
+    return min([LOOK_EVERY_S, *(each / LOOKS_PER_WRAP for each in times_to_wrap)])
+
+
+def read_counter(counter: EnergyCounter, clock: Clock) -> CounterReading:
+    """One look at one counter."""
+    begun_s = clock.now_s()
+    try:
+        joules = counter.read_j()
+    except MeterUnavailable as error:
+        return CounterReading(begun_s, clock.now_s(), None, f"the counter could not be read: {error}")
+    return CounterReading(begun_s, clock.now_s(), joules)
+
+
+class CounterWatch:
+    """Looks at counters from now until it is stopped."""
+
+    def __init__(self, counters: Sequence[EnergyCounter], clock: Clock) -> None:
+        self._counters = tuple(counters)
+        self._clock = clock
+        self._readings: tuple[list[CounterReading], ...] = tuple([] for _ in self._counters)
+        self._repeating = clock.every(look_every_s(self._counters), self._look)
+
+    def stop(self) -> None:
+        """Look no longer; raises what a reading raised, where that is not MeterUnavailable."""
+        self._repeating.stop()
+
+    def between(self, place: int, begin_s: float, end_s: float) -> list[CounterReading]:
+        """Looks at one counter, by its place, that begun and ended between two moments, in order."""
+        return [each for each in self._readings[place] if begin_s <= each.begun_s and each.ended_s <= end_s]
+
+    def _look(self) -> None:
+        for counter, readings in zip(self._counters, self._readings, strict=True):
+            readings.append(read_counter(counter, self._clock))
+
+
+POLL_EVERY_S = 0.0005
+
+
+# The longest tick that was met is 100 ms.
+PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One advance of a counter; `reason` says why there is none.
+
+    Attributes:
+        earliest_s, latest_s: it happened between the beginning of the last reading that did not show it and the end of
+            the first that did.
+        before_j, joules: what the counter shows up to then, and from then on.
+    """
+
+    earliest_s: float
+    latest_s: float
+    before_j: float
+    joules: float
+    reason: str | None = None
+
+    @property
+    def at_s(self) -> float:
+        """Its moment, known to `jitter_s`."""
+        return (self.earliest_s + self.latest_s) / 2
+
+    @property
+    def jitter_s(self) -> float:
+        """Most by which `at_s` may be off."""
+        return (self.latest_s - self.earliest_s) / 2
+
+
+class EdgeWatch:
+    """Polls counters beside the running code until each has advanced once.
+
+    Attributes:
+        edges: of the counters that are done, by their place.
+    """
+
+    def __init__(self, counters: Sequence[EnergyCounter], clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        self._counters = tuple(counters)
+        self._clock = clock
+        self._last: dict[int, tuple[float, float] | None] = dict.fromkeys(range(len(self._counters)))
+        self.edges: dict[int, Edge] = {}
+        self._given_up_s = clock.now_s() + patience_s
+        self._polling = clock.every(POLL_EVERY_S, self._poll)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every counter has advanced, failed, or been given up, by now, or polling has come to grief."""
+        if self._polling.has_failed:
+            return True
+        if len(self.edges) < len(self._counters):
+            return False
+        now_s = self._clock.now_s()
+        return all(edge.latest_s <= now_s for edge in self.edges.values())
+
+    def stop(self) -> None:
+        """Poll no longer; raises what a reading raised, where that is not MeterUnavailable."""
+        self._polling.stop()
+
+    def _poll(self) -> None:
+        for place, last in list(self._last.items()):
+            edge = self._look(place, last)
+            if edge is not None:
+                self.edges[place] = edge
+                del self._last[place]
+
+    def _look(self, place: int, last: tuple[float, float] | None) -> Edge | None:
+        begun_s = self._clock.now_s()
+        try:
+            joules = self._counters[place].read_j()
+        except MeterUnavailable as error:
+            return Edge(begun_s, begun_s, 0.0, 0.0, f"the counter could not be read: {error}")
+        ended_s = self._clock.now_s()
+        if last is not None and joules != last[1]:
+            return Edge(last[0], ended_s, last[1], joules)
+        if begun_s > self._given_up_s:
+            return Edge(begun_s, begun_s, joules, joules, f"the counter did not advance from {joules:.3f} J")
+        self._last[place] = (begun_s, joules)
+        return None
+
+
+def wait_for_edges(counters: Sequence[EnergyCounter], clock: Clock) -> tuple[Edge, ...]:
+    """The next advance of each counter, while nothing else is done here."""
+    watch = EdgeWatch(counters, clock)
+    while not watch.is_done:
+        clock.sleep(POLL_EVERY_S)
+    watch.stop()
+    return tuple(watch.edges[place] for place in range(len(watch.edges)))
+
+
+def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) -> TickCalibration:
+    """Poll a counter through some of its ticks.
+
+    A counter that is slower to read than to advance shows a tick with every reading; what is found is then the time of
+    a reading, which is what windows are uncertain by.
+    """
+    moments, costs, last_j = list[float](), list[float](), None
+    given_up_s = clock.now_s() + PATIENCE_S
+    reason = None
+    while len(moments) <= num_ticks and reason is None:
+        begun_s = clock.now_s()
+        try:
+            joules = counter.read_j()
+        except MeterUnavailable as error:
+            reason = f"the counter could not be read: {error}"
+            continue
+        ended_s = clock.now_s()
+        costs.append(ended_s - begun_s)
+        if last_j is not None and joules != last_j:
+            moments.append((begun_s + ended_s) / 2)
+            given_up_s = ended_s + PATIENCE_S
+        elif ended_s > given_up_s:
+            reason = f"the counter did not advance for {PATIENCE_S:g} s"
+        last_j = joules
+        clock.sleep(POLL_EVERY_S)
+    ticks = [after - before for before, after in itertools.pairwise(moments)]
+    cost_s = statistics.median(costs) if costs else None
+    if not ticks or reason is not None:
+        return TickCalibration(None, None, cost_s, len(ticks), reason)
+    return TickCalibration(statistics.fmean(ticks), max(ticks), cost_s, len(ticks), None)
+
+
+@dataclass
+class _Rise:
+    """One counter since the window was opened.
+
+    Attributes:
+        uncertain_j: of what was taken by a straight line.
+        early_s: how long before the window the tick was from which an aligned one is counted.
+    """
+
+    last_j: float | None = None
+    last_s: float = 0.0
+    joules: float = 0.0
+    read_s: float = 0.0
+    uncertain_j: float = 0.0
+    early_s: float = 0.0
+    reason: str | None = None
+    remark: str | None = None
+
+
+class CounterMeter:
+    """An `EnergyMeter` of counters.
+
+    Args:
+        ticks_s: the longest tick of each device, by name; without it a figure has no bound, and is not aligned.
+        probes: power readings of the same devices, taken at both ends for the bound: an error of a tick is the energy
+            of one tick at an end. Where a device has none, its limit stands for its power.
+        is_aligned: wait for ticks at both ends, outside the window.
+
+    Raises:
+        MeterUnavailable: a counter cannot be read now.
+    """
+
+    def __init__(
+        self,
+        counters: Sequence[EnergyCounter],
+        clock: Clock,
+        ticks_s: Mapping[str, float],
+        probes: Sequence[PowerProbe] = (),
+        is_aligned: bool = False,
+    ) -> None:
+        self._counters = tuple(counters)
+        self._clock = clock
+        self._ticks_s = dict(ticks_s)
+        self._probes = {probe.origin.device: probe for probe in probes}
+        self._is_aligned = is_aligned
+        self._rises: tuple[_Rise, ...] | None = None
+        self._powers_w: dict[str, float] = {}
+        self._looking: Repeating | None = None
+        for counter in self._counters:
+            counter.read_j()
+
+    def open(self) -> None:
+        """See `EnergyMeter.open`."""
+        if self._rises is not None:
+            raise ConfigurationError("this energy meter has an open window; close it before opening another")
+        self._powers_w = {}
+        self._note_powers()
+        self._rises = tuple(_Rise() for _ in self._counters)
+        edges = wait_for_edges(self._counters, self._clock) if self._is_aligned else ()
+        self._look()
+        self._begun_s = self._clock.now_s()
+        for counter, rise, edge in zip(self._counters, self._rises, edges, strict=False):
+            _count_from(rise, edge, self._begun_s, self._powers_w.get(counter.origin.device))
+        self._looking = self._clock.every(look_every_s(self._counters), self._look)
+
+    def close(self) -> EnergyReading:
+        """See `EnergyMeter.close`."""
+        if self._rises is None:
+            raise ConfigurationError("this energy meter has no open window; open one before closing")
+        ended_s = self._clock.now_s()
+        self._stop_looking()
+        self._look()
+        self._note_powers()
+        if self._is_aligned:
+            self._straighten(ended_s)
+        rises, self._rises = self._rises, None
+        seconds = ended_s - self._begun_s
+        return EnergyReading(
+            seconds,
+            tuple(self._energy(counter, rise, seconds) for counter, rise in zip(self._counters, rises, strict=True)),
+        )
+
+    def release(self) -> None:
+        """See `EnergyMeter.release`."""
+        self._rises = None
+        self._stop_looking()
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            looking, self._looking = self._looking, None
+            looking.stop()
+
+    def _look(self) -> None:
+        """Read every counter and add what it rose by; what went wrong stays in its rise."""
+        assert self._rises is not None
+        for counter, rise in zip(self._counters, self._rises, strict=True):
+            if rise.reason is not None:
+                continue
+            reading = read_counter(counter, self._clock)
+            if reading.joules is None:
+                rise.reason = reading.reason
+                continue
+            rise.read_s = max(rise.read_s, reading.ended_s - reading.begun_s)
+            _add(rise, counter, reading.joules, reading.ended_s)
+
+    def _straighten(self, ended_s: float) -> None:
+        """Wait for the tick after the end; the share of the last tick's energy that lay before the end is counted."""
+        assert self._rises is not None
+        edges = wait_for_edges(self._counters, self._clock)
+        for counter, rise, edge in zip(self._counters, self._rises, edges, strict=True):
+            tick_s = self._ticks_s.get(counter.origin.device)
+            rise.reason = rise.reason or edge.reason
+            if rise.reason is not None or tick_s is None:
+                continue
+            _add(rise, counter, edge.before_j, edge.earliest_s)
+            if rise.reason is not None:
+                continue
+            before_j = rise.joules
+            _add(rise, counter, edge.joules, edge.at_s)
+            last_tick_j = rise.joules - before_j
+            after_end = (edge.at_s - ended_s) / tick_s
+            rise.joules -= last_tick_j * after_end
+            rise.uncertain_j = last_tick_j * max(after_end, abs(1 - after_end))
+
+    def _note_powers(self) -> None:
+        """The larger of the powers at the two ends, where they can be read."""
+        for device, probe in self._probes.items():
+            try:
+                self._powers_w[device] = max(probe.read_w(), self._powers_w.get(device, 0.0))
+            except MeterUnavailable:
+                # The bound is then the limit's; the energy does not depend on it.
+                self._powers_w.pop(device, None)
+
+    def _energy(self, counter: EnergyCounter, rise: _Rise, seconds: float) -> DeviceEnergy:
+        if rise.reason is not None:
+            return DeviceEnergy(counter.origin, None, None, rise.reason, rise.remark)
+        tick_s = self._ticks_s.get(counter.origin.device)
+        power_w = self._powers_w.get(counter.origin.device, counter.limit_w)
+        bound_j = None
+        if tick_s is not None and power_w is not None:
+            mean_w = rise.joules / seconds if seconds > 0 else 0.0
+            # A reading tells of some moment while it lasts.
+            uncertain_s = 2 * rise.read_s + (rise.early_s if self._is_aligned else tick_s)
+            bound_j = quantisation_bound_j(uncertain_s, max(power_w, mean_w)) + rise.uncertain_j
+        return DeviceEnergy(counter.origin, rise.joules, bound_j, None, rise.remark)
+
+
+def _add(rise: _Rise, counter: EnergyCounter, now_j: float, now_s: float) -> None:
+    """What the counter rose by since it was last read; the first reason stands."""
+    if rise.last_j is not None:
+        delta = counter_delta(rise.last_j, now_j, now_s - rise.last_s, counter.wraps_at_j, counter.limit_w)
+        rise.joules += delta.joules or 0.0
+        rise.reason, rise.remark = rise.reason or delta.reason, delta.remark or rise.remark
+    rise.last_j, rise.last_s = now_j, now_s
+
+
+def _count_from(rise: _Rise, edge: Edge, begun_s: float, power_w: float | None) -> None:
+    """The tick before the window, in place of the reading after it, which may be a tick later for another counter.
+
+    What was drawn between that tick and the window is taken off where the power before it is known.
+    """
+    rise.reason = rise.reason or edge.reason
+    rise.last_j, rise.last_s = edge.joules, edge.at_s
+    rise.early_s = begun_s - edge.earliest_s
+    if power_w is not None:
+        rise.joules -= power_w * (begun_s - edge.at_s)
+
+
+POWERCAP = Path("/sys/class/powercap")
+
+
+# More than any package draws; what tells a wrap from a reset, and how often to look for wraps.
+PACKAGE_LIMIT_W = 1000.0
+
+
+class RaplCounter:
+    """One zone's `EnergyCounter`.
+
+    Args:
+        zone: its folder, with `energy_uj` and `max_energy_range_uj`.
+        device: what to call it.
+
+    Raises:
+        MeterUnavailable: it cannot be read; the kernel lets only root read it unless told otherwise.
+    """
+
+    limit_w = PACKAGE_LIMIT_W
+
+    def __init__(self, zone: Path, device: str, component: Component) -> None:
+        self._energy = zone / "energy_uj"
+        self.origin = EnergyOrigin(device, component, "rapl", "measured", "counter")
+        self.wraps_at_j = _number_in(zone / "max_energy_range_uj") / 1e6
+        self.read_j()
+
+    def read_j(self) -> float:
+        """See `EnergyCounter.read_j`."""
+        return _number_in(self._energy) / 1e6
+
+
+def rapl_counters(powercap: Path = POWERCAP) -> tuple[RaplCounter, ...]:
+    """One counter for each package and each DRAM zone; raises MeterUnavailable where there is none to read."""
+    if not powercap.is_dir():
+        raise MeterUnavailable(f"there is no {powercap}: the kernel or the virtual machine offers no RAPL")
+    counters = []
+    for zone in sorted(powercap.glob("intel-rapl:*")):
+        name = (zone / "name").read_text().strip()
+        if name.startswith("package"):
+            counters.append(RaplCounter(zone, name, "cpu"))
+        elif name == "dram":
+            package = (powercap / zone.name.rsplit(":", 1)[0] / "name").read_text().strip()
+            counters.append(RaplCounter(zone, f"{package} {name}", "dram"))
+    if not counters:
+        raise MeterUnavailable(f"{powercap} holds no RAPL package")
+    return tuple(counters)
+
+
+def _number_in(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except PermissionError as error:
+        raise MeterUnavailable(
+            f"{file} may not be read; as root, `chmod a+r {file.parent}/*energy*` allows it until the next start"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise MeterUnavailable(f"{file} does not hold a number that can be read: {error}") from error

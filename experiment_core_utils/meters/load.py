@@ -1,0 +1,271 @@
+"""In: a window in which something runs; out: load and memory along it, read by a thread beside the running code."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+from experiment_core_utils.meters.nvml import NvmlGpu
+from experiment_core_utils.primitives.clock import Clock, HostClock, Repeating
+from experiment_core_utils.primitives.device import allocator_bytes, gpu_uuid, resident_bytes, used_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.records.compute import LoadSample, LoadTrace
+from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, When
+from experiment_core_utils.records.text import ComputeUtilisation
+
+READ_EVERY_S = 10.0
+
+
+class GpuMeter(Protocol):
+    """Whatever reads a GPU."""
+
+    def read(self) -> GpuReading:
+        """The GPU now."""
+        ...
+
+
+class ConditionsMeter:
+    """Reads GPU and host where a setting's window opens and closes, and between samples every ten seconds.
+
+    Args:
+        gpu: None where there is none to read.
+        gpu_reason: why not.
+    """
+
+    def __init__(
+        self,
+        experiment_id: str,
+        rank: int,
+        gpu: GpuMeter | None,
+        gpu_reason: str | None,
+        read_cpu: Callable[[], CpuReading] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._experiment_id = experiment_id
+        self._rank = rank
+        self._gpu = gpu
+        self._gpu_reason = gpu_reason
+        self._read_cpu = read_cpu if read_cpu is not None else cpu_now
+        self._clock = clock
+        self._last_s = clock()
+
+    def read(self, when: When) -> ConditionsReading:
+        """The conditions now."""
+        self._last_s = self._clock()
+        return ConditionsReading(
+            experiment_id=self._experiment_id,
+            rank=self._rank,
+            when=when,
+            wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            monotonic_s=self._last_s,
+            gpu=self._gpu.read() if self._gpu is not None else None,
+            gpu_reason=self._gpu_reason,
+            cpu=self._read_cpu(),
+        )
+
+    def read_if_due(self) -> ConditionsReading | None:
+        """A reading between two samples; None where the last one was less than ten seconds ago."""
+        return self.read("between") if self._clock() - self._last_s >= READ_EVERY_S else None
+
+
+def conditions_meter(experiment_id: str, rank: int, device: torch.device) -> ConditionsMeter:
+    """The meter for work on `device`; without NVML it says so in its readings."""
+    uuid = gpu_uuid(device)
+    if uuid is None:
+        return ConditionsMeter(experiment_id, rank, None, "no GPU is used")
+    try:
+        return ConditionsMeter(experiment_id, rank, NvmlGpu(uuid), None)
+    except MeterUnavailable as error:
+        return ConditionsMeter(experiment_id, rank, None, str(error))
+
+
+def cpu_times_s() -> tuple[float, float]:
+    """Seconds since the host's start that its logical CPUs were busy, and were there, summed over them."""
+    times = psutil.cpu_times()._asdict()
+    # A guest's time is in user's and nice's already.
+    total_s = sum(seconds for name, seconds in times.items() if not name.startswith("guest"))
+    return total_s - times["idle"] - times.get("iowait", 0.0), total_s
+
+
+def cpu_now() -> CpuReading:
+    """The host's CPUs, and this process's own time."""
+    busy_s, total_s = cpu_times_s()
+    own = psutil.Process(os.getpid()).cpu_times()
+    frequency = psutil.cpu_freq()
+    return CpuReading(
+        busy_s=busy_s,
+        total_s=total_s,
+        own_s=own.user + own.system,
+        frequency_mhz=frequency.current if frequency is not None and frequency.current else None,
+    )
+
+
+# The driver's own figure is over a sixth of a second or more.
+SAMPLE_EVERY_S = 0.2
+
+
+class GpuLoad(Protocol):
+    """Whatever tells how busy a GPU is."""
+
+    def utilisation_percent(self) -> float:
+        """Over the driver's last sampling period; raises MeterUnavailable."""
+        ...
+
+
+class SilentGpu:
+    """A GPU that cannot be opened."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def utilisation_percent(self) -> float:
+        """See `GpuLoad.utilisation_percent`."""
+        raise MeterUnavailable(self._reason)
+
+
+class LoadSampler:
+    """Samples between `with` and its end, every `interval_s`, and once more at the end.
+
+    A GPU that does not tell is a reason; anything else that a reading raises is raised at the end.
+
+    Args:
+        gpus: those that the process uses.
+        read_cpu: seconds that the host's CPUs were busy, and were there.
+        read_rss: resident bytes of the process.
+        read_allocator: bytes allocated and reserved on the GPUs; None without one.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[GpuLoad],
+        clock: Clock,
+        interval_s: float = SAMPLE_EVERY_S,
+        read_cpu: Callable[[], tuple[float, float]] = cpu_times_s,
+        read_rss: Callable[[], int] = resident_bytes,
+        read_allocator: Callable[[], tuple[int, int] | None] = lambda: None,
+    ) -> None:
+        self._gpus = tuple(gpus)
+        self._clock = clock
+        self._interval_s = interval_s
+        self._read_cpu = read_cpu
+        self._read_rss = read_rss
+        self._read_allocator = read_allocator
+        self._samples: list[LoadSample] = []
+        # In the order in which they came, each once.
+        self._reasons: dict[str, None] = {}
+        self._repeating: Repeating | None = None
+
+    def __enter__(self) -> "LoadSampler":
+        self._samples.clear()
+        self._reasons = {} if self._gpus else {"no GPU is used": None}
+        self._opened_s = self._last_s = self._clock.now_s()
+        self._last_cpu = self._read_cpu()
+        self._repeating = self._clock.every(self._interval_s, self._sample)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._repeating is not None
+        self._repeating.stop()
+        self._sample()
+
+    @property
+    def trace(self) -> LoadTrace:
+        """Everything that was seen; raises ConfigurationError before the window is closed for the first time."""
+        if not self._samples:
+            raise ConfigurationError("the window of this load sampler was never closed; use it in a with statement")
+        return LoadTrace(tuple(self._samples), self._interval_s, "; ".join(self._reasons) or None)
+
+    def _sample(self) -> None:
+        now_s, cpu = self._clock.now_s(), self._read_cpu()
+        busy_s, there_s = (now - before for now, before in zip(cpu, self._last_cpu, strict=True))
+        # The host counts in hundredths of a second: where none has passed, the last figure stands.
+        before = self._samples[-1].cpu_percent if self._samples else None
+        percent = min(max(100 * busy_s / there_s, 0.0), 100.0) if there_s > 0 else before
+        allocated, reserved = self._read_allocator() or (None, None)
+        self._samples.append(
+            LoadSample(
+                at_s=now_s - self._opened_s,
+                span_s=now_s - self._last_s,
+                cpu_percent=percent,
+                gpu_percent=tuple(self._ask(gpu) for gpu in self._gpus),
+                rss_bytes=self._read_rss(),
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
+            )
+        )
+        self._last_s, self._last_cpu = now_s, cpu
+
+    def _ask(self, gpu: GpuLoad) -> float | None:
+        try:
+            return gpu.utilisation_percent()
+        except MeterUnavailable as error:
+            self._reasons[str(error)] = None
+            return None
+
+
+def load_sampler(interval_s: float = SAMPLE_EVERY_S) -> LoadSampler:
+    """For this process on the GPUs that hold something of it now."""
+    devices = used_gpus()
+    uuids = [gpu_uuid(device) for device in devices]
+    gpus = [_opened(uuid) for uuid in uuids if uuid is not None]
+    return LoadSampler(gpus, HostClock(), interval_s, read_allocator=lambda: allocator_bytes(devices))
+
+
+def _opened(uuid: str) -> GpuLoad:
+    try:
+        return NvmlGpu(uuid)
+    except MeterUnavailable as error:
+        return SilentGpu(str(error))
+
+
+def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:
+    """Means over the window's time, each sample standing for the time since the one before, and the highest samples."""
+    samples = trace.samples
+    spans = [sample.span_s for sample in samples]
+    cpu = [sample.cpu_percent for sample in samples]
+    rss = [sample.rss_bytes for sample in samples]
+    by_gpu = list(zip(*(sample.gpu_percent for sample in samples), strict=True))
+    mean_rss = _mean(rss, spans)
+    assert mean_rss is not None
+    return ComputeUtilisation(
+        gpu_utilization_percent=[_mean(values, spans) for values in by_gpu],
+        gpu_utilization_percent_max=[_most(values) for values in by_gpu],
+        cpu_usage_percent=_mean(cpu, spans),
+        cpu_usage_percent_max=_most(cpu),
+        cpu_memory_usage_bytes=round(mean_rss),
+        cpu_memory_usage_bytes_max=max(rss),
+        num_samples=len(samples),
+        sample_interval_s=trace.interval_s,
+        reason=trace.reason,
+    )
+
+
+def memory_timeline(trace: LoadTrace) -> dict[str, Any]:
+    """`interval_s`, and as `samples` the seconds since the window opened and the bytes at that moment."""
+    samples = [
+        {
+            "seconds": sample.at_s,
+            "allocated_bytes": sample.allocated_bytes,
+            "reserved_bytes": sample.reserved_bytes,
+            "process_rss_bytes": sample.rss_bytes,
+        }
+        for sample in trace.samples
+    ]
+    return {"interval_s": trace.interval_s, "samples": samples}
+
+
+def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | None:
+    """Weighted by time; None where nothing was told."""
+    told = [(value, span) for value, span in zip(values, spans, strict=True) if value is not None]
+    whole = sum(span for _, span in told)
+    if not told:
+        return None
+    return sum(value * span for value, span in told) / whole if whole else told[-1][0]
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,204 @@
+"""In: power readings of devices, taken beside the running code; out: a window's energy by the trapezoid rule."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import numpy as np
+
+from experiment_core_utils.meters.interface import PowerProbe
+from experiment_core_utils.primitives.clock import Clock, Repeating
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.records.energy import DeviceEnergy, EnergyReading, PowerTrace
+
+SAMPLE_EVERY_S = 0.05
+
+
+# Share of the interval by which one may be shorter or longer. With a half, what repeats itself with the interval is met
+# at every moment of its period alike.
+JITTER = 0.5
+
+
+JITTER_SEED = 42
+
+
+# A trace with more failed readings than this share of all says too little of what lies between them.
+FAILED_LIMIT = 0.1
+
+
+# Times the usual interval: a reading may come late, or fail once.
+MOST_GAP = 4
+
+
+def trapezoid_j(
+    times_s: Sequence[float], watts: Sequence[float], begin_s: float, end_s: float, has_steps_at_ends: bool = False
+) -> tuple[float, float]:
+    """Energy between two moments from power readings, and a bound of its error, both in joules.
+
+    Power runs in straight lines between readings and stays as it was outside them. The bound holds where the power
+    between two readings lies between those readings: half of |step| * time, summed over the steps. Power that swings
+    faster than it is read is met by chance: the integral is right on average, not within this bound for certain.
+
+    Args:
+        times_s: ascending, at least one.
+        has_steps_at_ends: something begins to run at `begin_s` and ends at `end_s`: from either end to the next reading
+            inside, where there is one, power is as at that reading, and its whole step * time goes into the bound.
+    """
+    times, power = np.asarray(times_s, dtype=np.float64), np.asarray(watts, dtype=np.float64)
+    inside = (times > begin_s) & (times < end_s)
+    at = np.concatenate(([begin_s], times[inside], [end_s]))
+    values = np.interp(at, times, power)
+    steps = np.diff(at)
+    bounds = steps * np.abs(np.diff(values)) / 2
+    if has_steps_at_ends and inside.any():
+        values[0], values[-1] = values[1], values[-2]
+        bounds[[0, -1]] *= 2
+    return float((steps * (values[1:] + values[:-1])).sum() / 2), float(bounds.sum())
+
+
+def jittered(interval_s: float, random: Random) -> Iterator[float]:
+    """Intervals spread evenly around this one by `JITTER`, which is their mean.
+
+    Readings at equal distances of something that repeats itself at that distance meet the same moment of it each time,
+    and what is drawn at all others is in no reading.
+    """
+    while True:
+        yield interval_s * random.uniform(1 - JITTER, 1 + JITTER)
+
+
+class PowerSampler:
+    """Reads power of devices at once, then again and again beside the running code, and once more at the stop.
+
+    Args:
+        intervals: seconds from one reading to the next, endless; None for the usual ones.
+    """
+
+    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, intervals: Iterator[float] | None = None) -> None:
+        self._probes = tuple(probes)
+        self._clock = clock
+        self._intervals = intervals or jittered(SAMPLE_EVERY_S, Random(JITTER_SEED))
+        self._repeating: Repeating | None = None
+        self._forget()
+
+    def start(self) -> None:
+        """Begin a trace."""
+        self._forget()
+        self._sample()
+        self._repeating = self._clock.every(self._intervals, self._sample)
+
+    def stop(self) -> tuple[PowerTrace, ...]:
+        """End it; one trace for each probe. Raises what a reading raised, where that is not MeterUnavailable."""
+        if self._repeating is not None:
+            repeating, self._repeating = self._repeating, None
+            repeating.stop()
+            self._sample()
+        return tuple(
+            PowerTrace(
+                probe.origin,
+                tuple(self._times_s[place]),
+                tuple(self._watts[place]),
+                self._num_failed[place],
+                self._last_failed[place],
+                self._failures[place],
+            )
+            for place, probe in enumerate(self._probes)
+        )
+
+    def _forget(self) -> None:
+        places = range(len(self._probes))
+        self._times_s: list[list[float]] = [[] for _ in places]
+        self._watts: list[list[float]] = [[] for _ in places]
+        self._num_failed = [0 for _ in places]
+        self._last_failed = [False for _ in places]
+        self._failures: list[str | None] = [None for _ in places]
+
+    def _sample(self) -> None:
+        for place, probe in enumerate(self._probes):
+            begun_s = self._clock.now_s()
+            try:
+                watts = probe.read_w()
+            except MeterUnavailable as error:
+                self._num_failed[place] += 1
+                self._last_failed[place] = True
+                self._failures[place] = str(error)
+                continue
+            self._times_s[place].append((begun_s + self._clock.now_s()) / 2)
+            self._watts[place].append(watts)
+            self._last_failed[place] = False
+
+
+def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_at_ends: bool = False) -> DeviceEnergy:
+    """Energy of a device between two moments; None where it was gone at the end, failed too often, or where the
+    readings say nothing of the window: none lies in it, or some are missing around it.
+
+    `has_steps_at_ends` is that of `trapezoid_j`.
+    """
+    failed, taken = trace.num_failed, len(trace.times_s)
+    if trace.last_failed or not taken:
+        return DeviceEnergy(trace.origin, None, None, f"power could not be read at the close: {trace.failure}")
+    share = failed / (failed + taken)
+    if share > FAILED_LIMIT:
+        reason = f"{failed} of {failed + taken} power readings failed: {trace.failure}"
+        return DeviceEnergy(trace.origin, None, None, reason)
+    untold = _why_untold(trace.times_s, begin_s, end_s)
+    if untold is not None:
+        failures = f" ({trace.failure})" if failed else ""
+        return DeviceEnergy(trace.origin, None, None, f"{untold}{failures}")
+    # A long run has many windows: the readings inside this one, and the one to either side.
+    near = slice(max(bisect_right(trace.times_s, begin_s) - 1, 0), bisect_left(trace.times_s, end_s) + 1)
+    joules, bound_j = trapezoid_j(trace.times_s[near], trace.watts[near], begin_s, end_s, has_steps_at_ends)
+    remark = f"{failed} of {failed + taken} power readings failed ({trace.failure})" if failed else None
+    return DeviceEnergy(trace.origin, joules, bound_j, None, remark)
+
+
+def _why_untold(times_s: Sequence[float], begin_s: float, end_s: float) -> str | None:
+    """Why the readings say nothing of a window; None where they do."""
+    first, last = bisect_right(times_s, begin_s), bisect_left(times_s, end_s)
+    if first >= last:
+        return f"no power reading lies in a window of {end_s - begin_s:.3g} s"
+    times = np.asarray(times_s, dtype=np.float64)
+    # Where the trace does not reach beyond an end, nothing is read from there on.
+    before = [begin_s] if first == 0 else []
+    after = [end_s] if last == len(times) else []
+    gap_s = float(np.diff([*before, *times[max(first - 1, 0) : last + 1], *after]).max())
+    usual_s = float(np.median(np.diff(times))) if len(times) > 1 else gap_s
+    if gap_s > MOST_GAP * usual_s:
+        return f"power readings are missing: {gap_s:.3g} s lie between two, {usual_s:.3g} s as a rule"
+    return None
+
+
+class PowerIntegralMeter:
+    """An `EnergyMeter` of power readings; see `PowerSampler`.
+
+    Raises:
+        MeterUnavailable: a probe cannot be read now.
+    """
+
+    def __init__(self, probes: Sequence[PowerProbe], clock: Clock, intervals: Iterator[float] | None = None) -> None:
+        self._clock = clock
+        self._sampler = PowerSampler(probes, clock, intervals)
+        self._begun_s: float | None = None
+        for probe in probes:
+            probe.read_w()
+
+    def open(self) -> None:
+        """See `EnergyMeter.open`; power is read before the window begins."""
+        if self._begun_s is not None:
+            raise ConfigurationError("this energy meter has an open window; close it before opening another")
+        self._sampler.start()
+        self._begun_s = self._clock.now_s()
+
+    def close(self) -> EnergyReading:
+        """See `EnergyMeter.close`; power is read after the window has ended."""
+        if self._begun_s is None:
+            raise ConfigurationError("this energy meter has no open window; open one before closing")
+        begun_s, ended_s = self._begun_s, self._clock.now_s()
+        self._begun_s = None
+        traces = self._sampler.stop()
+        energies = (energy_of_trace(each, begun_s, ended_s, has_steps_at_ends=True) for each in traces)
+        return EnergyReading(ended_s - begun_s, tuple(energies))
+
+    def release(self) -> None:
+        """See `EnergyMeter.release`."""
+        self._begun_s = None
+        self._sampler.stop()

@@ -1,0 +1,279 @@
+"""In: a request on its device and a setting in force; out: the energy of each stage, and of the whole beside their sum.
+
+A stage takes milliseconds and a counter advances ten times a second, so each stage is repeated alone in windows of its
+own. The sum of the stages is then held against windows of the whole request, which are independent of them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from experiment_core_utils.meters.energy_statistics import closure, energy_figure, summed_act, summed_idle
+from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.windows import (
+    WARM_AGAIN_S,
+    WARM_UP_S,
+    WindowGoal,
+    energy_of_act,
+    idle_power,
+)
+from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.primitives.device import NoMarks, synchronize
+from experiment_core_utils.primitives.distributions import Distribution, describe
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.stability import shuffled
+from experiment_core_utils.records.energy import (
+    END_TO_END,
+    PREFERRED_SOURCES,
+    ActEnergy,
+    Closure,
+    EnergyFigure,
+    EnergyOrigin,
+    IdlePower,
+    StageEnergies,
+)
+
+REPEATS = 5
+
+
+# Student's t interval of fewer windows is mostly wider than any goal.
+LEAST_REPEATS = 3
+
+
+IDLE_S = 2.0
+
+
+Act = Callable[[], object]
+
+
+Windows = Sequence[ActEnergy]
+
+
+# Takes the state behind the last of so many decode steps back to where it was before the first.
+Rewind = Callable[[Any, int], None]
+
+
+@dataclass(frozen=True)
+class StageMeasurement:
+    """How stages are measured.
+
+    Attributes:
+        using: calibrated.
+        goal: of every window.
+        repeats: windows of each stage at most; rounds of all stages one after the other, each in an order of its own.
+        least_repeats: rounds end after as many or more, once the interval over windows of every stage is within the
+            goal's relative error.
+        idle_s: length of the windows without work, before the first round and after the last.
+        seed: of the orders.
+        stop: looked at before every repetition.
+    """
+
+    using: Instruments
+    goal: WindowGoal
+    repeats: int = REPEATS
+    least_repeats: int = LEAST_REPEATS
+    idle_s: float = IDLE_S
+    seed: int = 42
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    def __post_init__(self) -> None:
+        if self.repeats < 2:
+            raise ConfigurationError(f"{self.repeats} windows of a stage say nothing of their spread; give 2 or more")
+
+
+def stage_energies(
+    model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rewind: Rewind, how: StageMeasurement
+) -> StageEnergies:
+    """Measure every stage of one request; model, request and setting are warm already.
+
+    Args:
+        inputs: tensors on the model's device.
+        max_new_tokens: end-of-sequence ends an answer before; every repetition gives the same tokens.
+
+    Raises:
+        MeterUnavailable: there is nothing to measure with.
+        SettingError: the model's cache cannot be taken back, so that decoding cannot be repeated.
+        Stopped: someone asked for it.
+    """
+    how.using.require_any()
+    request = StagedRequest(model, inputs, max_new_tokens, rewind)
+    acts, names = {name: _stoppable(act, how.stop) for name, act in request.acts.items()}, list(request.acts)
+    rounds: dict[str, list[list[ActEnergy]]] = {name: [] for name in names}
+    before = idle_power(how.using, how.idle_s)
+    for repeat in range(how.repeats):
+        warm_up_s = WARM_AGAIN_S if repeat else WARM_UP_S
+        for name in shuffled(names, how.seed + repeat):
+            rounds[name].append(energy_of_act(acts[name], how.using, how.goal, warm_up_s))
+        if repeat + 1 >= how.least_repeats and _are_narrow(rounds.values(), how.goal.relative_error):
+            break
+    idle = tuple(zip(before, idle_power(how.using, how.idle_s), strict=True))
+    figures = {name: tuple(_figure(windows, idle) for windows in zip(*rounds[name], strict=True)) for name in names}
+    totals = {name: _totals(rounds[name], idle) for name in names}
+    return StageEnergies(
+        output_tokens=request.output_tokens,
+        figures={name: figures[name] + tuple(_sums(totals[name])) for name in names},
+        closures=_closures(totals),
+        source_ratios={name: _source_ratio(totals[name]) for name in names},
+        idle=idle,
+        error_goal=how.goal.relative_error,
+    )
+
+
+def _are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
+    """Whether half of the interval over windows is at most this share of the mean, of every stage and every device.
+
+    The source that stands for the setting decides.
+    """
+    return all(
+        spread is not None and spread.ci_high is not None and spread.ci_high - spread.mean <= relative * spread.mean
+        for windows in rounds
+        for spread in _spreads(windows)
+    )
+
+
+def _spreads(windows: Sequence[Windows]) -> list[Distribution | None]:
+    """Of each device by the source that stands for the setting; None where a window has no figure."""
+    groups = [_group(each.origin) for each in windows[0]]
+    chosen = next((group for group in PREFERRED_SOURCES if group in groups), groups[0])
+    found = [[each.joules for each in same] for same in zip(*windows, strict=True) if _group(same[0].origin) == chosen]
+    return [None if None in joules else describe([each for each in joules if each is not None]) for joules in found]
+
+
+def _stoppable(act: Act, stop: StopRequest) -> Act:
+    def looked_at() -> None:
+        stop.raise_if_asked("while a stage's energy was measured")
+        act()
+
+    return looked_at
+
+
+class StagedRequest:
+    """A request whose stages can be done again and again, each by itself; all are synchronised.
+
+    Stages begin and end as in `StagedRun`: the choice of a token and its copy to the host belong to the stage that it
+    ends.
+
+    Attributes:
+        output_tokens: of the whole request, the same every time.
+
+    Raises:
+        SettingError: the model's cache cannot be taken back to where it was behind the prefill.
+    """
+
+    def __init__(self, model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rewind: Rewind) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._max_new_tokens = max_new_tokens
+        self._rewind = rewind
+        generated = generate_greedily(model, inputs, max_new_tokens, NoMarks())
+        self._has_vision = "vision" in generated.spans
+        self.output_tokens = len(generated.token_ids)
+        with torch.inference_mode():
+            self._features = model.encode_image(inputs)
+            self._first_token, self._state = self._prefilled()
+        if self.output_tokens > 1:
+            # A cache that cannot be taken back is found before any window is open.
+            self.decode()
+
+    @property
+    def acts(self) -> dict[str, Act]:
+        """By name; `vision` is left out without a picture, `decode` where there is one token."""
+        acts: dict[str, Act] = {"vision": self.vision} if self._has_vision else {}
+        acts["prefill"] = self.prefill
+        if self.output_tokens > 1:
+            acts["decode"] = self.decode
+        return {**acts, END_TO_END: self.whole}
+
+    @torch.inference_mode()
+    def vision(self) -> None:
+        """Crops on the device -> features ready."""
+        self._model.encode_image(self._inputs)
+        synchronize(self._model.device)
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        """Features and prompt on the device -> first token on the host."""
+        self._prefilled()
+        synchronize(self._model.device)
+
+    @torch.inference_mode()
+    def decode(self) -> None:
+        """First token -> last token, always from the state behind the prefill."""
+        token, steps = self._first_token, self.output_tokens - 1
+        with self._model.decoding():
+            for _ in range(steps):
+                token = self._model.decode_step(token, self._state).argmax(dim=-1, keepdim=True)
+                int(token)
+        self._rewind(self._state, steps)
+        synchronize(self._model.device)
+
+    def whole(self) -> None:
+        """Request handed over -> last token."""
+        generate_greedily(self._model, self._inputs, self._max_new_tokens, NoMarks())
+        synchronize(self._model.device)
+
+    def _prefilled(self) -> tuple[torch.Tensor, Any]:
+        logits, state = self._model.prefill(self._inputs, self._features)
+        token = logits.argmax(dim=-1, keepdim=True)
+        int(token)
+        return token, state
+
+
+def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> EnergyFigure:
+    """With the idle power that the same source tells of the same device."""
+    for before, after in idle:
+        if before.origin == windows[0].origin:
+            return energy_figure(windows, before, after)
+    return energy_figure(windows)
+
+
+def _totals(
+    rounds: Sequence[Windows], idle: Sequence[tuple[IdlePower, IdlePower]]
+) -> dict[tuple[str, str], tuple[int, EnergyFigure]]:
+    """Of each component and basis the number of its devices and the figure of their sum, window by window."""
+    totals = {}
+    for component, basis in dict.fromkeys(_group(each.origin) for each in rounds[0]):
+        windows = [
+            summed_act([each for each in window if _group(each.origin) == (component, basis)]) for window in rounds
+        ]
+        pairs = [pair for pair in idle if _group(pair[0].origin) == (component, basis)]
+        sums = (summed_idle([before for before, _ in pairs]), summed_idle([after for _, after in pairs]))
+        totals[component, basis] = (len(pairs), energy_figure(windows, *sums))
+    return totals
+
+
+def _group(origin: EnergyOrigin) -> tuple[str, str]:
+    return origin.component, origin.basis
+
+
+def _sums(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]]) -> list[EnergyFigure]:
+    """Those of several devices; that of one is its own figure."""
+    return [figure for num_devices, figure in totals.values() if num_devices > 1]
+
+
+def _closures(
+    totals: Mapping[str, Mapping[tuple[str, str], tuple[int, EnergyFigure]]],
+) -> tuple[Closure, ...]:
+    found = []
+    for group, (_, whole) in totals[END_TO_END].items():
+        stages = {name: totals[name][group][1] for name in totals if name != END_TO_END}
+        found.append(closure(whole, stages))
+    return tuple(found)
+
+
+def _source_ratio(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]]) -> float | None:
+    """Integrated power over counter of the GPUs; their devices have to be the same ones."""
+    counted = [
+        (num, each.gross_j) for (kind, basis), (num, each) in totals.items() if (kind, basis) == ("gpu", "counter")
+    ]
+    integrated = [
+        (num, each.gross_j) for (kind, basis), (num, each) in totals.items() if kind == "gpu" and basis != "counter"
+    ]
+    if len(counted) != 1 or len(integrated) != 1 or counted[0][0] != integrated[0][0]:
+        return None
+    first, second = counted[0][1], integrated[0][1]
+    return second.mean / first.mean if first is not None and second is not None and first.mean else None

@@ -1,0 +1,17 @@
+"""What a decoder is made of, as profiles name it: the ranges of a profiled run and what is computed from them."""
+
+from typing import Literal, get_args
+
+Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
+
+
+"""`ffn` is the whole feed-forward part of a block; `routing` and `experts` lie inside it where it is a mixture.
+
+`attention` has its projections in it, `norm` the norms between the parts, `head` the product with the vocabulary.
+"""
+
+
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+
+STAGES = ("vision", "prefill", "decode")

@@ -1,0 +1,332 @@
+"""In: a causal language model, how to decode, and left-padded prompts; out: their tokens, with the time of each."""
+
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
+
+from experiment_core_utils.config.text import Batching, Decoding, TextConfig
+from experiment_core_utils.primitives.clock import Clock, HostClock
+from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
+from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, first_line
+from experiment_core_utils.records.requests import TokenisedPrompts
+
+
+@dataclass(frozen=True)
+class GeneratedBatch:
+    """What one `generate()` gave.
+
+    Attributes:
+        token_ids: [B][n] as generated, what comes after an end-of-sequence included.
+        inference_time_s: prompts on the device -> all tokens on the host.
+        ttft_s: -> first token of every row; None where the model's own `generate()` tells nothing of single tokens.
+        inter_token_s: from each token to the next.
+        begun_s, ended_s: the same window by the host's clock, the device synchronised at both ends.
+    """
+
+    token_ids: list[list[int]]
+    inference_time_s: float
+    ttft_s: float | None
+    inter_token_s: list[float]
+    begun_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True)
+class TextGenerator:
+    """Generates batch by batch, by the values of `generation` alone.
+
+    Drawn tokens depend on `random_seed`, the index of the batch's first prompt, which prompts are in the batch and how
+    far they are padded, the model with its precision, the kind of device and the versions of torch and transformers.
+    They do not depend on the batches before or on warm-ups, and on the number of processes only where that changes
+    which prompts share a batch. The global random state is afterwards as it was before.
+
+    Args:
+        model: with `generate()`, not wrapped for distribution.
+        clock: that of the power readings taken beside.
+    """
+
+    model: Any
+    generation: GenerationConfig
+    random_seed: int
+    clock: Clock = field(default_factory=HostClock)
+
+    @property
+    def device(self) -> torch.device:
+        """Where prompts go in: of a model that is spread over devices, that of its input embeddings."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        ids = self.generation.eos_token_id
+        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+    def generate(self, prompts: TokenisedPrompts, first_index: int, max_new_tokens: int) -> GeneratedBatch:
+        """Tokens and times of one batch.
+
+        Args:
+            prompts: on the host; their way to the device is not timed.
+            first_index: of the batch's first prompt among all.
+
+        Raises:
+            OutOfMemory: it does not fit.
+            GenerationFailed: the model broke off.
+        """
+        device = self.device
+        generation = copy.copy(self.generation)
+        generation.max_new_tokens = max_new_tokens
+        with (
+            _failures_named(),
+            out_of_memory_named(),
+            _current(device),
+            _drawn_by(np.random.SeedSequence([self.random_seed, first_index]), device),
+            _only_values_of(generation, self.model),
+        ):
+            ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
+            marks = new_marks(device)
+            criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device)])
+            synchronize(device)
+            begun_s = self.clock.now_s()
+            marks.mark()
+            sequences = self.model.generate(
+                input_ids=ids, attention_mask=mask, generation_config=generation, stopping_criteria=criteria
+            )
+            tokens = sequences[:, ids.shape[1] :].cpu()
+            marks.mark()
+            spans = marks.seconds()
+            return _generated(tokens.tolist(), spans, (begun_s, self.clock.now_s()))
+
+
+def logits_problem(model: Any, prompts: TokenisedPrompts, device: torch.device) -> str | None:
+    """Why the text of a model means nothing, by one unmeasured pass over the first prompt; None where it may.
+
+    Drawing from logits that are not finite fails; the largest of them is found without a word.
+    """
+    ids = prompts["input_ids"][0][prompts["attention_mask"][0].bool()].unsqueeze(0).to(device)
+    with torch.inference_mode(), out_of_memory_named():
+        logits = model(input_ids=ids).logits[:, -1]
+    if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any()):
+        return None
+    return "the logits of the first prompt are not finite: the text means nothing; check the weights and fp_precision"
+
+
+class TokenMarks(StoppingCriteria):
+    """Sets a mark after every token of a batch, and never stops it.
+
+    `generate()` asks its stopping criteria once for each position that it adds, for any number of rows; its streamer
+    would take one row only.
+    """
+
+    def __init__(self, marks: Marks, rows: int, device: torch.device) -> None:
+        self._marks = marks
+        self._stopped = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self._marks.mark()
+        return self._stopped
+
+
+def generation_values(config: TextConfig, model: Any, tokeniser: Any) -> GenerationConfig:
+    """Greedy decoding or sampling as asked for, made from nothing: of the model's own values only the ids are kept.
+
+    Where the model has no id, the tokeniser's is taken. A mode uses the temperature (1 where none is given) and the
+    number of its own name; the others are switched off, transformers' default top-k of 50 too.
+
+    Raises:
+        ConfigurationError: neither has a pad token.
+    """
+    own, wanted = model.generation_config, config.decoder_config
+    ids = {
+        name: getattr(tokeniser if getattr(own, name) is None else own, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    if ids["pad_token_id"] is None:
+        raise ConfigurationError("neither the model nor the tokeniser has a pad token; set tokeniser.pad_token")
+    return GenerationConfig(
+        max_new_tokens=config.max_output_tokens, use_cache=True, num_beams=1, **ids, **_choice_of_tokens(wanted)
+    )
+
+
+def _choice_of_tokens(wanted: Decoding) -> dict[str, Any]:
+    if wanted.decoding_mode == "greedy":
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": 1.0 if wanted.decoder_temperature is None else wanted.decoder_temperature,
+        "top_k": wanted.decoder_top_k if wanted.decoding_mode == "top_k" else 0,
+        "top_p": wanted.decoder_top_p if wanted.decoding_mode == "top_p" else 1.0,
+    }
+
+
+def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[str, Any]:
+    """What is in force, for the record: None for values that the mode does not use, which `ignored` holds where given.
+
+    The seed is there for greedy decoding too, which does not draw.
+    """
+    wanted = config.decoder_config
+    used = {
+        "greedy": (),
+        "temperature": ("temperature",),
+        "top_k": ("temperature", "top_k"),
+        "top_p": ("temperature", "top_p"),
+    }[wanted.decoding_mode]
+    given = {
+        "temperature": wanted.decoder_temperature,
+        "top_k": wanted.decoder_top_k,
+        "top_p": wanted.decoder_top_p,
+    }
+    return {
+        "decoding_mode": wanted.decoding_mode,
+        "do_sample": generation.do_sample,
+        **{name: vars(generation)[name] if name in used else None for name in given},
+        "max_new_tokens": generation.max_new_tokens,
+        "bos_token_id": generation.bos_token_id,
+        "eos_token_id": generation.eos_token_id,
+        "pad_token_id": generation.pad_token_id,
+        "random_seed": config.random_seed,
+        "ignored": {
+            f"decoder_{name}": value for name, value in given.items() if value is not None and name not in used
+        },
+    }
+
+
+def context_length(config: PreTrainedConfig) -> int | None:
+    """Positions that a model was made for; None where its config does not tell (no learned limit)."""
+    # Configs of transformers name it so where they have one; not all do.
+    length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return length
+
+
+def check_context(prompts: TokenisedPrompts, max_output_tokens: int, model_config: PreTrainedConfig) -> None:
+    """Raises ConfigurationError where the longest prompt with its answer exceeds the model's context."""
+    limit, lengths = context_length(model_config), prompts["attention_mask"].sum(dim=1).tolist()
+    longest = max(lengths)
+    if limit is not None and longest + max_output_tokens > limit:
+        raise ConfigurationError(
+            f"prompt {lengths.index(longest)} has {longest} tokens, with max_output_tokens {max_output_tokens} more "
+            f"than the model's {limit} positions; lower max_output_tokens or max_input_tokens"
+        )
+
+
+def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[float, float]) -> GeneratedBatch:
+    """Name the spans: start | first token | ... | last token | tokens on the host."""
+    num_tokens = len(token_ids[0])
+    is_marked = len(spans) == num_tokens + 1
+    return GeneratedBatch(
+        token_ids=token_ids,
+        inference_time_s=sum(spans),
+        ttft_s=spans[0] if is_marked else None,
+        inter_token_s=spans[1:num_tokens] if is_marked else [],
+        begun_s=window[0],
+        ended_s=window[1],
+    )
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """What torch and transformers raise while a model runs becomes one line."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise GenerationFailed(f"generate() failed: {first_line(error)}") from error
+
+
+@contextmanager
+def _only_values_of(generation: GenerationConfig, model: Any) -> Iterator[None]:
+    """`generate()` fills what it is not given from the model's own values; inside, these are the same ones."""
+    before = model.generation_config
+    model.generation_config = generation
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+@contextmanager
+def _drawn_by(seeds: np.random.SeedSequence, device: torch.device) -> Iterator[None]:
+    """Random numbers of the host and of `device`, which is the current one, from this seed on; as before afterwards."""
+    seed = int(seeds.generate_state(1, np.uint64)[0])
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        # torch.manual_seed would reach the generators of every GPU, which are not kept here.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Marks are set on the current GPU's stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """Prompts that run together.
+
+    Attributes:
+        places: of its prompts among those given, ascending.
+        over_token_limit: a single prompt that is longer than `adaptive_max_tokens`: it runs alone.
+        halvings: how often a larger batch ran out of memory before it.
+    """
+
+    places: tuple[int, ...]
+    over_token_limit: bool = False
+    halvings: int = 0
+
+    def halves(self) -> tuple["PlannedBatch", "PlannedBatch"]:
+        """Its first and its second half, the first the smaller one of an odd number. At least 2 prompts."""
+        middle = len(self.places) // 2
+        parts = (self.places[:middle], self.places[middle:])
+        first, second = (PlannedBatch(part, self.over_token_limit, self.halvings + 1) for part in parts)
+        return first, second
+
+
+def plan_batches(lengths: Sequence[int], options: Batching) -> tuple[PlannedBatch, ...]:
+    """Neighbouring prompts together, in the order given; every prompt once.
+
+    Fixed batches hold `batch_size___fixed_batching` prompts, the last one the rest. An adaptive batch takes the next
+    prompt as long as (prompts x longest of them) <= `adaptive_max_tokens` and it holds no more than
+    `max_batch_size___adaptive_batching`. A prompt that is longer than the limit runs alone. Prompts in order of their
+    length make the least padding.
+
+    Args:
+        lengths: true tokens of each prompt.
+    """
+    if not options.adaptive_batching:
+        size = options.batch_size___fixed_batching
+        starts = range(0, len(lengths), size)
+        return tuple(PlannedBatch(tuple(range(start, min(start + size, len(lengths))))) for start in starts)
+    limit = options.adaptive_max_tokens
+    return tuple(
+        PlannedBatch(places, over_token_limit=len(places) * max(lengths[place] for place in places) > limit)
+        for places in _adaptive_places(lengths, limit, options.max_batch_size___adaptive_batching)
+    )
+
+
+def _adaptive_places(lengths: Sequence[int], most_tokens: int, most_prompts: int) -> Iterator[tuple[int, ...]]:
+    places: list[int] = []
+    longest = 0
+    for place, length in enumerate(lengths):
+        grown = max(longest, length)
+        if places and (len(places) == most_prompts or (len(places) + 1) * grown > most_tokens):
+            yield tuple(places)
+            places, grown = [], length
+        places.append(place)
+        longest = grown
+    if places:
+        yield tuple(places)
+
+
+def up_to_end(token_ids: Sequence[int], eos_token_ids: Collection[int]) -> tuple[list[int], bool]:
+    """A generated row up to its first end-of-sequence, that one included, and whether there was one."""
+    for place, token in enumerate(token_ids):
+        if token in eos_token_ids:
+            return list(token_ids[: place + 1]), True
+    return list(token_ids), False

@@ -1,0 +1,343 @@
+"""What energy is measured with and what comes of it: one frozen record for each stage, joules, watts and seconds.
+
+Every figure carries its origin. What is not available is None, and `reason` says why; nothing here is ever clamped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from experiment_core_utils.primitives.distributions import Distribution
+
+EnergySource = Literal["nvml_counter", "power_integral", "rapl", "codecarbon_estimate", "simulated"]
+
+
+EnergyKind = Literal["measured", "estimated"]
+
+
+Component = Literal["gpu", "cpu", "dram", "ram"]
+
+
+# counter: the device adds up its own energy. instant_power, averaged_power: power readings, integrated here.
+# load_model: computed from load and nominal power.
+Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
+
+
+Alignment = Literal["ticks", "acts"]
+
+
+ALL_DEVICES = "all"
+
+
+# Component and basis of the figures that stand for a setting where there are several: the first that was measured.
+PREFERRED_SOURCES: tuple[tuple[Component, Basis], ...] = (
+    ("gpu", "counter"),
+    ("gpu", "instant_power"),
+    ("gpu", "averaged_power"),
+    ("cpu", "counter"),
+)
+
+
+# Name of the whole request among its stages.
+END_TO_END = "end_to_end"
+
+
+@dataclass(frozen=True)
+class EnergyOrigin:
+    """Whose energy a figure is, and how it was come by.
+
+    Attributes:
+        device: a GPU's UUID, a RAPL zone such as "package-0", or "all" for a sum over devices.
+        kind: `measured` by a sensor (counter, power reading, RAPL) or `estimated` from load and nominal power.
+    """
+
+    device: str
+    component: Component
+    source: EnergySource
+    kind: EnergyKind
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class DeviceEnergy:
+    """What one source says of one device in one window.
+
+    Attributes:
+        joules: None where it was not measured; `reason` says why.
+        bound_j: most that the resolution of the source in time can make of an error, not of the sensor itself; None
+            where it is not known.
+        remark: what was done to the figure, or what it is weakened by.
+    """
+
+    origin: EnergyOrigin
+    joules: float | None
+    bound_j: float | None
+    reason: str | None
+    remark: str | None = None
+
+
+@dataclass(frozen=True)
+class EnergyReading:
+    """One window, as an `EnergyMeter` saw it.
+
+    Attributes:
+        seconds: from open to close.
+        devices: one entry for each source and device.
+    """
+
+    seconds: float
+    devices: tuple[DeviceEnergy, ...]
+
+
+@dataclass(frozen=True)
+class TickCalibration:
+    """How often a counter advances and what it costs to read, found by polling it.
+
+    Attributes:
+        tick_s: mean time between advances; None where it did not advance, for which `reason` says why.
+        longest_tick_s: longest of them; what error bounds are computed with.
+        read_cost_s: median time of a reading; None where none succeeded.
+        num_ticks: intervals between advances that were seen.
+    """
+
+    tick_s: float | None
+    longest_tick_s: float | None
+    read_cost_s: float | None
+    num_ticks: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class PowerTrace:
+    """Power readings of one device, in order of time.
+
+    Attributes:
+        times_s: middle of each reading, by the meter's clock.
+        num_failed: readings that did not succeed; they are in neither list.
+        last_failed: whether the last one, at the close, is among them.
+        failure: what the last failed reading said.
+    """
+
+    origin: EnergyOrigin
+    times_s: tuple[float, ...]
+    watts: tuple[float, ...]
+    num_failed: int
+    last_failed: bool
+    failure: str | None
+
+
+@dataclass(frozen=True)
+class IdlePower:
+    """Mean power of a device while nothing was asked of it, with context and model resident.
+
+    Attributes:
+        bound_w: error bound of the window's energy, over its length.
+    """
+
+    origin: EnergyOrigin
+    watts: float | None
+    bound_w: float | None
+    seconds: float
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class EnergyWindow:
+    """One window of an experiment, as the machine's own instruments saw it.
+
+    Attributes:
+        reading: None where there was nothing to measure with, for which `reason` says why.
+        idle_before, idle_after: for each source and device; empty where it was not asked for.
+        missing: what is not there, by name, and why.
+        codecarbon_reason: why codecarbon has no row for this window, where it has none.
+        gpus: those that were to be measured, by the driver's ids; empty where that is not known.
+    """
+
+    reading: EnergyReading | None
+    idle_before: tuple[IdlePower, ...]
+    idle_after: tuple[IdlePower, ...]
+    missing: Mapping[str, str]
+    reason: str | None
+    codecarbon_reason: str | None = None
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def unread_gpus(self) -> tuple[str, ...]:
+        """Those that were to be measured and that no source tells of."""
+        told = set() if self.reading is None else {each.origin.device for each in self.reading.devices}
+        return tuple(gpu for gpu in self.gpus if gpu not in told)
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether any source measured any device."""
+        return self.reading is not None and any(each.joules is not None for each in self.reading.devices)
+
+
+@dataclass(frozen=True)
+class WindowFigure:
+    """Energy of an experiment's windows by one source, on one device or over all of them.
+
+    Attributes:
+        seconds: length of all windows.
+        gross_j: None where that of any window is missing.
+        uncertainty_j: sum of the windows' error bounds: a window is measured once and has no spread.
+        idle_j: idle power (mean of before and after) over the windows' length; None where it was not measured.
+        net_j: gross less idle; may be negative.
+        net_uncertainty_j: with that of the idle power.
+    """
+
+    origin: EnergyOrigin
+    seconds: float
+    gross_j: float | None
+    uncertainty_j: float | None
+    idle_j: float | None
+    net_j: float | None
+    net_uncertainty_j: float | None
+    reason: str | None
+    remark: str | None
+
+
+@dataclass(frozen=True)
+class ActEnergy:
+    """Energy of one act, from one window in which it was repeated without a pause.
+
+    Attributes:
+        joules: of the window, divided by `count`.
+        bound_j: error bound of the window, divided by `count`.
+        act_s: length of the window divided by `count`.
+        count: how often the act was done between the window's ends; whole numbers where `alignment` is `acts`.
+        window_s: between the ends.
+        alignment: the ends are advances of the counter (`ticks`) or beginnings and ends of acts (`acts`).
+        window_error: error bound of the resolution that the window's length was chosen by, as a share of its energy;
+            None where the length was chosen by another source.
+    """
+
+    origin: EnergyOrigin
+    joules: float | None
+    bound_j: float | None
+    act_s: float | None
+    count: float | None
+    window_s: float | None
+    alignment: Alignment
+    reason: str | None
+    remark: str | None = None
+    window_error: float | None = None
+
+
+@dataclass(frozen=True)
+class EnergyFigure:
+    """Energy of one act over repeated windows.
+
+    Attributes:
+        gross_j: over windows, in joules an act, with Student's t interval of the mean.
+        uncertainty_j: standard uncertainty of the gross mean, see `energy_statistics.combined_uncertainty`.
+        idle_w: mean of idle power before and after; None where it was not measured.
+        idle_j: that power over the time of an act.
+        net_j: gross less idle; may be negative.
+        net_uncertainty_j: with that of the idle power.
+        act_s: mean time of an act.
+        count: acts in all windows.
+        window_s: length of all windows.
+        num_windows: windows that gave a figure.
+        reason: why there is no gross figure, or why fewer windows gave one than there were.
+        remark: what was done to windows, or what they are weakened by.
+        window_error: the largest of the windows', see `ActEnergy`.
+    """
+
+    origin: EnergyOrigin
+    gross_j: Distribution | None
+    uncertainty_j: float | None
+    idle_w: float | None
+    idle_j: float | None
+    net_j: float | None
+    net_uncertainty_j: float | None
+    act_s: float | None
+    count: float | None
+    window_s: float | None
+    num_windows: int
+    reason: str | None
+    remark: str | None = None
+    window_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Closure:
+    """An independent end-to-end figure against the sum of its stages.
+
+    Attributes:
+        stages_j: sum of the stages' gross energy.
+        residual_j: end-to-end less stages.
+        residual_share: residual over end-to-end.
+        uncertainty_j: standard uncertainty of the residual.
+    """
+
+    origin: EnergyOrigin
+    end_to_end_j: float | None
+    stages_j: float | None
+    residual_j: float | None
+    residual_share: float | None
+    uncertainty_j: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class StageEnergies:
+    """Energy of one request, stage by stage, each stage repeated in windows of its own.
+
+    Attributes:
+        output_tokens: of the request; `decode` is all steps after the first of them.
+        figures: for each of `vision`, `prefill`, `decode` that the request has, and for `end_to_end`: one for each
+            source and device, and one for each source over all its devices where they are several.
+        closures: one for each source, over all its devices.
+        source_ratios: of GPUs, integrated power over counter, by stage; None where one of the two is missing.
+        idle: before the first window and after the last, for each source and device.
+        error_goal: what `window_error` was to be at most.
+    """
+
+    output_tokens: int
+    figures: Mapping[str, tuple[EnergyFigure, ...]]
+    closures: tuple[Closure, ...]
+    source_ratios: Mapping[str, float | None]
+    idle: tuple[tuple[IdlePower, IdlePower], ...]
+    error_goal: float | None = None
+
+    @property
+    def decode_steps(self) -> int:
+        """What the energy of `decode` is to be divided by for one output token after the first."""
+        return self.output_tokens - 1
+
+
+@dataclass(frozen=True)
+class SettingEnergy:
+    """Energy of the stages of one request at one setting, measured once, after the setting's samples.
+
+    Attributes:
+        experiment_id, rank: of the run and the process that measured it.
+        sample_id: whose request it is.
+        stages: None where it could not be measured, for which `reason` says why.
+        missing: sources that are not there, by name, and why.
+    """
+
+    experiment_id: str
+    rank: int
+    sample_id: int | None
+    stages: StageEnergies | None
+    missing: Mapping[str, str]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class RunsEnergy:
+    """Energy of a sample's measured runs, apportioned from power readings taken beside them.
+
+    Attributes:
+        joules, bounds_j: of each run, in order; None where no power was read.
+        source, basis: as in `EnergyOrigin`.
+        reason: why a figure is None.
+    """
+
+    joules: tuple[float | None, ...]
+    bounds_j: tuple[float | None, ...]
+    source: str | None
+    basis: str | None
+    reason: str | None

@@ -1,0 +1,401 @@
+"""In: a process's finished samples of one setting, one by one; out: a file from which none of them is lost.
+
+One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
+(ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy), `load` (SettingLoad) or `end` (ShareDone). A
+line is on the disk before the next sample begins. A process that is killed while it writes leaves the beginning of a
+line; it is ignored when read, and cut off by the process that goes on.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from experiment_core_utils.primitives.errors import ResultsRefused, first_line
+from experiment_core_utils.primitives.files import (
+    FILE_NAME_PART,
+    check_replaceable,
+    failed_writes_named,
+    read_regular_file,
+    shortened,
+)
+from experiment_core_utils.records.energy import SettingEnergy
+from experiment_core_utils.records.result_files import field_fault, parsed_json
+from experiment_core_utils.records.settings import (
+    ConditionsReading,
+    FinishedSample,
+    JournalHeader,
+    MeasuredSample,
+    SettingLoad,
+    ShareDone,
+    WarmUp,
+)
+
+JOURNAL_VERSION = 1
+
+
+LOCK_NAME = "lock"
+
+
+# Longer than any `end` line.
+_TAIL_BYTES = 1 << 16
+
+
+Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShareDone
+
+
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    "header": TypeAdapter(JournalHeader),
+    "warmup": TypeAdapter(WarmUp),
+    "conditions": TypeAdapter(ConditionsReading),
+    "sample": TypeAdapter(FinishedSample),
+    "energy": TypeAdapter(SettingEnergy),
+    "load": TypeAdapter(SettingLoad),
+    "end": TypeAdapter(ShareDone),
+}
+
+
+_NAMES = {
+    JournalHeader: "header",
+    WarmUp: "warmup",
+    ConditionsReading: "conditions",
+    FinishedSample: "sample",
+    SettingEnergy: "energy",
+    SettingLoad: "load",
+    ShareDone: "end",
+}
+
+
+@dataclass(frozen=True)
+class JournalContent:
+    """The whole lines of a journal, in order.
+
+    Attributes:
+        num_bytes: their length; what comes after them is torn.
+    """
+
+    lines: tuple[Line, ...]
+    num_bytes: int
+
+    @property
+    def header(self) -> JournalHeader:
+        """The first line."""
+        first = self.lines[0]
+        assert isinstance(first, JournalHeader)
+        return first
+
+    @property
+    def share(self) -> tuple[int, ...]:
+        """The samples of the process when it went on last."""
+        return next(line.sample_ids for line in reversed(self.lines) if isinstance(line, JournalHeader))
+
+    @property
+    def warmups(self) -> tuple[WarmUp, ...]:
+        """The warm-ups before its samples, one for each time that the process began to measure."""
+        return tuple(line for line in self.lines if isinstance(line, WarmUp))
+
+    @property
+    def conditions(self) -> tuple[ConditionsReading, ...]:
+        """What went on while its samples were measured, in order of time."""
+        return tuple(line for line in self.lines if isinstance(line, ConditionsReading))
+
+    @property
+    def finished(self) -> tuple[FinishedSample, ...]:
+        """The samples, in the order in which they were finished."""
+        return tuple(line for line in self.lines if isinstance(line, FinishedSample))
+
+    @property
+    def energy(self) -> SettingEnergy | None:
+        """The energy of a request's stages, which is measured once; None while it is not."""
+        return next((line for line in self.lines if isinstance(line, SettingEnergy)), None)
+
+    @property
+    def loads(self) -> tuple[SettingLoad, ...]:
+        """Load and memory along each window in which its samples were measured."""
+        return tuple(line for line in self.lines if isinstance(line, SettingLoad))
+
+    @property
+    def end(self) -> ShareDone | None:
+        """The last line where it is an end; None while samples may follow."""
+        last = self.lines[-1]
+        return last if isinstance(last, ShareDone) else None
+
+    @property
+    def experiment_ids(self) -> tuple[str, ...]:
+        """The runs that finished samples here, in order."""
+        found: dict[str, None] = {}
+        current = self.header.experiment_id
+        for line in self.lines:
+            if isinstance(line, JournalHeader):
+                current = line.experiment_id
+            elif isinstance(line, FinishedSample):
+                found[current] = None
+        return tuple(found)
+
+
+def journal_path(folder: Path, key: str, rank: int) -> Path:
+    """Where a process keeps its samples of a setting."""
+    return folder / f"{key}.rank{rank}.jsonl"
+
+
+def read_journal(path: Path) -> JournalContent | None:
+    """The whole lines of a journal; None where there is not even the first.
+
+    Raises:
+        ResultsRefused: a whole line is not what this version writes.
+    """
+    try:
+        content = read_regular_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ResultsRefused(f"{path} cannot be read ({error.strerror}); move it away") from error
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole:
+        return None
+    lines = tuple(_decode(line, path, number) for number, line in enumerate(whole.splitlines(), 1))
+    first = lines[0]
+    if not isinstance(first, JournalHeader):
+        raise ResultsRefused(f"{path} does not begin with a header; delete it")
+    if journal_path(path.parent, first.key, first.rank).name != path.name.partition(".jsonl")[0] + ".jsonl":
+        raise ResultsRefused(f"{path} is of {first.key!r}, process {first.rank}, and not what its name says; delete it")
+    return JournalContent(lines, len(whole))
+
+
+def read_end(path: Path) -> ShareDone | None:
+    """The end of a journal that another process writes, without reading it all; None while there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+            tail = file.read()
+    except FileNotFoundError:
+        return None
+    whole = tail[: tail.rfind(b"\n") + 1].splitlines()
+    if not whole or not whole[-1].startswith(b'{"end":'):
+        return None
+    end = _decode(whole[-1], path, None)
+    return end if isinstance(end, ShareDone) else None
+
+
+class Journal:
+    """A journal that this process, and no other, appends to; torn ends are cut off when it is opened.
+
+    Args:
+        header: says who goes on; the journal's own first line must be of the same setting and fingerprint.
+
+    Raises:
+        ResultsRefused: another process has it open, or it belongs to another run.
+        ResultsNotSaved: (also when appending) the disk does not take it.
+    """
+
+    def __init__(self, folder: Path, header: JournalHeader) -> None:
+        self.path = journal_path(folder, header.key, header.rank)
+        check_replaceable(self.path)
+        with failed_writes_named(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            lock_or_refuse(self._file, self.path)
+            self.before = read_journal(self.path)
+            if self.before is not None and self.before.header.fingerprint != header.fingerprint:
+                raise ResultsRefused(f"{self.path} belongs to another run; delete it, or go on with that run's command")
+            with failed_writes_named(self.path):
+                os.ftruncate(self._file, self.before.num_bytes if self.before is not None else 0)
+            self.append(header)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def append(self, line: Line) -> None:
+        """Write one line and wait until it is on the disk."""
+        content = _encode(line)
+        with failed_writes_named(self.path):
+            written = 0
+            while written < len(content):
+                written += os.write(self._file, content[written:])
+            os.fsync(self._file)
+
+
+def lock_or_refuse(file: int, path: Path) -> None:
+    """Take the file's lock, which the system gives back when the process ends in whatever way.
+
+    Raises:
+        ResultsRefused: another process has it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ResultsRefused(
+            f"{path} is being written by another process; wait for that run or end it, or give another --output_dir"
+        ) from error
+    except OSError as error:
+        raise ResultsRefused(
+            f"{path} cannot be locked ({error.strerror}); give an --output_dir on a file system that has locks"
+        ) from error
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Inside, no other run works on the journals of this folder; the main process of each run asks for this.
+
+    Raises:
+        ResultsRefused: another run is at work.
+        ResultsNotSaved: the folder cannot be made or written to.
+    """
+    path = folder / LOCK_NAME
+    check_replaceable(path)
+    with failed_writes_named(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        lock_or_refuse(file, path)
+        yield
+    finally:
+        os.close(file)
+
+
+def journals_in(folder: Path) -> Iterator[Path]:
+    """All journals of a folder, in order of their names.
+
+    Raises:
+        ResultsRefused: something else than a file has the name of one.
+    """
+    for path in sorted(folder.glob("*.rank*.jsonl")):
+        if re.search(r"\.rank[0-9]{1,9}$", path.stem):
+            if os.path.lexists(path) and not path.is_file():
+                raise ResultsRefused(
+                    f"{path} is no journal, but a folder, a pipe, a device or a link to nothing; move it away"
+                )
+            yield path
+
+
+def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool]) -> None:
+    """Before a run: journals of other runs are set aside, its own that were set aside come back.
+
+    Removed are those of settings whose result is saved, and those torn in their first line: no sample is lost.
+
+    Raises:
+        ResultsError: a process of another run is writing here.
+    """
+    for path in folder.glob(f"*.jsonl.{fingerprint}"):
+        own = path.with_suffix("")
+        if not own.exists() or _fingerprint_of(own) != fingerprint:
+            _set_aside(own)
+            os.replace(path, own)
+    for path in journals_in(folder):
+        _refuse_where_written(path)
+        content = read_journal(path)
+        if content is None:
+            path.unlink()
+        elif content.header.fingerprint != fingerprint:
+            _set_aside(path)
+        elif is_saved(content.header.key):
+            path.unlink()
+
+
+def _set_aside(path: Path) -> None:
+    fingerprint = _fingerprint_of(path)
+    if fingerprint is not None:
+        _refuse_where_written(path)
+        os.replace(path, path.with_name(f"{path.name}.{fingerprint}"))
+
+
+def _fingerprint_of(path: Path) -> str | None:
+    content = read_journal(path)
+    return None if content is None else content.header.fingerprint
+
+
+def _refuse_where_written(path: Path) -> None:
+    with path.open("rb") as file:
+        lock_or_refuse(file.fileno(), path)
+
+
+def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalContent]:
+    """By rank, every journal of a setting that belongs to the run, also of processes that it has no more."""
+    found = {}
+    for path in journals_in(folder):
+        name, _, rank = path.stem.rpartition(".rank")
+        if name == key and (content := read_journal(path)) is not None and content.header.fingerprint == fingerprint:
+            found[int(rank)] = content
+    return found
+
+
+def finished_samples(folder: Path, key: str, fingerprint: str) -> dict[int, FinishedSample]:
+    """By id, the samples of a setting that no process has to measure any more."""
+    journals = own_journals(folder, key, fingerprint).values()
+    return {finished.sample_id: finished for content in journals for finished in content.finished}
+
+
+def remove_journals(folder: Path, key: str) -> None:
+    """Remove a setting's journals: it is saved as a whole."""
+    for path in journals_in(folder):
+        if path.stem.rpartition(".rank")[0] == key:
+            path.unlink(missing_ok=True)
+
+
+def _encode(line: Line) -> bytes:
+    kind = _NAMES[type(line)]
+    return b'{"' + kind.encode() + b'":' + _KINDS[kind].dump_json(line) + b"}\n"
+
+
+def _decode(line: bytes, path: Path, number: int | None) -> Line:
+    where = "its last line" if number is None else f"line {number}"
+    try:
+        ((kind, content),) = parsed_json(line).items()
+        version = content["schema_version"] if kind == "header" else JOURNAL_VERSION
+        if version != JOURNAL_VERSION:
+            raise ResultsRefused(f"{path} is of schema {version}, this version reads {JOURNAL_VERSION}; delete it")
+        decoded: Line = _KINDS[kind].validate_json(to_json(content), strict=True)
+    except ValidationError as error:
+        raise ResultsRefused(
+            f"{path}: {where} is not one of this version's journal: {kind} {field_fault(error)}; delete it, or that "
+            "line alone"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f" ({first_line(error)})" if isinstance(error, ValueError) else ""
+        raise ResultsRefused(f"{path}: {where} is not one of this version's journal{reason}; delete it") from error
+    fault = _fault_of(decoded)
+    if fault is not None:
+        raise ResultsRefused(f"{path}: {where} is broken: {fault}; delete it, or that line alone")
+    return decoded
+
+
+def _fault_of(line: Line) -> str | None:
+    """What no run writes: a name that leads out of the folder, a sample without an outcome, a time below 0."""
+    if isinstance(line, JournalHeader):
+        names = {"key": line.key, "fingerprint": line.fingerprint, "experiment_id": line.experiment_id}
+        wrong = next((name for name, value in names.items() if not re.fullmatch(FILE_NAME_PART, value)), None)
+        return None if wrong is None else f"{wrong} is {shortened(names[wrong])}, which is part of file names"
+    if not isinstance(line, FinishedSample):
+        return None
+    if (line.measured is None) == (line.failed is None):
+        return "a sample is either measured or failed"
+    return None if line.measured is None else _sample_fault(line.measured)
+
+
+def _sample_fault(sample: MeasuredSample) -> str | None:
+    if bool(sample.runs) == (sample.answer is not None):
+        return "a sample has either runs or an answer of a batch"
+    if any((run.decode_s is None) != (not run.inter_token_s) for run in sample.runs):
+        return "decode_s and inter_token_s do not fit together"
+    stages = ("vision_s", "prefill_s", "decode_s", "total_s")
+    for name, value in (each for run in sample.runs for each in ((name, getattr(run, name)) for name in stages)):
+        if value is not None and value <= 0:
+            return f"{name} is {value}, and a time is above 0"
+    return None

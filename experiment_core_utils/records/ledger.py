@@ -1,0 +1,221 @@
+"""In: a run's folder and fingerprint; out: which settings are done, which failed, and how often they were tried."""
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
+from experiment_core_utils.primitives.files import (
+    TRACKERS,
+    read_regular_file,
+    shortened,
+    state_folder,
+    write_json_atomically,
+    write_text_atomically,
+)
+from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.result_files import parsed_json, read_json
+from experiment_core_utils.records.setting_result import SCHEMA_VERSION, SettingResult
+from experiment_core_utils.records.settings import SettingFailure
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One setting: the name of its result file, or how it failed."""
+
+    result_file: str | None
+    failure: SettingFailure | None
+
+
+class Ledger:
+    """The settings of one run (one output folder and one fingerprint), kept in a file of the `state_folder`.
+
+    A setting is done when its result file is there and carries this run's fingerprint; deleting the file, or
+    overwriting it by another run, makes it due again.
+    """
+
+    def __init__(self, output_dir: Path, fingerprint: str, trackers: Path | None = None) -> None:
+        self._output_dir = output_dir.resolve()
+        self.fingerprint = fingerprint
+        digest = short_digest(os.fsencode(f"{self._output_dir}|{fingerprint}"))
+        name = f"acc_lat_{digest}.json"
+        self.path = (state_folder(self._output_dir) if trackers is None else trackers) / name
+        # A checkout that could be written to may hold what was measured then.
+        before = TRACKERS / name
+        self._entries = self._read(self.path if self.path.exists() or trackers is not None else before)
+
+    def result_path(self, key: str) -> Path | None:
+        """The result file of a setting that is done, None where it is due."""
+        return None if self._own_content(key) is None else self._path_of(key)
+
+    def _own_content(self, key: str) -> dict[str, Any] | None:
+        """The content of that file, unchecked; None where the setting is due: no file, a torn one, or one of another
+        run, which uses the same names.
+
+        Raises:
+            ResultsRefused: something else than a file has its name, so that no result could be written there.
+        """
+        path = self._path_of(key)
+        if path is None or not path.exists():
+            return None
+        if not path.is_file():
+            raise ResultsRefused(f"{path} is no result, but a folder, a pipe or a device; move it away")
+        try:
+            content = parsed_json(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        is_own = isinstance(content, dict) and content.get("fingerprint") == self.fingerprint
+        return content if is_own else None
+
+    def result(self, key: str) -> SettingResult | None:
+        """The result of a setting; None where the setting is due, as with one of another schema or without samples.
+
+        Raises:
+            ResultsRefused: a field of it is missing or cannot be, or something else than a file has its name.
+        """
+        content = self._own_content(key)
+        if content is None or content.get("schema_version") != SCHEMA_VERSION or not content.get("per_sample_results"):
+            return None
+        advice = "remove it, and the same command measures it again"
+        return SettingResult.from_content(content, str(self._path_of(key)), advice)
+
+    def has_result_file(self, key: str) -> bool:
+        """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""
+        path = self._path_of(key)
+        return path is not None and path.is_file()
+
+    def failure(self, key: str) -> SettingFailure | None:
+        """Why the last attempt at a setting failed; None where it did not, or there was none."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.failure
+
+    def _path_of(self, key: str) -> Path | None:
+        entry = self._entries.get(key)
+        return None if entry is None or entry.result_file is None else self._output_dir / entry.result_file
+
+    def mark_done(self, key: str, result_file: str) -> None:
+        """Remember a setting whose file is written."""
+        self._write(key, LedgerEntry(result_file, None))
+
+    def mark_failed(self, key: str, failure: SettingFailure) -> None:
+        """Remember a setting that could not be run."""
+        self._write(key, LedgerEntry(None, failure))
+
+    def _write(self, key: str, entry: LedgerEntry) -> None:
+        self._entries[key] = entry
+        content = {
+            "output_dir": str(self._output_dir),
+            "fingerprint": self.fingerprint,
+            "settings": {name: asdict(item) for name, item in self._entries.items()},
+        }
+        write_json_atomically(content, self.path)
+
+    def _read(self, path: Path) -> dict[str, LedgerEntry]:
+        if not path.exists():
+            return {}
+        try:
+            settings = read_json(path, "delete it")["settings"]
+            return {key: _entry(stored) for key, stored in settings.items()}
+        except (ResultsRefused, KeyError, TypeError, AttributeError) as error:
+            raise ResultsRefused(f"{path} is not a ledger of this version ({error}); delete it") from error
+
+
+def _entry(stored: dict[str, object]) -> LedgerEntry:
+    failure = stored["failure"]
+    result_file = stored["result_file"]
+    if result_file is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,240}\.json", str(result_file)):
+        raise TypeError(f"{shortened(result_file)} is no name of a result")
+    if isinstance(failure, dict) and not (
+        isinstance(failure["attempts"], int) and all(isinstance(failure[name], str) for name in ("error", "reason"))
+    ):
+        raise TypeError(f"{shortened(failure)} is no failure of a setting")
+    return LedgerEntry(
+        str(result_file) if result_file is not None else None,
+        SettingFailure(**failure) if isinstance(failure, dict) else None,
+    )
+
+
+# In the results folder: journals, and this file.
+PARTS_FOLDER = ".parts"
+
+
+PLAN_VERSION = 1
+
+
+_PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The last run that was begun in a results folder.
+
+    Attributes:
+        schema_version: 1.
+        experiment_id: id of the run; None where every setting was done already.
+        fingerprint: as in the results.
+        task: name of the task.
+        keys: keys of all settings of the plan.
+        due: keys of those that had no result when the run began, in the order in which they are measured.
+        num_samples: samples of each setting, over all processes.
+        num_processes: of the run.
+        num_samples_before: samples of the settings that are due that earlier runs had finished.
+        started_unix_s: when it began, in seconds since 1970.
+    """
+
+    schema_version: int
+    experiment_id: str | None
+    fingerprint: str
+    task: str
+    keys: tuple[str, ...]
+    due: tuple[str, ...]
+    num_samples: int
+    num_processes: int
+    num_samples_before: int
+    started_unix_s: float
+
+
+_PLAN = TypeAdapter(RunPlan)
+
+
+def write_plan(plan: RunPlan, output_dir: Path) -> None:
+    """Write it whole or not at all, over that of the run before; raises ResultsNotSaved."""
+    write_text_atomically(_PLAN.dump_json(plan, indent=1).decode() + "\n", plan_path(output_dir))
+
+
+def folders_with_plans(folder: Path) -> list[Path]:
+    """The folder itself and its subfolders, those in which a run was begun: several datasets have one each."""
+    return [each for each in (folder, *sorted(folder.glob("*/"))) if plan_path(each).is_file()]
+
+
+def plan_path(output_dir: Path) -> Path:
+    """Where the plan of a results folder lies."""
+    return output_dir / PARTS_FOLDER / _PLAN_FILE
+
+
+def read_plan(output_dir: Path) -> RunPlan:
+    """The plan of the last run in a results folder.
+
+    Raises:
+        ResultsError: there is none, or not of this version.
+    """
+    path = plan_path(output_dir)
+    try:
+        plan = _PLAN.validate_json(read_regular_file(path), strict=True)
+    except FileNotFoundError as error:
+        raise ResultsError(
+            f"{output_dir} holds no plan of a run ({PARTS_FOLDER}/{_PLAN_FILE}); give the --output_dir of a run that "
+            "has begun"
+        ) from error
+    except (OSError, ValidationError) as error:
+        raise ResultsRefused(f"{path} is no plan of this version; begin the run again") from error
+    counts = (plan.num_samples, plan.num_samples_before, plan.num_processes - 1)
+    # Times are divided by counts, which must fit a float.
+    if not (0 < plan.started_unix_s < 1e11 and all(0 <= count <= 2**53 for count in counts)):
+        raise ResultsRefused(f"{path} is broken: its numbers are none of a run; begin the run again")
+    if plan.schema_version != PLAN_VERSION:
+        raise ResultsRefused(f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}")
+    return plan

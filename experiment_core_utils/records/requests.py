@@ -1,0 +1,311 @@
+"""TODO."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+StageName = Literal["vision", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class VisionGeometry:
+    """How one picture was cut.
+
+    Attributes:
+        num_crops: tiles R * C, without the crop of the whole picture; 0 where the picture is not cut.
+        tiling: (R, C); None where the picture is not cut, or its tiles are counted but not placed.
+        image_size: (height, width) in pixels of the canvas that the tiles are cut from, or of the picture as the model
+            sees it; None where it cannot be told.
+        pooled_features: what the vision stage gives: (num_crops + 1) * 144 in MolmoE.
+        has_overview: whether the whole picture is a crop too.
+        patches: patches of the picture, for models that take it in its own shape; None where it is cut into crops.
+        patch_grid: (rows, columns) of these; None where it is cut, or has several frames.
+    """
+
+    num_crops: int
+    tiling: tuple[int, int] | None
+    image_size: tuple[int, int] | None
+    pooled_features: int
+    has_overview: bool = True
+    patches: int | None = None
+    patch_grid: tuple[int, int] | None = None
+
+    @property
+    def tiles(self) -> int | None:
+        """`num_crops`; None for a picture that is not cut because it is taken in its own shape."""
+        return None if self.patches is not None else self.num_crops
+
+    @property
+    def total_crops(self) -> int:
+        """Crops that the vision stage takes, the whole picture counted; 0 for a picture in its own shape."""
+        return 0 if self.patches is not None else self.num_crops + self.has_overview
+
+    @property
+    def crop_features(self) -> int | None:
+        """Features that each crop gives; None where crops differ in it, and for a picture in its own shape."""
+        if self.total_crops == 0 or self.pooled_features % self.total_crops:
+            return None
+        return self.pooled_features // self.total_crops
+
+
+@dataclass(frozen=True)
+class RequestSize:
+    """What a request's operations depend on beside the model and its setting.
+
+    Attributes:
+        prompt_tokens: positions of the prompt, those of pictures among them; no padding.
+        output_tokens: n, generated tokens; n - 1 decode steps, since the first comes from the prefill.
+        crops: pictures or crops of one size, the crop of a whole picture counted, for models that cut so.
+        patches: patches of each picture (or of each frame pair), for models that take pictures as they are.
+        requests: how many requests of this size run.
+        grids: (rows, columns) of the patches of each picture, for models whose patches attend in windows; empty where
+            they are not known.
+        crop_features: features that each crop gives, for models whose crops have one of several sizes; None where it
+            is not known.
+
+    Raises:
+        ConfigurationError: no token in the prompt, no request, a negative number, or grids of other patches.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    crops: int = 0
+    patches: tuple[int, ...] = ()
+    requests: int = 1
+    grids: tuple[tuple[int, int], ...] = ()
+    crop_features: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_tokens, self.requests) < 1 or min(self.output_tokens, self.crops, *self.patches, 0) < 0:
+            raise ConfigurationError(
+                f"{self} is not possible; give at least one prompt token and one request, and no negative number"
+            )
+        if self.grids and self.patches != tuple(rows * columns for rows, columns in self.grids):
+            raise ConfigurationError(
+                f"{self} is not possible; give grids whose rows times columns are the patches, or none"
+            )
+
+
+@dataclass(frozen=True)
+class RequestShape:
+    """Sizes of one prepared request, without its tensors.
+
+    Attributes:
+        theoretical: the geometry that the picture's size and the vision target call for; None without a picture.
+        actual: the geometry that the tensors have.
+        vision_tokens: image features that enter the language model.
+        image_marker_tokens: start, end and column tokens of the image part.
+        text_tokens: all other prompt tokens, bos included.
+        preprocess_s: host time for resizing, cutting and tokenising.
+    """
+
+    theoretical: VisionGeometry | None
+    actual: VisionGeometry | None
+    vision_tokens: int
+    image_marker_tokens: int
+    text_tokens: int
+    preprocess_s: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All positions of the prompt."""
+        return self.vision_tokens + self.image_marker_tokens + self.text_tokens
+
+    @property
+    def vision_tokens_difference(self) -> int | None:
+        """Theoretical minus actual vision tokens; None without a picture."""
+        return None if self.theoretical is None else self.theoretical.pooled_features - self.vision_tokens
+
+    def size(self, output_tokens: int) -> RequestSize:
+        """What the request's operations depend on, with an answer of so many tokens."""
+        actual = self.actual
+        patches = None if actual is None else actual.patches
+        grid = None if actual is None else actual.patch_grid
+        return RequestSize(
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=output_tokens,
+            crops=0 if actual is None else actual.total_crops,
+            patches=() if patches is None else (patches,),
+            grids=() if grid is None else (grid,),
+            crop_features=None if actual is None else actual.crop_features,
+        )
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """One sample ready for the model, on the host.
+
+    Attributes:
+        inputs: tensors by argument name; `input_ids` [1, T], with a picture also `pixel_values` [1, K, 3, S, S],
+            `image_masks` [1, K, P] and `image_input_idx` [1, K, F].
+    """
+
+    inputs: Mapping[str, Any]
+    shape: RequestShape
+
+
+@dataclass(frozen=True)
+class MarkedTokens:
+    """An answer, and what lies between the marks that were set while it was made.
+
+    Attributes:
+        token_ids: generated ids, end-of-sequence included where it came.
+        spans: the stage of each interval between neighbouring marks, in order; one `decode` for each token after the
+            first.
+    """
+
+    token_ids: tuple[int, ...]
+    spans: tuple[StageName, ...]
+
+
+@dataclass(frozen=True)
+class StagedRun:
+    """One run of one request, from marks of that run; the stages add up to the total.
+
+    Attributes:
+        token_ids: generated ids, end-of-sequence included where it came.
+        vision_s: crops on the device -> features ready; None without a picture.
+        prefill_s: features and prompt on the device -> first token on the host.
+        decode_s: first token -> last token; None for fewer than 2 tokens.
+        total_s: request handed over -> last token.
+        inter_token_s: the n - 1 times between tokens.
+        ended: whether end-of-sequence came before the limit.
+    """
+
+    token_ids: tuple[int, ...]
+    vision_s: float | None
+    prefill_s: float
+    decode_s: float | None
+    total_s: float
+    inter_token_s: tuple[float, ...]
+    ended: bool
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for fewer than 2 tokens."""
+        return None if self.decode_s is None else self.decode_s / len(self.inter_token_s)
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return (self.vision_s or 0.0) + self.prefill_s
+
+
+@dataclass(frozen=True)
+class KnobProof:
+    """What ran when the setting was in force, counted inside the model on one request outside the measurement.
+
+    Attributes:
+        experts_per_token: experts that the router chose for a token, for each block that ran, in the prefill; a block
+            without a router has none.
+        blocks_run: blocks that ran in the prefill, as indices of the whole model.
+        blocks_run_decode: the same in a decode step; None where no step was run.
+        cache_layers: layers of the cache that hold keys or a recurrent state.
+        execution: how the setting ran, as `model.execution`; None in results from before it was noted.
+        execution_reason: why not as asked; None where it did.
+        experts_implementation: transformers' way by which the experts of the prefill were computed, as they found it;
+            None where there are none, or engines compute them by kernels of their own.
+        experts_implementation_decode: the same in a decode step; None in the same cases.
+    """
+
+    experts_per_token: tuple[int | None, ...]
+    blocks_run: tuple[int, ...]
+    blocks_run_decode: tuple[int, ...] | None
+    cache_layers: int
+    execution: str | None = None
+    execution_reason: str | None = None
+    experts_implementation: str | None = None
+    experts_implementation_decode: str | None = None
+
+
+@dataclass(frozen=True)
+class StageFlops:
+    """Floating-point operations of one request; one multiply-add is 2. The model's own formulas say what counts."""
+
+    vision_flops: int | None
+    prefill_flops: int
+    decode_flops_per_token: float | None
+
+
+@dataclass(frozen=True)
+class RequestFlops:
+    """Operations of all requests of a `RequestSize`; one multiply-add is 2.
+
+    Attributes:
+        stages: by stage; decode as the mean over steps.
+        decode_flops: sum over all decode steps; 0 where there is none.
+    """
+
+    stages: StageFlops
+    decode_flops: int
+
+    @property
+    def total_flops(self) -> int:
+        """Vision, prefill and every decode step."""
+        return (self.stages.vision_flops or 0) + self.stages.prefill_flops + self.decode_flops
+
+
+@dataclass(frozen=True)
+class FlopsFigure:
+    """Operations of a request, or why there is no figure.
+
+    Attributes:
+        source: `formula`, or `counted` on a model without weights.
+    """
+
+    flops: RequestFlops | None
+    source: Literal["formula", "counted"]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Memory of a window, in bytes.
+
+    Attributes:
+        peak_memory_bytes: most that torch had allocated on the GPU between open and close; None without a GPU.
+        peak_reserved_bytes: the same for what its allocator had reserved.
+        process_rss_bytes: resident memory of this process at the close.
+        reason: why a figure is None.
+    """
+
+    peak_memory_bytes: int | None
+    peak_reserved_bytes: int | None
+    process_rss_bytes: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class BatchedAnswer:
+    """What a sample was answered in a batch with others of the same setting, without measuring.
+
+    Attributes:
+        token_ids: generated ids, end-of-sequence included where it came.
+        ended: whether it came before the limit.
+        batch_size: requests that were answered together.
+        batch_limit: most that were allowed together; less than what was asked for where memory had run out.
+    """
+
+    token_ids: tuple[int, ...]
+    ended: bool
+    batch_size: int
+    batch_limit: int
+
+
+class TokenisedPrompts(TypedDict):
+    """Left-padded ids and their mask, both [N, T]; a prompt's true length is the sum of its row of the mask."""
+
+    input_ids: Any
+    attention_mask: Any
+
+
+class ArchitectureSizes(TypedDict):
+    """Sizes of a decoder; None where the model's config does not tell."""
+
+    num_layers: int | None
+    hidden_size: int | None
+    num_attention_heads: int | None
+    vocab_size: int | None
+    max_position_embeddings: int | None

@@ -1,0 +1,204 @@
+"""In: an experiment or a kind of task; out: where its published files stand, and the one file of many experiments."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from experiment_core_utils.primitives.csv_tables import named_rows
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused, first_line
+from experiment_core_utils.primitives.files import check_file_name_part, read_regular_file, shortened
+
+LOCAL_ENERGY = "local_energy_results"
+
+
+# Published numbers of an experiment's files, by what they hold.
+PRIORITIES = {
+    "experiment_setup": 1,
+    "experiment_variables": 2,
+    "model_architecture": 3,
+    "inference_metrics": 4,
+    "compute_metrics": 5,
+    "memory_timeline": 5,
+    LOCAL_ENERGY: 6,
+    "global_energy_results": 7,
+    "apportioned_energy": 7,
+    "text_output": 8,
+    "token_output": 8,
+}
+
+
+# A number that may be too large for a float, which Python would read as infinity.
+_HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+
+
+_TOO_DEEP = "it is nested more than 200 deep"
+
+
+_OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
+
+
+def raw_result_path(experiment_id: str, result_type: str, results_dir: Path) -> Path:
+    """`{results_dir}/raw_results/{id}/{id}_{priority}_{result_type}.json`.
+
+    Args:
+        result_type: one of PRIORITIES, of which `local_energy_results` needs `_process_{rank}` behind it.
+
+    Raises:
+        ConfigurationError: a type that is not known, or an id that is no part of a file name.
+    """
+    check_file_name_part(experiment_id, "the experiment id")
+    kind = LOCAL_ENERGY if _OF_ONE_PROCESS.fullmatch(result_type) else result_type
+    if kind not in PRIORITIES or result_type == LOCAL_ENERGY:
+        known = ", ".join(f"{each}_process_RANK" if each == LOCAL_ENERGY else each for each in PRIORITIES)
+        raise ConfigurationError(f"there is no result type {result_type!r}; known are {known}")
+    return results_dir / "raw_results" / experiment_id / f"{experiment_id}_{PRIORITIES[kind]}_{result_type}.json"
+
+
+def local_energy_type(rank: int) -> str:
+    """The result type of one process's energy."""
+    return f"{LOCAL_ENERGY}_process_{rank}"
+
+
+def aggregated_path(task_type: str, suffix: str, results_dir: Path) -> Path:
+    """`{results_dir}/{task_type}_results{suffix}`; raises ConfigurationError for a type that is no file name part."""
+    check_file_name_part(task_type, "the task type")
+    return results_dir / f"{task_type}_results{suffix}"
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a results file.
+
+    Raises:
+        ResultsError: not there, torn, or no JSON object.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ResultsRefused(f"{path} holds no JSON object; move it away, it is no results file")
+    return content
+
+
+def read_json(path: Path, advice: str = "repair it or move it away, it is left as it is") -> Any:
+    """The content of a JSON file, of which every number is finite.
+
+    Args:
+        advice: what to do about a file that cannot be read.
+
+    Raises:
+        ResultsError: not there.
+        ResultsRefused: not a regular file, torn, not UTF-8, nested too deep, or with a number that is not finite, of
+            which it names the place.
+    """
+    try:
+        return parsed_json(read_regular_file(path))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        kind = ResultsError if isinstance(error, FileNotFoundError) else ResultsRefused
+        raise kind(f"{path} cannot be read ({reason}); {advice}") from error
+
+
+def parsed_json(data: bytes) -> Any:
+    """What a JSON text holds; raises ValueError, also for NaN, infinities and what is nested more than 200 deep."""
+    try:
+        content = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        if "recursion" in str(error):
+            raise ValueError(_TOO_DEEP) from error
+        # The slower reader takes half surrogate pairs, and NaN, whose place is told below.
+        try:
+            content = json.loads(data.decode("utf-8"))
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from error
+    else:
+        if not _HUGE.search(data):
+            return content
+    for place, value in _numbers(content, "", 200):
+        if not math.isfinite(value):
+            raise ValueError(f"{place} is {value}, and numbers are finite")
+    return content
+
+
+def _numbers(content: Any, place: str, levels_left: int) -> Iterator[tuple[str, float]]:
+    if isinstance(content, float):
+        yield place or "it", content
+    elif isinstance(content, dict | list) and levels_left == 0:
+        raise ValueError(_TOO_DEEP)
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            yield from _numbers(value, f"{place}.{key}" if place else str(key), levels_left - 1)
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            yield from _numbers(value, f"{place}[{index}]", levels_left - 1)
+
+
+def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]:
+    """The object in a file of one schema.
+
+    Args:
+        what: it is, for the message: "energy file".
+
+    Raises:
+        ResultsError: as `read_json`, or of another schema.
+    """
+    content = read_json(path, "remove it or measure again")
+    found = content.get("schema_version") if isinstance(content, dict) else None
+    if type(found) is not int or found != version:
+        raise ResultsRefused(f"{path} is no {what} of schema {version} (it says {shortened(found)}); remove it")
+    return dict(content)
+
+
+def field_fault(error: ValidationError) -> str:
+    """A validation's first error as the end of a sentence that began with the file's name."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "missing":
+        above, _, key = field.rpartition(".")
+        return f"lacks {key!r}{f' in {above}' if above else ''}: it is broken or something else"
+    if first["type"] == "string_pattern_mismatch":
+        return (
+            f"is broken: {field} is {shortened(first['input'])}, and it is part of file names: letters, digits, - and "
+            "_ only, 100 at most"
+        )
+    rule = first["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "it should be", 1)
+    return f"is broken: {field} is {shortened(first['input'])}, and {rule}"
+
+
+def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
+    """The experiments that a file of many holds, by name; empty where there is no file yet.
+
+    Raises:
+        ResultsError: torn, or something else than a dict of dicts.
+    """
+    if not path.exists():
+        return {}
+    content = read_json_object(path)
+    foreign = next((name for name, each in content.items() if not isinstance(each, Mapping)), None)
+    if foreign is not None:
+        raise ResultsRefused(
+            f"{path} holds {foreign!r}, which is no experiment; move the file away, it is left as it is"
+        )
+    return content
+
+
+def read_rows(path: Path) -> list[Mapping[str, Any]]:
+    """What a JSON file holds as rows of a table: many experiments by name, a list of them, or a single one.
+
+    Raises:
+        ResultsError: not there, torn, or neither of these.
+    """
+    content = read_json(path)
+    if isinstance(content, list) and all(isinstance(each, Mapping) for each in content):
+        return content
+    if not isinstance(content, Mapping):
+        raise ResultsRefused(f"{path} holds neither a dict nor a list of dicts; give a results file")
+    return [content] if _is_one_experiment(content) else named_rows(content)
+
+
+def _is_one_experiment(content: Mapping[str, Any]) -> bool:
+    types = all(key in PRIORITIES or _OF_ONE_PROCESS.fullmatch(key) for key in content)
+    return bool(content) and (types or not all(isinstance(each, Mapping) for each in content.values()))

@@ -1,0 +1,435 @@
+"""TODO."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypedDict
+
+from experiment_core_utils.records.compute import MemoryParts
+from experiment_core_utils.records.requests import ArchitectureSizes
+
+
+class ProcessPlace(Protocol):
+    """A process among those of a run; an `Accelerator` is one."""
+
+    @property
+    def process_index(self) -> int:
+        """Its rank in the run."""
+        ...
+
+    @property
+    def local_process_index(self) -> int:
+        """Its rank on its machine."""
+        ...
+
+
+class QuantSupport(TypedDict):
+    """What this machine can load quantised; a type is None where that width is not supported."""
+
+    supports_4bit: bool
+    supports_8bit: bool
+    default_4bit_quant_type: str | None
+    default_8bit_quant_type: str | None
+
+
+class ApportionedEnergy(TypedDict):
+    """Energy of a part of a run, from power readings taken beside the whole of it.
+
+    Attributes:
+        energy_j: of all devices that the process computes on, idle power included; None where no power is read.
+        energy_bound_j: most that the time between readings can make of an error.
+        energy_method: `apportioned`: not from a window of its own.
+        energy_source, energy_basis: as in `EnergyOrigin`; several, where devices differ, are joined by "+".
+        energy_reason: why there is no figure.
+    """
+
+    energy_j: float | None
+    energy_bound_j: float | None
+    energy_method: Literal["apportioned"] | None
+    energy_source: str | None
+    energy_basis: str | None
+    energy_reason: str | None
+
+
+class QueryRecord(TypedDict):
+    """One prompt of a text run.
+
+    Attributes:
+        prompt_index: its place among all prompts, over all processes.
+        process_index: which process ran it.
+        batch_index: of the process's own batches.
+        input_tokens: true tokens, without padding.
+        output_tokens: generated tokens up to end-of-sequence, that one included.
+        ended: whether end-of-sequence came before the limit.
+        output_token_ids: the generated ids.
+        output_text: None where decoding to text was not asked for.
+        energy_j: its share of its batch's, by its tokens; see `apportioned_energy.share_of_query`.
+    """
+
+    prompt_index: int
+    process_index: int
+    batch_index: int
+    input_tokens: int
+    output_tokens: int
+    ended: bool
+    output_token_ids: list[int]
+    output_text: str | None
+    energy_j: float | None
+
+
+class BatchRecord(ApportionedEnergy):
+    """One call of `generate()` that came to its end.
+
+    Attributes:
+        process_index: which process made it.
+        batch_index: of the process's own batches, in the order in which they ran.
+        prompt_indices: which prompts ran together, over all processes.
+        inference_time_s: prompts on the device -> last token on the host.
+        ttft_s: -> first token, the same for every prompt of the batch; None for a model whose own `generate()` does
+            not tell of each token.
+        inter_token_s: the times between the batch's tokens; after its first rows have ended, those of the others.
+        padded_input_tokens: positions of the padded prompts, N * T.
+        input_tokens, output_tokens: true tokens.
+        computed_output_tokens: positions that were generated, those after an end-of-sequence included.
+        simulated_delay_s: waiting before the batch as if it had arrived late; in no other time.
+        halvings: how often a larger batch had run out of memory before this one fitted; the time of those attempts is
+            in no figure.
+        over_token_limit: a single prompt longer than `adaptive_max_tokens`, which ran alone.
+    """
+
+    process_index: int
+    batch_index: int
+    prompt_indices: list[int]
+    inference_time_s: float
+    ttft_s: float | None
+    inter_token_s: list[float]
+    input_tokens: int
+    padded_input_tokens: int
+    output_tokens: int
+    computed_output_tokens: int
+    simulated_delay_s: float
+    halvings: int
+    over_token_limit: bool
+
+
+class InferenceResults(TypedDict):
+    """What one process generated, or all of them; rates over `total_inference_time_s`, None where nothing was timed.
+
+    Attributes:
+        output_tokens: generated ids [N, longest] on the host, by prompt index, padded to the right after each end.
+        output_text: by prompt index; None where decoding to text was not asked for.
+        total_inference_time_s: sum over batches, without simulated waiting and decoding to text. Pooled: that of the
+            process that took longest, for they run side by side.
+        total_input_tokens, total_output_tokens: true tokens.
+        tokens_per_second: output tokens.
+        latency_per_query_s: total time / prompts, which is no prompt's own waiting time where batches hold several.
+        process_index: None where all processes are pooled.
+        queries: by prompt index.
+        batches: by process, then in the order in which they ran.
+        decoding: the effective `GenerationConfig` values and the seed, and under `ignored` what was given without
+            having an effect in this mode.
+        simulated_delay_s: sum over batches. Pooled: that of the process that waited longest.
+    """
+
+    output_tokens: Any
+    output_text: list[str] | None
+    total_inference_time_s: float
+    total_input_tokens: int
+    total_output_tokens: int
+    num_prompts_processed: int
+    tokens_per_second: float | None
+    queries_per_second: float | None
+    latency_per_query_s: float | None
+    process_index: int | None
+    num_processes: int
+    queries: list[QueryRecord]
+    batches: list[BatchRecord]
+    decoding: dict[str, Any]
+    simulated_delay_s: float
+
+
+class DistributedDescription(TypedDict):
+    """A process's place."""
+
+    num_processes: int
+    local_process_index: int
+    device: str
+
+
+class HardwareInfo(TypedDict):
+    """The host; more keys say what the driver tells of its GPUs."""
+
+    cuda_available: bool
+    num_gpus: int
+    gpu_names: list[str]
+    cpu_count: int
+    total_ram_gb: float
+
+
+class ExperimentInfo(TypedDict):
+    """Who ran what, where and when; more keys hold versions, commit and command line."""
+
+    experiment_id: str
+    cycle_id: int
+    timestamp: str
+    distributed_config: DistributedDescription
+    hardware_info: HardwareInfo
+
+
+class ModelArchitectureInfo(TypedDict):
+    """A loaded model as it is; sizes in 2**20 bytes, packed weights count as stored."""
+
+    model_class: str
+    total_parameters: int
+    trainable_parameters: int
+    model_size_mb: float
+    architecture: ArchitectureSizes
+    dtype: str
+    device: str
+
+
+class ExperimentalVariables(TypedDict):
+    """Every parameter of a text experiment; more keys hold the others by their names in the configuration."""
+
+    model_name: str
+    precision: str
+    quantization: dict[str, Any]
+    batch_size: int | None
+    num_processes: int | None
+    decoding_config: dict[str, Any]
+    latency_config: dict[str, Any]
+
+
+class InferenceMetrics(TypedDict):
+    """Counts and rates of a run, over one process or pooled over all; None where nothing was generated or timed.
+
+    The keys after `avg_output_tokens_per_prompt` are more than the published ones. They come from the records of
+    batches and prompts, and are None for results without these.
+
+    Attributes:
+        total_tokens: input and output.
+        tokens_per_second: output tokens / total time.
+        num_batches: calls of `generate()` that came to their end.
+        padding_share: of the padded prompts' positions, those that hold no token.
+        batch_efficiency: true output tokens / generated positions: below 1 where rows wait for longer answers.
+        share_truncated: of the answers, those that reached the limit without end-of-sequence.
+        ttft_s: `Distribution` over batches, all prompts of a batch have the same.
+        time_per_output_token_s: `Distribution` over batches of the mean time between two tokens.
+        inter_token_s: `Distribution` over all tokens but each batch's first.
+        simulated_delay_s: as in the results; in no other time.
+        num_halved_batches: batches that ran after a larger one had run out of memory.
+        most_halvings: of one batch.
+        energy_per_batch_j, energy_per_query_j: `Distribution` of the energies apportioned from power readings.
+        energy_per_output_token_j: all of it over all output tokens.
+        energy_method: `apportioned`; None without a figure.
+        energy_reason: why there is none.
+    """
+
+    total_input_tokens: int
+    total_output_tokens: int
+    total_tokens: int
+    num_prompts: int
+    total_time_s: float
+    tokens_per_second: float | None
+    queries_per_second: float | None
+    latency_per_query_s: float | None
+    avg_input_tokens_per_prompt: float | None
+    avg_output_tokens_per_prompt: float | None
+    num_batches: int | None
+    mean_batch_size: float | None
+    padding_share: float | None
+    batch_efficiency: float | None
+    share_truncated: float | None
+    ttft_s: dict[str, Any] | None
+    time_per_output_token_s: dict[str, Any] | None
+    inter_token_s: dict[str, Any] | None
+    simulated_delay_s: float | None
+    num_halved_batches: int | None
+    most_halvings: int | None
+    energy_per_batch_j: dict[str, Any] | None
+    energy_per_query_j: dict[str, Any] | None
+    energy_per_output_token_j: float | None
+    energy_method: str | None
+    energy_reason: str | None
+
+
+class CustomMetricsReport(TypedDict):
+    """What the user's own metrics gave.
+
+    Attributes:
+        columns: by function, then by column.
+        failures: metrics without columns, each with `name`, `error` (its class) and `message`.
+    """
+
+    columns: dict[str, dict[str, float | int | str | bool | None]]
+    failures: list[dict[str, str]]
+
+
+class GpuMemory(TypedDict):
+    """torch's allocator on one GPU, in bytes; all None, with the reason, where there is no GPU."""
+
+    gpu_current_memory_allocated_bytes: int | None
+    gpu_max_memory_allocated_bytes: int | None
+    gpu_current_memory_reserved_bytes: int | None
+    gpu_max_memory_reserved_bytes: int | None
+    reason: str | None
+
+
+class ComputeUtilisation(TypedDict):
+    """Load of the GPUs (one figure each) and the CPUs in percent, and this process's resident memory in bytes.
+
+    Over a window the figures are means over its time; of a single reading mean and most are the same.
+
+    Attributes:
+        gpu_utilization_percent: None in the place of a GPU that does not tell; empty without a GPU.
+        cpu_usage_percent: of all CPUs of the host, whoever used them; None in a window too short for the host's clock.
+        num_samples: readings in the window; 0 for a single one without a window.
+        sample_interval_s: time between two readings; None without a window.
+        reason: why a figure of a GPU is missing.
+    """
+
+    gpu_utilization_percent: list[float | None]
+    gpu_utilization_percent_max: list[float | None]
+    cpu_usage_percent: float | None
+    cpu_usage_percent_max: float | None
+    cpu_memory_usage_bytes: int
+    cpu_memory_usage_bytes_max: int
+    num_samples: int
+    sample_interval_s: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """The operations of a forward pass, one multiply-add as 2.
+
+    Attributes:
+        flops: None where they were not counted.
+        method: `formula`, `counter` or `ptflops`: what the figure is from.
+        counted_on: `model`, `meta_twin` (the same architecture without weights), or `config` for a formula.
+        num_prompts, num_tokens: what the pass is over; true tokens, no padding.
+        reason: why `flops` is None.
+    """
+
+    flops: float | None
+    method: str
+    counted_on: str
+    num_prompts: int
+    num_tokens: int
+    reason: str | None
+
+
+class MemoryOfProcess(GpuMemory, MemoryParts):
+    """Both."""
+
+
+class ComputeMetrics(TypedDict):
+    """FLOPs of one forward pass over all prompts, and a process's memory and load; None where there is no figure.
+
+    Attributes:
+        flops_method, flops_counted_on, flops_prompts, flops_tokens, flops_reason: see `FlopCount`.
+        flops_per_prompt, flops_per_token: `flops` over these numbers.
+        process_index: whose memory and load it is; `flops` is the same in every process and does not add up.
+    """
+
+    flops: float | None
+    memory: MemoryOfProcess
+    compute_utilisation: ComputeUtilisation
+    flops_method: str
+    flops_counted_on: str
+    flops_prompts: int
+    flops_tokens: int
+    flops_per_prompt: float | None
+    flops_per_token: float | None
+    flops_reason: str | None
+    process_index: int
+
+
+class EnergySource(TypedDict):
+    """Where an energy figure comes from.
+
+    Attributes:
+        source: `nvml_counter`, `rapl`, `codecarbon_estimate` (load or size times a nominal power), their sum, or None
+            where the file does not say.
+        kind: `measured` or `estimated`; a sum is estimated where a part of it is.
+    """
+
+    source: str | None
+    kind: Literal["measured", "estimated"] | None
+
+
+class EnergyFigures(TypedDict):
+    """Energy in kWh, emissions in kg and seconds; None where it was not measured, never 0."""
+
+    total_energy_kwh: float | None
+    cpu_energy_kwh: float | None
+    gpu_energy_kwh: float | None
+    ram_energy_kwh: float | None
+    total_emissions_kg_co2: float | None
+    duration_seconds: float | None
+
+
+class InstrumentEnergy(TypedDict):
+    """The same windows by the machine's own counters and power readings, in joules; None where there are none.
+
+    Attributes:
+        gpu_counter_j: rise of the GPUs' energy counters, over all GPUs.
+        gpu_power_integral_j: their power readings, integrated.
+        gpu_source_ratio: the second over the first.
+        gpu_idle_j, gpu_net_j, gpu_uncertainty_j: of the counters, or of the integral where there are none; see
+            `WindowFigure`.
+        instruments: a `WindowFigure` for each source and device, then for each source over its devices where they are
+            several.
+        instruments_reason: what is missing, and why.
+    """
+
+    gpu_counter_j: float | None
+    gpu_power_integral_j: float | None
+    gpu_source_ratio: float | None
+    gpu_idle_j: float | None
+    gpu_net_j: float | None
+    gpu_uncertainty_j: float | None
+    instruments: list[dict[str, Any]]
+    instruments_reason: str | None
+
+
+class EnergyMetrics(EnergyFigures, InstrumentEnergy):
+    """The energy of one machine in an experiment; all monitoring periods summed.
+
+    The figures in kWh are codecarbon's.
+
+    Attributes:
+        sources: by figure, of those that are not None.
+        num_periods: how many times tracking was started and stopped.
+        tracking_mode: `machine` counts whatever else runs on the CPU, too.
+        emissions_basis: whose electricity mix the emissions are computed with.
+        reason: why figures are None.
+    """
+
+    sources: dict[str, EnergySource]
+    num_periods: int
+    tracking_mode: str | None
+    cpu_model: str | None
+    gpu_model: str | None
+    emissions_basis: str | None
+    reason: str | None
+
+
+class PooledEnergy(EnergyFigures):
+    """The energy of all machines of a run; one that several processes share is counted once.
+
+    Attributes:
+        avg_energy_per_process_kwh: the total over all processes, those that did not track included.
+        per_process_breakdown: by rank, each with `process`.
+        duration_seconds: the longest window of a machine.
+        total_duration_seconds: the sum of the machines' windows.
+        gpu_counter_j, gpu_power_integral_j: of all machines with GPUs; None where one of them lacks it.
+        reason: why something is missing, by rank.
+    """
+
+    avg_energy_per_process_kwh: float | None
+    per_process_breakdown: list[dict[str, Any]]
+    total_duration_seconds: float | None
+    gpu_counter_j: float | None
+    gpu_power_integral_j: float | None
+    num_processes: int
+    num_tracking_processes: int
+    reason: str | None

@@ -1,0 +1,266 @@
+"""The answers in a run's result files scored by another metric, or its settings compared in pairs.
+
+No model is loaded and torch is not imported: a result file holds each answer beside what it is judged against.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from experiment_core_utils.g_metrics_inference import summarise_accuracy
+from experiment_core_utils.i_metrics_energy import with_correct_answers
+from experiment_core_utils.j_results_saving import accuracy_part, score_fields
+from experiment_core_utils.l_results_csv_cleaning import (
+    read_results,
+    samples_csv_beside,
+    setting_key,
+    write_samples_csv,
+    write_settings_csv,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SampleResult, SettingResult
+from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
+from experiment_core_utils.tasks.interface import Answer, Metric
+from experiment_core_utils.tasks.registry import get_metric, list_metrics
+
+AnyResult = TypeVar("AnyResult", bound=SettingResult)
+
+
+_JUDGE_TOGETHER = frozenset(name for name in list_metrics() if not get_metric(name).judges_alone)
+
+
+# Where a result's provenance says under which conditions it was made, beside the knobs.
+_CONDITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "model": ("model", "name"),
+        "model revision": ("model", "revision"),
+        **{name: ("experimental_variables", name) for name in ("prompt_template", "max_new_tokens", "precision")},
+    }
+)
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """The results of a folder before and after, in the same order, and where the new files are."""
+
+    before: tuple[SettingResult, ...]
+    after: tuple[RescoredResult, ...]
+    output: Path
+    csv_paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The settings of one task and split in a folder, each against `baseline`, by setting key.
+
+    Attributes:
+        other_conditions: what differs between the results beside the knobs.
+        results: those settings and the baseline.
+    """
+
+    task: str
+    baseline: str
+    metric: str
+    comparisons: Mapping[str, PairedComparison]
+    other_conditions: tuple[str, ...]
+    results: tuple[SettingResult, ...]
+
+
+def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
+    """Score the answers of every result in `folder` again and write the results into `output`.
+
+    Latencies and all else that does not depend on the metric is taken over as it is.
+
+    Args:
+        output: None for `rescored_<metric>` inside `folder`.
+
+    Raises:
+        ConfigurationError: `output` is a file or holds measured files, or the metric cannot score these answers.
+        ResultsError: no results there, or not of this schema.
+    """
+    if output is not None and output.exists() and not output.is_dir():
+        raise ConfigurationError(f"--output {output} is a file; give a folder")
+    before = read_results(folder)
+    target = folder / f"rescored_{metric.name}" if output is None else output
+    _check_holds_nothing_measured(target, before)
+    after = {name: rescored_result(result, name, metric) for name, result in before.items()}
+    for name, result in after.items():
+        write_json_atomically(result.content(), target / name)
+    csv_paths = []
+    for task, results in by_task(after.values()).items():
+        csv_paths.append(target / f"{task.replace('_', '-')}_settings.csv")
+        write_settings_csv(results, csv_paths[-1])
+        write_samples_csv(results, samples_csv_beside(csv_paths[-1]))
+    return Rescored(tuple(before.values()), tuple(after.values()), target, tuple(csv_paths))
+
+
+def rescored_result(result: SettingResult, name: str, metric: Metric) -> RescoredResult:
+    """A result with all that depends on the metric made anew, and where it came from."""
+    samples = result.per_sample_results
+    answers = [stored_answer(sample) for sample in samples]
+    origin = Rescoring(file=name, metric_before=metric_of(result), accuracy_before=result.accuracy)
+    try:
+        scoring = metric.score(answers)
+    except SampleError as error:
+        raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
+    asked = len(samples) + result.num_failed_samples
+    accuracy = accuracy_part(summarise_accuracy(answers, scoring, metric))
+    anew = dict(accuracy) | {
+        "energy": with_correct_answers(result.energy, accuracy),
+        "share_failed": result.num_failed_samples / asked if asked else None,
+        "per_sample_results": [
+            sample.with_keys(**score_fields(score)) for sample, score in zip(samples, scoring.scores, strict=True)
+        ],
+        "rescored": origin,
+    }
+    return RescoredResult.model_construct(result.model_fields_set | anew.keys(), **(dict(result) | anew))
+
+
+def stored_answer(sample: SampleResult) -> Answer:
+    """The answer of a stored sample; options are stored only where the question has them."""
+    metadata = sample.metadata
+    return Answer(
+        prediction=sample.pred,
+        references=tuple(metadata.answers),
+        options=tuple(metadata.options),
+        answer_index=metadata.answer_index,
+        question_type=sample.question_type,
+        image_id=metadata.image_id,
+    )
+
+
+def metric_of(result: SettingResult) -> str:
+    """The metric that a result is scored by; files from before the key was there have it in their provenance."""
+    return result.metric or str(result.provenance.task.metric)
+
+
+def by_task(results: Iterable[AnyResult]) -> dict[str, list[AnyResult]]:
+    """Results by the name of their task, in the order in which tasks are met."""
+    groups: dict[str, list[AnyResult]] = defaultdict(list)
+    for result in results:
+        groups[result.provenance.task.name].append(result)
+    return dict(groups)
+
+
+def by_task_and_split(results: Iterable[SettingResult]) -> dict[tuple[str, str], list[SettingResult]]:
+    """Results grouped by task and split."""
+    groups: dict[tuple[str, str], list[SettingResult]] = defaultdict(list)
+    for result in results:
+        groups[result.provenance.task.name, result.provenance.task.split].append(result)
+    return dict(groups)
+
+
+def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
+    """Every setting in `folder` against one, task by task.
+
+    Args:
+        baseline: key of a setting; None for the one with all knobs at their largest.
+
+    Raises:
+        ConfigurationError: no such setting, or none has all knobs at their largest.
+        ResultsError: no results there, not of this schema, or samples of one id that are different questions.
+    """
+    groups = by_task_and_split(read_results(folder).values())
+    return [_compare(task, results, baseline) for (task, _), results in groups.items()]
+
+
+def _compare(task: str, results: Sequence[SettingResult], baseline: str | None) -> Compared:
+    by_key = {setting_key(result): result for result in results}
+    key = largest_setting(by_key) if baseline is None else baseline
+    if key not in by_key:
+        raise ConfigurationError(f"{task} has no setting {key!r}; give one of {', '.join(by_key)}")
+    reference = by_key.pop(key)
+    metric = metric_of(reference)
+    others = {metric_of(result) for result in results} - {metric}
+    if others:
+        raise ResultsError(f"{task} is scored by {metric} and by {', '.join(sorted(others))}; rescore by one of them")
+    comparisons = {name: compare_results(reference, result) for name, result in by_key.items()}
+    return Compared(task, key, metric, comparisons, other_conditions(results), tuple(results))
+
+
+def compare_results(reference: SettingResult, result: SettingResult) -> PairedComparison:
+    """One setting against another, over the samples that both ran.
+
+    The stored scores are taken, unless a score depends on which others were scored with it and the two did not run the
+    same samples: then the answers that both have are scored again, on both sides with the same others.
+
+    Raises:
+        ResultsError: a sample id stands for different questions.
+    """
+    sides = [{sample.sample_id: sample for sample in each.per_sample_results} for each in (reference, result)]
+    shared = sorted(sides[0].keys() & sides[1].keys())
+    for sample_id in shared:
+        if _asked(sides[0][sample_id]) != _asked(sides[1][sample_id]):
+            raise ResultsError(
+                f"sample {sample_id} is another question in {setting_key(result)} than in {setting_key(reference)}: "
+                "these results are not of the same data; compare results of one run"
+            )
+    scores = [
+        {key: ScoredSample(sample.metadata.image_id, sample.accuracy) for key, sample in side.items()} for side in sides
+    ]
+    if sides[0].keys() != sides[1].keys() and metric_of(reference) in _JUDGE_TOGETHER:
+        metric = get_metric(metric_of(reference))
+        scores = [{**own, **scored_together(side, shared, metric)} for side, own in zip(sides, scores, strict=True)]
+    return compare_paired(scores[0], scores[1], reference.metric_best)
+
+
+def _asked(sample: SampleResult) -> tuple[Any, ...]:
+    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
+
+
+def scored_together(samples: Mapping[int, SampleResult], ids: Sequence[int], metric: Metric) -> dict[int, ScoredSample]:
+    """The scores of these samples, judged among themselves only."""
+    answers = [stored_answer(samples[sample_id]) for sample_id in ids]
+    scores = metric.score(answers).scores
+    return {
+        sample_id: ScoredSample(answer.image_id, score.value)
+        for sample_id, answer, score in zip(ids, answers, scores, strict=True)
+    }
+
+
+def other_conditions(results: Sequence[SettingResult]) -> tuple[str, ...]:
+    """What differs between results beside the knobs, so that a difference is not of the knobs alone, as text."""
+    found = []
+    for name, path in _CONDITIONS.items():
+        values = sorted({json.dumps(_at(result.provenance, path)) for result in results})
+        if len(values) > 1:
+            found.append(f"{name} ({', '.join(values)})")
+    return tuple(found)
+
+
+def _at(content: Any, path: Sequence[str]) -> Any:
+    """The value at a path of keys; None where a result is from before they were there."""
+    for key in path:
+        content = getattr(content, key, None)
+    return content
+
+
+def largest_setting(by_key: Mapping[str, SettingResult]) -> str:
+    """The setting that has each knob at the largest value that any has; raises ConfigurationError where none has."""
+    knobs = ("max_crops", "top_k", "num_active_blocks")
+    largest = {knob: max(getattr(result, knob) for result in by_key.values()) for knob in knobs}
+    full = [key for key, result in by_key.items() if all(getattr(result, knob) == largest[knob] for knob in knobs)]
+    if not full:
+        raise ConfigurationError(
+            f"no setting has all knobs at their largest; give --baseline, one of {', '.join(by_key)}"
+        )
+    return full[0]
+
+
+def _check_holds_nothing_measured(target: Path, names: Mapping[str, SettingResult]) -> None:
+    """Raises ConfigurationError where a file to be written would replace one that was measured."""
+    if not target.is_dir():
+        return
+    if any((target / name).exists() for name in names):
+        measured = [name for name, found in read_results(target).items() if name in names and not _is_rescored(found)]
+        if measured:
+            raise ConfigurationError(f"{target} holds measured results such as {measured[0]}; give another --output")
+
+
+def _is_rescored(result: SettingResult) -> bool:
+    return "rescored" in (result.model_extra or {})

@@ -1,0 +1,214 @@
+"""The tables of docs/results_schema.md that are made from records and from the columns of the CSV files.
+
+python -m experiment_core_utils.saved_results.schema_docs --check   # exit code 1 where the page differs from the code
+python -m experiment_core_utils.saved_results.schema_docs --write
+
+What stands between `<!-- from NAME -->` and `<!-- end -->` is made here; all else on the page is written by hand. A
+record's field has its meaning from the `Attributes:` of its docstring; a last part "; None ..." says when it is null.
+"""
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.l_results_csv_cleaning import (
+    CORRECT_ANSWER_COLUMNS,
+    ENERGY_COLUMNS,
+    LATENCY_COLUMNS,
+    SAMPLE_COLUMNS,
+    SCORING_COLUMNS,
+    SETTING_COLUMNS,
+    STAT_COLUMNS,
+    STEADINESS_COLUMNS,
+    UTILISATION_COLUMNS,
+    SampleColumn,
+)
+from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
+from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
+from experiment_core_utils.records.compute import HardwareUtilisation
+from experiment_core_utils.records.ledger import RunPlan
+from experiment_core_utils.records.requests import KnobProof
+from experiment_core_utils.records.setting_result import (
+    AskedTask,
+    Conditions,
+    Drift,
+    Energy,
+    EnergyClosure,
+    EnergyIdle,
+    EnergySummary,
+    ExecutionStages,
+    Hardware,
+    Memory,
+    MemoryTimeline,
+    Model,
+    Precision,
+    Preparation,
+    ProcessLoad,
+    Provenance,
+    Record,
+    RunTimes,
+    SampleResult,
+    SettingResult,
+    StageFigure,
+    Variables,
+    WarmUpRuns,
+)
+from experiment_core_utils.records.settings import FailedSample
+
+PAGE = REPOSITORY / "docs" / "results_schema.md"
+
+
+# Objects of the provenance, whose keys stand in its own table.
+DOTTED = (AskedTask, ExecutionStages, Hardware, Model, Preparation, Variables)
+
+
+RECORDS: dict[str, type] = {
+    record.__name__: record
+    for record in (
+        KnobProof, FailedSample, HardwareUtilisation, RunPlan, SettingResult, WarmUpRuns, Conditions, Drift, Precision,
+        Memory, ProcessLoad, MemoryTimeline, Energy, StageFigure, EnergySummary, EnergyClosure, EnergyIdle,
+        SampleResult, RunTimes, Provenance,
+    )
+}  # fmt: skip
+
+
+_GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+
+
+def documented(page: str) -> str:
+    """The page with every generated table made anew.
+
+    Raises:
+        ResultsError: a table that nobody makes, or a record with a field that its docstring does not explain.
+    """
+
+    def made(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{table_of(found[2])}\n\n{found[3]}"
+
+    return _GENERATED.sub(made, page)
+
+
+def table_of(name: str) -> str:
+    """The table of a record, or of `settings_csv` or `samples_csv`; raises ResultsError for another name."""
+    if name == "settings_csv":
+        return _table(("column", "from"), settings_columns())
+    if name == "samples_csv":
+        return _table(
+            ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in SAMPLE_COLUMNS]
+        )
+    if name not in RECORDS:
+        known = ", ".join(("settings_csv", "samples_csv", *RECORDS))
+        raise ResultsError(f"the page asks for a table from {name!r}; there are {known}")
+    return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))
+
+
+def record_rows(record: type) -> list[tuple[str, str, str]]:
+    """Field, meaning and when it is null, of a dataclass or a TypedDict, in the order of the fields.
+
+    Raises:
+        ResultsError: a field that the docstring does not explain, or may be None of which it does not say when.
+    """
+    meanings: dict[str, str] = {}
+    for each in reversed(record.__mro__):
+        meanings |= _attributes(each.__doc__ or "")
+    later = {name for name, field in getattr(record, "model_fields", {}).items() if not field.is_required()}
+    rows = []
+    for field, kind in _fields(record).items():
+        if field not in meanings:
+            raise ResultsError(f"{record.__name__}.{field} is not explained; add it to Attributes in its docstring")
+        meaning, _, absent = meanings[field].partition("; None ")
+        may_be_null = type(None) in getattr(kind, "__args__", ())
+        # A key that older files do not have may be None there, of which nothing is said.
+        if kind is not Any and may_be_null != bool(absent) and not (may_be_null and field in later):
+            raise ResultsError(
+                f"{record.__name__}.{field}: its type and its docstring differ on whether it may be None"
+            )
+        rows.append((field, meaning.rstrip("."), absent.rstrip(".").removeprefix("if ") or "always there"))
+        inner = [each for each in (kind, *getattr(kind, "__args__", ())) if each in DOTTED]
+        rows += [(f"{field}.{name}", what, when) for each in inner for name, what, when in record_rows(each)]
+    return rows
+
+
+def _fields(record: type) -> dict[str, Any]:
+    """Field -> type, in order; of a `Record` those of its parts come first."""
+    if issubclass(record, Record):
+        return {name: field.annotation for name, field in record.model_fields.items()}
+    return get_type_hints(record)
+
+
+def settings_columns() -> list[tuple[str, str]]:
+    """The columns of the CSV of settings in order, each with where it is from."""
+    interval = {
+        "accuracy_ci95_low": "first number of `accuracy_ci95`",
+        "accuracy_ci95_high": "second number of `accuracy_ci95`",
+    }
+    same = "the same key"
+    return [
+        *((name, interval.get(name, same)) for name in SETTING_COLUMNS),
+        *(
+            (f"{name}_ms", "`aggregate_stats`, without `_ms`") if name.startswith("T_") else (name, "`aggregate_stats`")
+            for name in STAT_COLUMNS
+        ),
+        *((name, same) for name in SCORING_COLUMNS),
+        *((name, f"{same}; in files from before it was there, `num_samples`") for name in LATENCY_COLUMNS),
+        *((name, same) for name in STEADINESS_COLUMNS),
+        *((name, f"`energy.summary.{key}`") for name, key in ENERGY_COLUMNS.items()),
+        ("energy_sample_j_mean", "`energy_j_mean` of `aggregate_stats`: apportioned, over samples"),
+        *((name, "`hardware_utilisation`") for name in UTILISATION_COLUMNS),
+        *((name, f"`energy.summary.{key}`") for name, key in CORRECT_ANSWER_COLUMNS.items()),
+    ]
+
+
+def _source(column: SampleColumn) -> str:
+    if column.meaning:
+        return column.meaning
+    return "the top level" if column.source.startswith("(") else f"`{column.source}`"
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """Field -> text below `Attributes:`; one entry may explain several fields."""
+    _, _, below = inspect.cleandoc(docstring).partition("Attributes:\n")
+    found: dict[str, str] = {}
+    for entry in re.findall(r"^    (\S.*?)(?=^    \S|\Z)", below, re.MULTILINE | re.DOTALL):
+        names, _, text = " ".join(entry.split()).partition(": ")
+        found |= dict.fromkeys(names.split(", "), text)
+    return found
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [f"| `{first}` | {' | '.join(others)} |" for first, *others in rows]
+    return "\n".join([f"| {' | '.join(heading)} |", f"|{' --- |' * len(heading)}", *cells])
+
+
+def main(argv: Sequence[str] | None = None, page: Path = PAGE) -> int:
+    """Exit code: 0 done or in order, 1 the page differs from what the code says, 2 a wrong flag."""
+    program = "python -m experiment_core_utils.saved_results.schema_docs"
+    parser = OneLineParser(prog=program, description="Tables of the schema page.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="say whether the page is what the code says")
+    what.add_argument("--write", action="store_true", help="write the tables into the page")
+    try:
+        given: argparse.Namespace = parser.parse_args(argv)
+        before = page.read_text(encoding="utf-8")
+        after = documented(before)
+        if given.write:
+            write_text_atomically(after, page)
+        elif after != before:
+            raise ResultsError(f"{page.name} is not what the code says; run with --write")
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

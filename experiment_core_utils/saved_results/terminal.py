@@ -1,0 +1,204 @@
+"""The table that closes a text run."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from experiment_core_utils.l_results_csv_cleaning import setting_key
+from experiment_core_utils.primitives.knobs import own_target
+from experiment_core_utils.records.setting_result import RescoredResult, SettingResult
+from experiment_core_utils.tasks.comparison import PairedComparison
+from experiment_core_utils.tasks.sampling import few_samples_sentence
+
+
+def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
+    """What must stand under a comparison of settings that too few samples stand behind; None where it is fair."""
+    fewest = min((result.num_samples for result in results), default=0)
+    return few_samples_sentence(len(results), fewest)
+
+
+def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
+    """For each setting with samples that failed, how many of each class."""
+    lines = []
+    for result in results:
+        counts = Counter(failure.error for failure in result.failed_samples)
+        if counts:
+            found = ", ".join(f"{count} {error}" for error, count in sorted(counts.items()))
+            lines.append(f"failed samples: {setting_key(result)}: {found} of {len(result.sample_ids)}")
+    return lines
+
+
+# Beginnings of the caveats that belong to single settings, not to the whole run.
+UNSTEADY = ("drift: ", "throttled: ", "foreign load: ", "energy: ")
+
+
+# How the caveats begin that a run also prints.
+PRINTED = (*UNSTEADY, "pictures: ")
+
+
+def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
+    """For each kind of printed caveat the first setting that has it, and how many have."""
+    lines = []
+    for kind in PRINTED:
+        found = [
+            (setting_key(result), caveat)
+            for result in results
+            for caveat in result.provenance.caveats
+            if caveat.startswith(kind)
+        ]
+        if found:
+            key, caveat = found[0]
+            lines.append(f"{caveat} ({key}; {len(found)} of {len(results)} settings)")
+    return lines
+
+
+def places_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """For each setting of a search's `pareto_search.json`, where it ended; None where there was no search."""
+    if search is None:
+        return None
+    standing = {each["setting"]: place for place in ("front", "undecided") for each in search[place]}
+    gone = {
+        each["setting"]: f"{place} by {each['by']}"
+        for name, place in (("set_aside", "likely beaten"), ("eliminated", "beaten"))
+        for each in search[name]
+    }
+    return {**standing, **gone}
+
+
+def search_sentence(search: Mapping[str, Any]) -> str:
+    """What a search found and took."""
+    share = "" if search["share"] is None else f", {search['share']:.3f} of the full grid's model time (estimated)"
+    counts = ", ".join(
+        f"{len(search[name])} {name.replace('_', ' ')}" for name in ("undecided", "set_aside", "eliminated")
+    )
+    return (
+        f"front of {len(search['front'])} settings ({counts}) after {len(search['rounds'])} rounds{share}; "
+        f"stopped: {search['stopped']}"
+    )
+
+
+def closing_table(results: Sequence[SettingResult], places: Mapping[str, str] | None = None) -> str:
+    """The table that a run prints at its end; with `places`, how each setting ended in a search, the front first."""
+    if places is not None:
+        rank = {"front": 0, "undecided": 1}
+        results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
+    rows = []
+    for result in results:
+        stats = result.aggregate_stats
+        rows.append(
+            {
+                "vision": result.tier or result.vision_tokens_target or own_target().label,
+                "top-k": "-" if result.top_k is None else result.top_k,
+                "blocks": result.num_active_blocks,
+                "crops": _text(result.selected_crops_mean, 1),
+                "tokens": _text(stats.get("prompt_tokens_mean"), 0),
+                "accuracy [95 %]": _accuracy(result),
+                "vision ms": _text(stats.get("T_vision_total_mean"), 1),
+                "prefill ms": _text(stats.get("T_LLM_prefill_mean"), 1),
+                "decode ms": _text(stats.get("T_LLM_decode_mean"), 1),
+                "total ms": _text(stats.get("T_total_mean"), 1),
+                "p95": _text(stats.get("T_total_p95"), 1),
+                "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
+                "failed": result.num_failed_samples,
+                "unparsed": result.num_unparsed,
+            }
+        )
+    table = pd.DataFrame(rows)
+    if places is not None:
+        table.insert(6, "samples", [result.num_samples for result in results])
+        table["search"] = [places[setting_key(result)] for result in results]
+    if not table["unparsed"].any():
+        table = table.drop(columns="unparsed")
+    return aligned_text(table)
+
+
+def aligned_text(table: pd.DataFrame) -> str:
+    """A table as a run prints it at its end; `-` stands for what was not measured."""
+    return str(table.astype(object).where(table.notna(), "-").to_string(index=False))
+
+
+def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
+    """Settings against one baseline, a row each."""
+    rows = [
+        {
+            "setting": key,
+            "accuracy": _text(each.mean, 3),
+            "difference [95 %]": _difference(each),
+            "better": each.better,
+            "worse": each.worse,
+            "equal": each.equal,
+            "p": "-" if each.p_value is None else f"{each.p_value:.2g}",
+            "excluded": each.num_excluded,
+        }
+        for key, each in comparisons.items()
+    ]
+    return pd.DataFrame(rows).to_string(index=False)
+
+
+def rescoring_table(before: Sequence[SettingResult], after: Sequence[RescoredResult]) -> str:
+    """The same settings by the metric that they were measured with and by another, a row each."""
+    rows = [
+        {
+            "setting": setting_key(new),
+            f"{new.rescored.metric_before} (before)": _text(old.accuracy, 3),
+            f"{new.metric} [95 %]": _accuracy(new),
+            "samples": new.num_samples,
+            "unparsed": _text(new.share_unparsed, 3),
+        }
+        for old, new in zip(before, after, strict=True)
+    ]
+    return pd.DataFrame(rows).fillna("").to_string(index=False)
+
+
+def _accuracy(result: SettingResult) -> str:
+    interval = result.accuracy_ci95
+    if result.accuracy is None or interval is None:
+        return "-"
+    return f"{result.accuracy:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _difference(comparison: PairedComparison) -> str:
+    if comparison.difference is None or comparison.interval is None:
+        return "-"
+    low, high = comparison.interval
+    return f"{comparison.difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def text_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """One row an experiment: what was varied, rates of output tokens and prompts, first token, padding, energy.
+
+    `-` stands for what was not measured.
+    """
+    rows = [_row(result) for result in results]
+    frame = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
+    return aligned_text(frame)
+
+
+def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+    metrics, energy = result["inference_metrics"], result["global_energy_results"]
+    ttft = metrics["ttft_s"]
+    return {
+        "id": result["experiment_id"],
+        **{key.rpartition(".")[2]: value for key, value in result["varied"].items()},
+        "prompts": metrics["num_prompts"],
+        "out tokens": metrics["total_output_tokens"],
+        "tokens/s": _rounded(metrics["tokens_per_second"], 1),
+        "prompts/s": _rounded(metrics["queries_per_second"], 2),
+        "first token ms": None if ttft is None else _rounded(1e3 * ttft["mean"], 1),
+        "padding": _rounded(metrics["padding_share"], 3),
+        "energy Wh": _rounded(_times(energy["total_energy_kwh"], 1e3), 4),
+    }
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _rounded(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,260 @@
+"""By how much the machine changed along a run: a control setting that is measured again.
+
+The control setting is measured on a few fixed samples when the run begins, after every few settings and at the end. Its
+times enter no latency statistic. Each process checks its own device and has a file of its own; none waits for another.
+A result is saved before the readings after it are known: the main process fills them in when the run closes, or the
+next run does.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.result_files import field_fault, read_json
+from experiment_core_utils.records.setting_result import Drift
+from experiment_core_utils.records.settings import DriftReading
+from experiment_core_utils.sweep.measurer import Bench, RunContext
+
+DRIFT_VERSION = 1
+
+
+CONTROL_SAMPLES = 3
+
+
+# Where samples cannot be read, so many are tried before the check is given up.
+_MOST_CANDIDATES = 12
+
+
+CAVEAT = "drift: "
+
+
+# Why the result of a run that was killed, or that still runs, has no readings.
+NOT_CLOSED = "run not closed: the next run of the same command fills this in"
+
+
+_READINGS = TypeAdapter(tuple[DriftReading, ...])
+
+
+Totals = Mapping[int, float]
+
+
+def drift_path(folder: Path, rank: int) -> Path:
+    """In a folder of its own: every JSON file beside it is the result of a setting."""
+    return folder / "drift" / f"rank{rank}.json"
+
+
+def read_drift(path: Path) -> tuple[DriftReading, ...]:
+    """All readings of one process, of every run in this folder; none where there is no file.
+
+    Raises:
+        ResultsRefused: the file is not of this version.
+    """
+    if not path.exists():
+        return ()
+    content = read_json(path, "move it away")
+    try:
+        if content["schema_version"] != DRIFT_VERSION:
+            raise ResultsRefused(f"{path} is of schema {content['schema_version']}, not {DRIFT_VERSION}; move it away")
+        return _READINGS.validate_json(to_json(content["readings"]), strict=True)
+    except ValidationError as error:
+        raise ResultsRefused(f"{path} {field_fault(error)}; move it away") from error
+    except (KeyError, TypeError) as error:
+        raise ResultsRefused(f"{path} is no file of drift readings; move it away") from error
+
+
+class ControlRuns:
+    """Runs the control setting on this process's first samples that can be read, always the same ones."""
+
+    def __init__(self, config: ProfilingConfig, context: RunContext, bench: Bench, control: KnobSetting) -> None:
+        self._config = config
+        self._context = context
+        self._bench = bench
+        self._control = control
+        self._sample_ids: tuple[int, ...] | None = None
+
+    def __call__(self) -> Totals:
+        """Total seconds of one run of each sample, each after unmeasured ones.
+
+        Raises:
+            SettingError: the control setting cannot be run.
+            Stopped: someone asked to stop.
+        """
+        candidates = self._sample_ids or self._context.own_ids[:_MOST_CANDIDATES]
+        totals: dict[int, float] = {}
+        self._bench.model.apply(self._control)
+        with out_of_memory_named():
+            for sample_id in candidates:
+                if len(totals) == CONTROL_SAMPLES:
+                    break
+                self._context.stop.raise_if_asked()
+                try:
+                    totals[sample_id] = self._total_s(sample_id, is_first=not totals)
+                except SampleError:  # not counted: the sample is measured, and so recorded, at every setting
+                    continue
+        self._sample_ids = self._sample_ids or tuple(totals)
+        return totals
+
+    def _total_s(self, sample_id: int, is_first: bool) -> float:
+        """The first sample warms up as before a setting, the others by one run for their own shape."""
+        bench, config = self._bench, self._config
+        least, most = (max(config.num_warmup_runs, 1), config.max_warmup_runs) if is_first else (1, 1)
+        with time_limit(config.sample_timeout):
+            _, request = bench.requests.take(sample_id, self._control.vision.crops)
+            inputs = bench.model.to_device(request.inputs)
+        warm: list[float] = []
+        while needs_another_run(warm, least, max(most, least)):
+            with time_limit(config.sample_timeout):
+                warm.append(run_staged(bench.model, inputs, bench.max_new_tokens).total_s)
+        with time_limit(config.sample_timeout):
+            return run_staged(bench.model, inputs, bench.max_new_tokens).total_s
+
+
+class DriftCheck:
+    """One process's readings of a run.
+
+    Args:
+        control: key of the control setting.
+        every: settings between two readings; 0 takes none.
+        run_control: one run of each control sample, in seconds by sample id.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        num_processes: int,
+        experiment_id: str,
+        control: str,
+        every: int,
+        run_control: Callable[[], Totals],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._num_processes = num_processes
+        self._experiment_id = experiment_id
+        self._control = control
+        self._every = every
+        self._run_control = run_control
+        self._clock = clock
+        self._began = clock()
+        self._num_measured = 0
+        self._first: Totals | None = None
+
+    def begin(self) -> None:
+        """The reading that all others of the run are compared with."""
+        if self._every:
+            self._read("start")
+
+    def after(self, is_last: bool) -> None:
+        """A setting is done, or has failed; read where it is time to."""
+        self._num_measured += 1
+        if self._every and (is_last or self._num_measured % self._every == 0):
+            self._read("end" if is_last else "between")
+
+    def _read(self, when: str) -> None:
+        totals, reason = self._totals_or_reason()
+        if self._first is None and totals:
+            self._first = totals
+        ratio = drift_ratio(self._first, totals) if self._first is not None else None
+        reading = DriftReading(
+            experiment_id=self._experiment_id,
+            rank=self._rank,
+            when=when,
+            num_settings_before=self._num_measured,
+            wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            since_start_s=self._clock() - self._began,
+            control=self._control,
+            sample_ids=tuple(totals),
+            total_s=tuple(totals.values()),
+            ratio=ratio,
+            reason=reason,
+        )
+        path = drift_path(self._folder, self._rank)
+        readings = (*read_drift(path), reading)
+        content = {"schema_version": DRIFT_VERSION, "readings": [asdict(each) for each in readings]}
+        write_json_atomically(content, path)
+
+    def _totals_or_reason(self) -> tuple[Totals, str | None]:
+        """Times, or why there are none: the check may fail, the run goes on."""
+        try:
+            totals = self._run_control()
+        except SettingError as error:
+            return {}, f"{type(error).__name__}: {error}"
+        return totals, None if totals else "none of this process's first samples can be read"
+
+    def unfilled(self) -> list[Drift]:
+        """For the result of the setting that `after` was told of last, until `fill_in_drift` knows the readings."""
+        if not self._every:
+            return []
+        return [
+            Drift(
+                rank=rank,
+                control=self._control,
+                num_settings_before=self._num_measured - 1,
+                before=None,
+                after=None,
+                reason=NOT_CLOSED,
+            )
+            for rank in range(self._num_processes)
+        ]
+
+
+def fill_in_drift(folder: Path, ledger: Ledger, keys: Iterable[str]) -> None:
+    """Write the readings around each of these settings into its result, where its run ended without doing so."""
+    for key in keys:
+        result = ledger.result(key)
+        if result is None or all(each.reason != NOT_CLOSED for each in result.drift):
+            continue
+        path = ledger.result_path(key)
+        assert path is not None
+        run, provenance = result.provenance.experiment_id, result.provenance
+        drift = [_filled_in(each, _readings_of_run(folder, each.rank, run)) for each in result.drift]
+        caveat = drift_caveat(drift)
+        if caveat is not None:
+            provenance = provenance.with_keys(caveats=[*provenance.caveats, caveat])
+        write_json_atomically(result.with_keys(drift=drift, provenance=provenance).content(), path)
+
+
+def _readings_of_run(folder: Path, rank: int | None, experiment_id: str | None) -> list[DriftReading]:
+    return [each for each in read_drift(drift_path(folder, rank or 0)) if each.experiment_id == experiment_id]
+
+
+def _filled_in(entry: Drift, readings: Sequence[DriftReading]) -> Drift:
+    """The ratios of the last reading before the setting and of the first after it."""
+    place = entry.num_settings_before or 0
+    before = [each for each in readings if each.num_settings_before <= place]
+    after = [each for each in readings if each.num_settings_before > place]
+    reasons = [] if before else ["no reading before it"]
+    reasons += [] if after else ["no reading after it"]
+    around = [*before[-1:], *after[:1]]
+    reasons += [each.reason for each in around if each.ratio is None and each.reason is not None]
+    return entry.with_keys(
+        before=before[-1].ratio if before else None,
+        after=after[0].ratio if after else None,
+        reason="; ".join(reasons) or None,
+    )
+
+
+def drift_caveat(entries: Sequence[Drift]) -> str | None:
+    """The sentence for the ratio that is furthest from 1; None where none is more than 5 % off."""
+    pairs = [pair for entry in entries for pair in ((entry.before, "before"), (entry.after, "after"))]
+    ratios = [(ratio, when) for ratio, when in pairs if ratio is not None]
+    ratio, when = max(ratios, key=lambda each: abs(each[0] - 1), default=(1.0, ""))
+    if abs(ratio - 1) <= DRIFT_LIMIT:
+        return None
+    return f"{CAVEAT}{when} this setting the control setting took {ratio:.2f} times as long as when the run began"

@@ -1,0 +1,150 @@
+"""In: a configuration; out: the plan of its run with estimates, as text. No weights are loaded, nothing is written.
+
+Facts are gathered here (config of the model, pictures of a few samples, earlier results, a matrix product); what
+follows from them is computed in `plan_estimate.py`.
+"""
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.f_experiment_info import describe_hardware
+from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
+from experiment_core_utils.primitives.collectives import processes_on_this_machine
+from experiment_core_utils.primitives.device import (
+    choose_device,
+    choose_dtype,
+    matmul_flops_per_second,
+    set_cpu_threads,
+)
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.setting_result import Provenance
+from experiment_core_utils.sweep.estimate import (
+    EarlierResults,
+    PlanSize,
+    SettingEstimate,
+    SettingWork,
+    due_seconds,
+    estimate_setting,
+    plan_table,
+    plan_total,
+    rates_of,
+    size_sentence,
+    source_sentences,
+    work_of,
+)
+from experiment_core_utils.sweep.plan import agreed_fingerprint, asked_run, max_new_tokens_of
+from experiment_core_utils.tasks.interface import Task
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan with its estimates, the same on every process; one of them prints it.
+
+    Attributes:
+        whole_s: estimated time of the settings that are still to be measured.
+    """
+
+    is_main_process: bool
+    estimates: tuple[SettingEstimate, ...]
+    whole_s: float
+    text: str
+
+
+def describe_plan(config: ProfilingConfig) -> PlanReport:
+    """The settings in order, each with estimated time and memory, and the whole.
+
+    Raises:
+        ConfigurationError: what would also stop the run, or none of the first samples can be read.
+    """
+    asked = asked_run(config)
+    source, task, drawn = asked.source, asked.task, asked.drawn
+    accelerator = setup_distributed(config)
+    device = choose_device(config.device, accelerator.local_process_index)
+    set_cpu_threads(config.num_threads, processes_on_this_machine(accelerator))
+    dtype = choose_dtype(config.precision, device)
+    limit = max_new_tokens_of(config, task)
+    planned = work_of(source, task, drawn.sample_ids, limit)
+    ledger = Ledger(config.output_dir, agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator))
+    earlier = earlier_results(config, source, task, device, dtype)
+    output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
+    size = PlanSize(len(drawn), config.num_runs_per_sample, config.num_warmup_runs, accelerator.num_processes)
+    matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
+    weights_bytes = planned.weight_elements * dtype.itemsize
+    estimates = []
+    for setting in asked.settings:
+        request = planned.at(setting)
+        is_done = ledger.result(setting.key) is not None
+        memory_bytes = weights_bytes + request.elements * dtype.itemsize
+        work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
+        estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
+    lines = [
+        f"plan: {len(asked.settings)} settings by {config.sampling_strategy}, {source.name} on {task.name} "
+        f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        size_sentence(size),
+        *plan_table(estimates),
+        plan_total(estimates),
+        *source_sentences(estimates, earlier, output_tokens, matmul_rate),
+        f"tokens: prompts of the first {planned.num_samples} samples that can be read",
+        *less_sentences(config, len(drawn)),
+    ]
+    return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
+
+
+def less_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
+    """Why a run may take less than the estimate, which counts every sample drawn as measured at every setting."""
+    reasons = []
+    if config.pareto_search:
+        reasons.append("--pareto_search stops at a third of this model time")
+    if config.until_precision is not None:
+        reasons.append("--until_precision may end each setting before its last sample")
+    if config.num_latency_samples is not None and config.num_latency_samples < num_drawn:
+        reasons.append(
+            f"--num_latency_samples: {config.num_latency_samples} of {num_drawn} samples are measured, the others only "
+            "answered"
+        )
+    return [f"at most: {reason}" for reason in reasons]
+
+
+def earlier_results(
+    config: ProfilingConfig, source: ModelSource, task: Task, device: torch.device, dtype: torch.dtype
+) -> EarlierResults:
+    """What results of the same model, hardware and precision in the output folder say; empty where there are none."""
+    folder = config.output_dir
+    found = list(read_results(folder).values()) if folder.is_dir() and any(folder.glob(RESULT_FILES)) else []
+    same = [result for result in found if is_comparable(result.provenance, config, source, device, dtype)]
+    of_task = {
+        setting_key(result): result
+        for result in same
+        if (result.provenance.task.name, result.provenance.task.split) == (task.name, task.split)
+    }
+    lengths = [result.aggregate_stats["output_tokens_mean"] or 0.0 for result in of_task.values()]
+    return EarlierResults(of_task, rates_of(same), statistics.fmean(lengths) if lengths else None, len(same))
+
+
+def is_comparable(
+    provenance: Provenance,
+    config: ProfilingConfig,
+    source: ModelSource,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether times of that run are times of this one: model, precision, what was asked for, hardware."""
+    model, there, here = provenance.model, provenance.hardware, describe_hardware(device)
+    same_hardware = (
+        there.gpu_name == here["gpu_name"] is not None
+        if device.type == "cuda"
+        else there.device == "cpu" and (there.cpu, there.torch_threads) == (here["cpu"], here["torch_threads"])
+    )
+    same_model = model.name == source.name and model.dtype == str(dtype).removeprefix("torch.")
+    implementations = (
+        (config.attn_implementation, model.attn_implementation),
+        (config.experts_implementation, model.experts_implementation),
+    )
+    # Results from before the flag was there ran eagerly.
+    is_same = same_hardware and same_model and config.execution == (model.execution_asked or "eager")
+    return is_same and all(asked in (None, used) for asked, used in implementations)

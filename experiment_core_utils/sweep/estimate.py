@@ -1,0 +1,415 @@
+"""In: what each setting computes, and what was measured before; out: estimates of time and memory, and their table.
+
+An estimate takes the best source that there is, and says which: the setting's own earlier measurement; the throughput
+of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or the
+throughput of a matrix product alone, which a whole model does not reach.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+from experiment_core_utils.b_model_loader import ModelSource, load_processor
+from experiment_core_utils.models.architecture_flops import UnknownArchitecture, architecture_of
+from experiment_core_utils.models.foreign_model import ForeignSource, skeleton_of
+from experiment_core_utils.models.memory_parts import cache_elements as decoder_cache_elements
+from experiment_core_utils.models.molmoe import MolmoeProcessor
+from experiment_core_utils.models.molmoe.flops import request_flops
+from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within
+from experiment_core_utils.models.molmoe.memory import activation_elements, cache_elements, parameter_count
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.primitives.units import span
+from experiment_core_utils.records.requests import RequestShape, StageFlops
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.tasks.interface import Sample, Task
+
+Source = Literal["measured", "scaled", "matmul"]
+
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class SettingWork:
+    """What one request at a setting is, by formula.
+
+    Attributes:
+        key: names the setting.
+        prompt_tokens: mean positions of the prefill.
+        flops: mean operations of each stage; `decode_flops_per_token` is None where an answer has one token at most.
+        memory_bytes: weights, cache and largest activations of the largest request that the setting allows.
+        is_done: its result is there already.
+    """
+
+    key: str
+    prompt_tokens: float
+    flops: StageFlops
+    memory_bytes: int
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class StageRates:
+    """Operations per second that earlier measurements reached in each stage."""
+
+    vision: float | None
+    prefill: float
+    decode: float | None
+
+
+@dataclass(frozen=True)
+class EarlierResults:
+    """What the results of the same model, device and precision say.
+
+    Attributes:
+        by_key: setting's key -> result, of the same task and split.
+        rates: medians over all of them, of whatever task; None where there are none.
+        output_tokens: mean length of an answer over `by_key`; None where there are none.
+        num_results: how many stand behind `rates`.
+    """
+
+    by_key: Mapping[str, SettingResult]
+    rates: StageRates | None
+    output_tokens: float | None
+    num_results: int
+
+
+@dataclass(frozen=True)
+class SettingEstimate:
+    """Time and memory of a setting; `request_s` is one run of one sample, `setting_s` all that one process does."""
+
+    work: SettingWork
+    request_s: float
+    setting_s: float
+    time_source: Source
+    memory_bytes: int
+    memory_is_measured: bool
+
+
+@dataclass(frozen=True)
+class PlanSize:
+    """How often each setting runs a request: samples of the whole run, and what is done with each."""
+
+    num_samples: int
+    num_runs_per_sample: int
+    num_warmup_runs: int
+    num_processes: int
+
+    @property
+    def samples_a_process(self) -> int:
+        """The largest share of a process, which the others wait for."""
+        return math.ceil(self.num_samples / self.num_processes)
+
+    @property
+    def requests_a_process(self) -> int:
+        """Runs of a process at each setting, the unmeasured ones counted."""
+        return self.samples_a_process * self.num_runs_per_sample + self.num_warmup_runs
+
+
+def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
+    """Median operations per second of each stage over results; None where no result has a prefill."""
+    vision: list[float] = []
+    prefill: list[float] = []
+    decode: list[float] = []
+    for result in results:
+        for rates, flops, milliseconds in (
+            (vision, "vision_flops_mean", "T_vision_total_mean"),
+            (prefill, "prefill_flops_mean", "T_LLM_prefill_mean"),
+            (decode, "decode_flops_per_token_mean", "T_decode_per_token_mean"),
+        ):
+            operations, time_ms = result.aggregate_stats.get(flops), result.aggregate_stats.get(milliseconds)
+            if operations is not None and time_ms:
+                rates.append(operations / (time_ms * 1e-3))
+    if not prefill:
+        return None
+    return StageRates(
+        statistics.median(vision) if vision else None,
+        statistics.median(prefill),
+        statistics.median(decode) if decode else None,
+    )
+
+
+def request_seconds(flops: StageFlops, output_tokens: float, rates: StageRates) -> float:
+    """Time of one request: operations of each stage over its rate. A stage without a rate takes the prefill's."""
+    vision = (flops.vision_flops or 0) / (rates.vision or rates.prefill)
+    decode_flops = (flops.decode_flops_per_token or 0) * max(output_tokens - 1, 0)
+    return vision + flops.prefill_flops / rates.prefill + decode_flops / (rates.decode or rates.prefill)
+
+
+def estimate_setting(
+    work: SettingWork, size: PlanSize, earlier: EarlierResults, output_tokens: float, matmul_rate: float | None
+) -> SettingEstimate:
+    """One setting, from the best source there is.
+
+    Args:
+        output_tokens: expected length of an answer.
+        matmul_rate: operations per second of a matrix product; needed where `earlier` has no rates.
+    """
+    result = earlier.by_key.get(work.key)
+    preprocess_s = 0.0
+    if result is not None:
+        total_ms, preprocess_ms = (result.aggregate_stats[f"{name}_mean"] for name in ("T_total", "T_preprocess"))
+        assert total_ms is not None and preprocess_ms is not None
+        source: Source = "measured"
+        request_s, preprocess_s = total_ms * 1e-3, preprocess_ms * 1e-3
+    elif earlier.rates is not None:
+        source, request_s = "scaled", request_seconds(work.flops, output_tokens, earlier.rates)
+    else:
+        assert matmul_rate is not None
+        rates = StageRates(matmul_rate, matmul_rate, matmul_rate)
+        source, request_s = "matmul", request_seconds(work.flops, output_tokens, rates)
+    memory = result.memory if result is not None else None
+    peak = memory.peak_memory_bytes if memory is not None else None
+    return SettingEstimate(
+        work=work,
+        request_s=request_s,
+        setting_s=request_s * size.requests_a_process + preprocess_s * size.samples_a_process,
+        time_source=source,
+        memory_bytes=work.memory_bytes if peak is None else int(peak),
+        memory_is_measured=peak is not None,
+    )
+
+
+def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
+    """The settings in their order, a line each, under a heading."""
+    width = max(len("setting"), *(len(each.work.key) for each in estimates))
+    heading = f"{'#':>4}  {'setting':<{width}}  {'tokens':>7}  {'s/request':>9}  {'time':>10}  {'memory':>11}  estimate"
+    lines = [heading]
+    for number, each in enumerate(estimates, start=1):
+        source = "done already" if each.work.is_done else each.time_source
+        memory = f"{each.memory_bytes / MEBIBYTE:.0f} MiB"
+        time_text = "-" if each.work.is_done else span(each.setting_s)
+        lines.append(
+            f"{number:>4}  {each.work.key:<{width}}  {each.work.prompt_tokens:>7.0f}  {each.request_s:>9.3g}  "
+            f"{time_text:>10}  {memory:>11}  {source}"
+        )
+    return lines
+
+
+def due_seconds(estimates: Sequence[SettingEstimate]) -> float:
+    """Time of the settings that are still to be measured."""
+    return sum(each.setting_s for each in estimates if not each.work.is_done)
+
+
+def size_sentence(size: PlanSize) -> str:
+    """What is done at each setting."""
+    processes = "1 process" if size.num_processes == 1 else f"{size.num_processes} processes"
+    return (
+        f"each: {size.num_samples} samples x {size.num_runs_per_sample} runs, {size.num_warmup_runs} warm-up runs a "
+        f"process, {processes}"
+    )
+
+
+def plan_total(estimates: Sequence[SettingEstimate]) -> str:
+    """The whole in one line: settings due, their time, the most memory."""
+    due = [each for each in estimates if not each.work.is_done]
+    most = max(each.memory_bytes for each in estimates)
+    return (
+        f"whole: {len(due)} of {len(estimates)} settings to measure, about {span(due_seconds(estimates))}, "
+        f"most memory {most / MEBIBYTE:.0f} MiB"
+    )
+
+
+def source_sentences(
+    estimates: Sequence[SettingEstimate], earlier: EarlierResults, output_tokens: float, matmul_rate: float | None
+) -> list[str]:
+    """Where the figures come from, and how far they can be trusted; one line a source that was used."""
+    used = {each.time_source for each in estimates if not each.work.is_done}
+    sentences = {
+        "measured": "time, measured: T_total and T_preprocess of the setting's earlier result in --output_dir",
+        "scaled": f"time, scaled: operations of each stage over the throughput of {earlier.num_results} earlier "
+        f"results in --output_dir (same model, device, precision), answers of {output_tokens:.1f} tokens",
+        "matmul": f"time, matmul: ROUGH, operations over the speed of a matrix product measured now "
+        f"({(matmul_rate or math.nan) / 1e9:.0f} GFLOP/s), which a whole model does not reach, and answers as long as "
+        f"allowed ({output_tokens:.0f} tokens); the first results in --output_dir make it better",
+    }
+    lines = [sentence for source, sentence in sentences.items() if source in used]
+    measured = sum(each.memory_is_measured for each in estimates)
+    if measured:
+        lines.append(f"memory: peak of the earlier result for {measured} settings")
+    if measured < len(estimates):
+        lines.append(
+            "memory: by formula, bytes of all weights, cache of the longest prompt and (of MolmoE only) largest "
+            "activations of the largest picture that the setting allows; without the reserve of the allocator and of "
+            "the device"
+        )
+    lines.append(
+        "not in the time: start, loading, the proof that knobs act, unmeasured runs for new tilings, scoring, retries"
+    )
+    return lines
+
+
+# Samples whose pictures are opened for their shape.
+SAMPLES_LOOKED_AT = 8
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RequestWork:
+    """A request of the mean size of those looked at; of the largest one the elements that are held beside the weights.
+
+    Attributes:
+        elements: cache and, where they are known, the largest activations.
+    """
+
+    prompt_tokens: float
+    flops: StageFlops
+    elements: int
+
+
+class PlannedWork(Protocol):
+    """What a model's requests are, without its weights."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that were looked at."""
+        ...
+
+    @property
+    def weight_elements(self) -> int:
+        """Parameters of the whole model."""
+        ...
+
+    def at(self, setting: KnobSetting) -> RequestWork:
+        """A request at the setting."""
+        ...
+
+
+def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedWork:
+    """What requests with answers of at most `limit` tokens are.
+
+    Raises:
+        ConfigurationError: none of the first samples can be read, or no formula is known for the architecture.
+    """
+    if source.foreign is not None:
+        return TransformersWork(source.foreign, task, sample_ids, limit)
+    return MolmoeWork(source, task, sample_ids, limit)
+
+
+def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T]) -> list[T]:
+    """What is seen in the first few samples that can be read."""
+    seen, reason = [], ""
+    for sample_id in sample_ids[:SAMPLES_LOOKED_AT]:
+        try:
+            seen.append(look(task[sample_id]))
+        except SampleError as error:
+            reason = str(error)
+    if not seen:
+        raise ConfigurationError(
+            f"none of the first {len(sample_ids[:SAMPLES_LOOKED_AT])} samples of {task.name} {task.split} can be read, "
+            f"the last because: {reason}; give others with --seed or --ids"
+        )
+    return seen
+
+
+def mean_flops(flops: Sequence[StageFlops]) -> StageFlops:
+    """Of each stage, over requests; vision over those without a picture too."""
+    vision = [each.vision_flops or 0 for each in flops]
+    decode = [each.decode_flops_per_token for each in flops if each.decode_flops_per_token is not None]
+    return StageFlops(
+        vision_flops=round(statistics.fmean(vision)) if any(vision) else None,
+        prefill_flops=round(statistics.fmean(each.prefill_flops for each in flops)),
+        decode_flops_per_token=statistics.fmean(decode) if decode else None,
+    )
+
+
+@dataclass(frozen=True)
+class PromptShape:
+    """A sample's picture (height, width; None without one) and its tokens other than the picture's."""
+
+    size: tuple[int, int] | None
+    text_tokens: int
+
+
+class MolmoeWork:
+    """Of MolmoE: a picture's size alone says how it is cut."""
+
+    def __init__(self, source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> None:
+        self._source = source
+        self._limit = limit
+        self._processor = load_processor(source)
+        self.weight_elements = parameter_count(source.config)
+        self.shapes = of_first_samples(task, sample_ids, lambda sample: self._shape(task, sample))
+
+    @property
+    def num_samples(self) -> int:
+        """See `PlannedWork.num_samples`."""
+        return len(self.shapes)
+
+    def at(self, setting: KnobSetting) -> RequestWork:
+        """See `PlannedWork.at`; elements hold the largest activations."""
+        tokens, flops = [], []
+        for shape in self.shapes:
+            crops, image_tokens = 0, 0
+            if shape.size is not None:
+                tiling = self._processor.image_processor.tiling_for(*shape.size, setting.vision.crops)
+                crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(self._processor, tiling)
+            tokens.append(shape.text_tokens + image_tokens)
+            flops.append(request_flops(self._source.config, setting, crops, tokens[-1], self._limit))
+        return RequestWork(statistics.fmean(tokens), mean_flops(flops), self._largest_elements(setting))
+
+    def _shape(self, task: Task, sample: Sample) -> PromptShape:
+        text_tokens = self._processor(task.prompt(sample))["input_ids"].shape[1]
+        size = None if sample.image is None else (sample.image.height, sample.image.width)
+        return PromptShape(size, text_tokens)
+
+    def _largest_elements(self, setting: KnobSetting) -> int:
+        """Cache and largest activations of the largest picture that the setting allows and the longest text seen."""
+        text_tokens = max(shape.text_tokens for shape in self.shapes)
+        crops, image_tokens = 0, 0
+        if any(shape.size is not None for shape in self.shapes):
+            allowed = setting.vision.crops
+            crops = allowed.max_crops + 1
+            image_tokens = max(image_part_tokens(self._processor, tiling) for tiling in tilings_within(allowed))
+        prompt_tokens = text_tokens + image_tokens
+        own = self._source.limits.default_top_k or 0
+        top_k = max(own, setting.top_k or 0) if setting.num_active_blocks > 1 else own
+        cache = cache_elements(self._source.config, prompt_tokens + self._limit, setting.num_active_blocks)
+        return cache + activation_elements(self._source.config, crops, prompt_tokens, top_k)
+
+
+def image_part_tokens(processor: MolmoeProcessor, tiling: Tiling) -> int:
+    """Tokens that a picture of this tiling puts into the prompt, markers counted."""
+    images = processor.image_processor
+    return len(processor.image_tokens.layout(images.features_per_side, images.stitched_features(tiling)))
+
+
+class TransformersWork:
+    """Of a model of transformers: its processor makes the requests, and their tokens and crops are counted."""
+
+    def __init__(self, source: ForeignSource, task: Task, sample_ids: Sequence[int], limit: int) -> None:
+        architecture = architecture_of(source.config)
+        if isinstance(architecture, UnknownArchitecture):
+            raise ConfigurationError(f"--dry_run has no estimate for {source.name}: {architecture.reason}")
+        self._architecture = architecture
+        self._task = task
+        self._limit = limit
+        self._requests = source.requests
+        self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
+        self._shapes: dict[CropRange, list[RequestShape]] = {}
+        self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
+
+    @property
+    def num_samples(self) -> int:
+        """See `PlannedWork.num_samples`."""
+        return len(self._samples)
+
+    def at(self, setting: KnobSetting) -> RequestWork:
+        """See `PlannedWork.at`; elements are the cache's alone, of the longest prompt seen."""
+        shapes = self._shapes_at(setting.vision.crops)
+        turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
+        flops = [turned.request_flops(shape.size(self._limit)).stages for shape in shapes]
+        tokens = [shape.prompt_tokens for shape in shapes]
+        elements = decoder_cache_elements(turned.decoder.blocks, max(tokens) + self._limit)
+        return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements)
+
+    def _shapes_at(self, crops: CropRange) -> list[RequestShape]:
+        if crops not in self._shapes:
+            made = [self._requests.make(sample, self._task.prompt(sample), crops) for sample in self._samples]
+            self._shapes[crops] = [request.shape for request in made]
+        return self._shapes[crops]

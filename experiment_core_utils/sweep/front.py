@@ -1,0 +1,291 @@
+"""In: settings and the samples of a full run; out: the front, each round measured into the ordinary journals.
+
+Every process runs the same search on the same observations, which it reads from the journals of all: no process tells
+another what to do next. A search that was stopped is gone through again from its first round; what is in the journals
+is not measured again.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
+from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, first_line
+from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.progress import progress_of
+from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.result_files import parsed_json
+from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
+from experiment_core_utils.saved_results.terminal import places_of, search_sentence
+from experiment_core_utils.sweep.front_search import (
+    Departure,
+    MeanBound,
+    Observation,
+    ParetoSearch,
+    SearchResult,
+    SearchRules,
+    Standing,
+    run_search,
+)
+from experiment_core_utils.sweep.measurer import Bench, RunContext, ShardMeasurer
+from experiment_core_utils.tasks.interface import Metric, answer_of
+from experiment_core_utils.tasks.sampling import shards_of
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
+
+SEARCH_FILE = "pareto_search.json"
+
+
+LEAST_SAMPLES = 6
+
+
+_POLL_S = 0.1
+
+
+SEARCH_SCHEMA_VERSION = 1
+
+
+def check_searchable(metric: Metric, num_samples: int) -> None:
+    """Raises ConfigurationError for too few samples to search in a third of their time, and for a metric whose scores
+    depend on which samples are scored together."""
+    if num_samples < LEAST_SAMPLES:
+        raise ConfigurationError(
+            f"--pareto_search needs at least {LEAST_SAMPLES} samples, and there are {num_samples}; give more, or leave "
+            "it out"
+        )
+    if not isinstance(metric, AnswerMetric):
+        raise ConfigurationError(
+            f"--pareto_search compares scores of single samples, and {metric.name} has none that hold by themselves; "
+            "leave it out, or give a task with another metric"
+        )
+
+
+class FrontSearch:
+    """One process's part of a search.
+
+    Args:
+        sample_ids: all samples of the full run, in the random order in which the search uses them.
+
+    Attributes:
+        measured: what all processes have of each setting so far; settings that failed are not in it.
+        failures: why a setting failed.
+    """
+
+    def __init__(
+        self,
+        config: ProfilingConfig,
+        context: RunContext,
+        bench: Bench,
+        measurer: ShardMeasurer,
+        settings: Sequence[KnobSetting],
+        sample_ids: Sequence[int],
+        rules: SearchRules,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._bench = bench
+        self._measurer = measurer
+        self._settings = {setting.key: setting for setting in settings}
+        self._search = ParetoSearch(list(self._settings), sample_ids, rules)
+        self._asked: dict[str, set[int]] = {key: set() for key in self._settings}
+        self.measured: dict[str, MeasuredSetting] = {}
+        self.failures: dict[str, SettingFailure] = {}
+
+    def run(self) -> SearchResult:
+        """Measure round after round.
+
+        Raises:
+            Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
+        """
+        return run_search(self._search, self._measure_round)
+
+    def _measure_round(self, wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
+        context = self._context
+        most = max(len(ids) for ids in wanted.values())
+        found = {}
+        with progress_of(len(wanted), -(-most // context.num_processes), shown=context.is_main) as progress:
+            keys = list(wanted)
+            for place, (key, sample_ids) in enumerate(wanted.items()):
+                context.stop.raise_if_asked()
+                shards = shards_of(sample_ids, context.num_processes)
+                others = [self._settings[each] for each in keys[place + 1 :] + keys[:place]]
+                self._measurer.measure_shard(self._settings[key], progress, others, shards[context.rank])
+                found[key] = self._collect(key, shards)
+                if self._config.enable_memory_optimization:
+                    release_cached_memory(self._bench.model.device)
+        return found
+
+    def _collect(self, key: str, shards: Mapping[int, Sequence[int]]) -> dict[int, Observation]:
+        """What all processes measured of a setting in a round; nothing where it failed."""
+        context = self._context
+        parts = collect_finished(
+            context.journals,
+            key,
+            context.fingerprint,
+            context.experiment_id,
+            shards,
+            self._config.worker_timeout,
+            context.stop,
+        )
+        new = {sample_id for shard in shards.values() for sample_id in shard}
+        # Journals may hold more already: of a search that was stopped later than here.
+        self._asked[key] |= new
+        merged = merge_parts([only(part, self._asked[key]) for part in parts], sorted(self._asked[key]))
+        observed = observations(merged, self._bench.metric, new)
+        if merged.failure is not None:
+            self.failures[key] = merged.failure
+        elif not observed:
+            first = next(failure for failure in merged.failures if failure.sample_id in new)
+            reason = f"all {len(new)} samples of a round failed, the first with: {first.reason}"
+            self.failures[key] = SettingFailure(first.error, reason, self._config.max_config_retries + 1)
+        else:
+            self.measured[key] = merged
+            return observed
+        self.measured.pop(key, None)
+        return {}
+
+
+def tell_over(journals: Path, rank: int, experiment_id: str) -> None:
+    """Say that this process's search is over and needs no journal any more."""
+    write_text_atomically(experiment_id, _over_path(journals, rank))
+
+
+def wait_until_all_are_over(
+    journals: Path, num_processes: int, experiment_id: str, timeout_s: float, stop: StopRequest
+) -> bool:
+    """Wait for `tell_over` of every process; False where one has not said so within `timeout_s`.
+
+    Raises:
+        Stopped: someone asked to stop while waiting.
+    """
+    deadline = time.monotonic() + timeout_s
+    waiting = set(range(num_processes))
+    while waiting := {rank for rank in waiting if not _is_over(_over_path(journals, rank), experiment_id)}:
+        if time.monotonic() > deadline:
+            return False
+        stop.raise_if_asked("while waiting for the other processes")
+        time.sleep(_POLL_S)
+    for rank in range(num_processes):
+        _over_path(journals, rank).unlink(missing_ok=True)
+    return True
+
+
+def _over_path(journals: Path, rank: int) -> Path:
+    return journals / f"search_over.rank{rank}"
+
+
+def _is_over(path: Path, experiment_id: str) -> bool:
+    return path.exists() and path.read_text() == experiment_id
+
+
+def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
+    """A part without the samples that were not asked for yet."""
+    return replace(
+        part,
+        asked_ids=None,
+        samples=tuple(each for each in part.samples if each.sample_id in sample_ids),
+        failures=tuple(each for each in part.failures if each.sample_id in sample_ids),
+    )
+
+
+def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) -> dict[int, Observation]:
+    """Those of the samples that ran: their score, the published run's total, and all runs together as cost."""
+    samples = [sample for sample in merged.samples if sample.sample_id in sample_ids]
+    scores = metric.score([answer_of(sample) for sample in samples]).scores if samples else ()
+    return {
+        sample.sample_id: Observation(
+            score=score.value,
+            seconds=sample.run.total_s,
+            cost_s=sum(run.total_s for run in sample.runs),
+            picture=sample.image_id,
+        )
+        for sample, score in zip(samples, scores, strict=True)
+        if sample.run is not None
+    }
+
+
+def finished_search(config: ProfilingConfig, keys: Sequence[str], ledger: Ledger) -> Mapping[str, Any] | None:
+    """The run's own `pareto_search.json`, None where there is none of these settings with all their results."""
+    if not config.pareto_search:
+        return None
+    path = config.output_dir / SEARCH_FILE
+    try:
+        content = parsed_json(read_regular_file(path))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or content.get("fingerprint") != ledger.fingerprint:
+        return None
+    try:
+        searched = list(content["rounds"][0])
+        have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
+        # What the closing lines are made of.
+        places_of(content), search_sentence(content)
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        raise ResultsRefused(f"{path} is broken ({first_line(error)}); remove it, and the search goes on") from error
+    return content if have and set(searched) == set(keys) else None
+
+
+def search_content(
+    result: SearchResult,
+    rules: SearchRules,
+    fingerprint: str,
+    files: Mapping[str, str],
+    failures: Mapping[str, SettingFailure],
+) -> dict[str, Any]:
+    """The content of `pareto_search.json`; see `docs/results_schema.md` for every key.
+
+    Args:
+        files: names of the settings' result files.
+    """
+    return {
+        "schema_version": SEARCH_SCHEMA_VERSION,
+        "fingerprint": fingerprint,
+        "rules": asdict(rules),
+        "stopped": result.stopped,
+        "share": result.share,
+        "T_model": milliseconds(result.cost_s),
+        "T_model_full_grid": milliseconds(result.full_cost_s),
+        "front": [_standing(each, files) for each in result.front],
+        "undecided": [_standing(each, files) for each in result.undecided],
+        "set_aside": [_departure(each, files) for each in result.set_aside],
+        "eliminated": [_departure(each, files) for each in result.eliminated],
+        "failed": {key: asdict(failure) for key, failure in failures.items()},
+        "rounds": [dict(each) for each in result.rounds],
+    }
+
+
+def _standing(each: Standing, files: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "setting": each.key,
+        "result_file": files[each.key],
+        "num_samples": each.num_samples,
+        "accuracy": each.accuracy,
+        "T_total_mean": milliseconds(each.seconds),
+        "open_against": list(each.open_against),
+    }
+
+
+def _departure(each: Departure, files: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "setting": each.key,
+        "result_file": files[each.key],
+        "by": each.by,
+        "round": each.round,
+        "level": each.level,
+        "num_samples": each.gain.n,
+        "accuracy_gain": _bound(each.gain),
+        "T_total_saving": {name: milliseconds(value) for name, value in _bound(each.saving_s).items()},
+    }
+
+
+def _bound(bound: MeanBound) -> dict[str, float | None]:
+    """Bounds that are not there (fewer than two pictures) are null."""
+    exists = math.isfinite(bound.half)
+    return {"mean": bound.mean, "low": bound.low if exists else None, "high": bound.high if exists else None}

@@ -1,0 +1,516 @@
+"""In: scores and times of settings on samples, round by round; out: who is measured next, and the front. Pure.
+
+A race for the accuracy-latency front on the same samples. All settings start on the first few; after each round some
+leave and the others go on to more, until the time is used up or every place is known. Two ways to leave:
+
+**Eliminated.** Setting t *dominates* s when, on the samples that both have, t is confidently faster and confidently
+not less accurate by more than `margin`: one-sided bounds on the mean of paired differences, the spread taken between
+pictures. A setting is eliminated only for one that stays: where the witness of an earlier elimination would go itself,
+it goes only if another setting that stays dominates the earlier one too. So every eliminated setting names a witness
+that was not eliminated, is faster, and is less accurate by at most `margin`, and margins do not add up.
+
+**Set aside.** A setting that another one most likely dominates outright (faster as above, and not less accurate at the
+one-sided level `doubt`) gets no more samples, so that the time goes where the front is decided. Nothing is proven of
+it, and the result says so.
+
+How sure. An ordered pair of settings is looked at once a round, and there are at most `most_rounds` of them, a number
+fixed before the first. Each look is at level `alpha` / `most_rounds`, so that a given setting eliminates another one
+wrongly with probability at most `alpha`, whenever the search stops (O. Dunn, JASA 56 (1961)). That a pair takes two
+bounds costs nothing: a wrong leave needs the wrong one of them to fail (an intersection-union test; R. Berger,
+Technometrics 24 (1982)). This holds for a pair, not for all of them together: for S settings, `alpha` / (S (S - 1))
+holds for the whole search, and eliminates hardly any at the numbers of samples that a search can pay. The levels hold
+as far as means over that many pictures follow Student's t.
+
+Sources: racing on the same samples, O. Maron and A. Moore, "Hoeffding races", NIPS 6 (1993); elimination with bounds
+that hold at every look, E. Even-Dar, S. Mannor and Y. Mansour, JMLR 7 (2006); fronts of several objectives, P. Auer,
+C.-K. Chiang, R. Ortner and M. Drugan, "Pareto front identification from stochastic bandit feedback", AISTATS (2016).
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+StopReason = Literal["settled", "budget", "samples"]
+
+
+# The full grid's time is taken as low as it is with this probability only, so that the search keeps to its share.
+BUDGET_DOUBT = 0.002
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One sample at one setting.
+
+    Attributes:
+        score: None where the metric has no value for it. It must not depend on which other samples were scored.
+        seconds: the latency that the front is about.
+        cost_s: model time that it took to measure, all runs together.
+        picture: what samples share that are not independent.
+    """
+
+    score: float | None
+    seconds: float
+    cost_s: float
+    picture: Hashable
+
+
+Round = dict[str, tuple[int, ...]]
+
+
+Measure = Callable[[Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, Observation]]]
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """What the search may spend, and how sure it has to be.
+
+    Attributes:
+        margin: accuracy that a faster setting may be worse by and still dominate, as a share of `best`.
+        alpha: probability that a given setting eliminates another one wrongly, over all rounds.
+        doubt: one-sided level at which a setting that looks dominated is set aside.
+        first_samples: samples of the first round.
+        growth: samples of a setting after a round over those before it.
+        share: most model time to use, of what the full grid would take.
+        best: the metric's highest score; the lowest is 0.
+    """
+
+    margin: float = 0.01
+    alpha: float = 0.05
+    doubt: float = 0.2
+    first_samples: int = 50
+    growth: float = 1.5
+    share: float = 1 / 3
+    best: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.margin < 1 and 0 < self.alpha < 1 and 0 < self.doubt < 0.5 and 0 < self.share <= 1):
+            raise ValueError("margin, alpha and share lie between 0 and 1, doubt below a half")
+        if self.first_samples < 2 or self.growth <= 1 or self.best <= 0:
+            raise ValueError("at least 2 samples at first, each round more than the one before, a best score above 0")
+
+
+@dataclass(frozen=True)
+class MeanBound:
+    """Mean of paired differences with its one-sided bounds.
+
+    Attributes:
+        se: standard error of the mean.
+        half: distance from the mean to either bound.
+    """
+
+    n: int
+    mean: float
+    se: float
+    half: float
+
+    @property
+    def low(self) -> float:
+        """The mean is confidently not below this."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The mean is confidently not above this."""
+        return self.mean + self.half
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """A challenger against a setting.
+
+    Attributes:
+        dominates: the challenger is confidently faster and not less accurate by more than the margin.
+        likely: it is confidently faster and, at the level `doubt`, not less accurate at all.
+        cleared: it is confidently slower, or less accurate by more than the margin: it can no longer dominate.
+    """
+
+    dominates: bool
+    likely: bool
+    cleared: bool
+
+
+SLOWER = PairVerdict(dominates=False, likely=False, cleared=True)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A setting that stayed to the end.
+
+    Attributes:
+        accuracy: mean score; None where no sample has one.
+        seconds: mean latency.
+        open_against: settings that stayed too and that it could not be told from: each may in truth dominate it.
+    """
+
+    key: str
+    num_samples: int
+    accuracy: float | None
+    seconds: float
+    open_against: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A setting that left, and the setting for which it did.
+
+    Attributes:
+        round: the round after which it left, from 1.
+        gain: accuracy of `by` minus its own, on the samples that both have.
+        saving_s: its time minus that of `by`.
+        level: each of the four bounds in `gain` and `saving_s` fails with this probability.
+    """
+
+    key: str
+    by: str
+    round: int
+    gain: MeanBound
+    saving_s: MeanBound
+    level: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What the search found, and what it took.
+
+    Attributes:
+        front: of those that stayed, the ones that no other one is better than in both means, fastest first.
+        undecided: the others that stayed: a front setting looks better, but not enough to let them go.
+        set_aside: left because another one most likely dominates them; not proven.
+        eliminated: left because another one confidently dominates them.
+        failed: settings that could not be run.
+        cost_s: model time used.
+        full_cost_s: model time that all settings would take on all samples, estimated from those measured here.
+        rounds: what each round asked for, as setting -> number of new samples.
+        stopped: no setting that stayed can dominate another (`settled`), the time is used up (`budget`), or every one
+            of them has all samples (`samples`).
+    """
+
+    front: tuple[Standing, ...]
+    undecided: tuple[Standing, ...]
+    set_aside: tuple[Departure, ...]
+    eliminated: tuple[Departure, ...]
+    failed: tuple[str, ...]
+    cost_s: float
+    full_cost_s: float
+    rounds: tuple[Mapping[str, int], ...]
+    stopped: StopReason
+
+    @property
+    def share(self) -> float | None:
+        """Model time used, of the full grid's; None where no sample ran."""
+        return self.cost_s / self.full_cost_s if self.full_cost_s else None
+
+
+class ParetoSearch:
+    """The state of a search: `next_round` says what to measure, `record` takes it in, until `next_round` is empty.
+
+    The same observations always lead to the same rounds, so a search that was broken off goes on by being told again
+    what was measured.
+
+    Args:
+        sample_ids: in the order in which they are to be used, which must be random.
+    """
+
+    def __init__(self, settings: Sequence[str], sample_ids: Sequence[int], rules: SearchRules) -> None:
+        if not settings or not sample_ids:
+            raise ValueError("a search needs at least one setting and one sample")
+        if len(set(settings)) != len(settings) or len(set(sample_ids)) != len(sample_ids):
+            raise ValueError("a setting or a sample is there twice")
+        self.rules = rules
+        self._ids = tuple(sample_ids)
+        self._place = {sample_id: place for place, sample_id in enumerate(sample_ids)}
+        self._numbers: dict[Hashable, int] = {}
+        # The number of each sample's picture, 0 until it was seen; what was not measured counts nowhere.
+        self._clusters = np.zeros(len(sample_ids), dtype=np.int64)
+        self._looks = planned_looks(len(sample_ids), rules)
+        # One more than planned: the round that the time cuts short.
+        self.most_rounds = len(self._looks) + 1
+        self.level = rules.alpha / self.most_rounds
+        self._order = {key: place for place, key in enumerate(settings)}
+        self._scores = {key: np.full(len(sample_ids), np.nan) for key in settings}
+        self._seconds = {key: np.full(len(sample_ids), np.nan) for key in settings}
+        self._costs = {key: np.full(len(sample_ids), np.nan) for key in settings}
+        self._asked = dict.fromkeys(settings, 0)
+        self._active = list(settings)
+        self._eliminated: dict[str, Departure] = {}
+        self._set_aside: dict[str, Departure] = {}
+        self._failed: list[str] = []
+        self._verdicts: dict[tuple[str, str], PairVerdict] = {}
+        self._rounds: list[dict[str, int]] = []
+        self._stopped: StopReason | None = None
+        self._pending: Round = self._up_to(self._looks[0])
+
+    def next_round(self) -> Round:
+        """Samples that each setting is to be measured on next; none where the search is over."""
+        return dict(self._pending)
+
+    def record(self, observations: Mapping[str, Mapping[int, Observation]]) -> None:
+        """Take in what `next_round` asked for; a sample that failed is missing, a setting that failed has none."""
+        if observations.keys() != self._pending.keys():
+            raise ValueError("record takes the settings that next_round asked for, no others and not fewer")
+        for key, seen in observations.items():
+            if not seen.keys() <= set(self._pending[key]):
+                raise ValueError(f"{key}: samples that next_round did not ask for")
+            for sample_id, one in seen.items():
+                place = self._place[sample_id]
+                self._scores[key][place] = np.nan if one.score is None else one.score
+                self._seconds[key][place] = one.seconds
+                self._costs[key][place] = one.cost_s
+                self._clusters[place] = self._numbers.setdefault(one.picture, len(self._numbers))
+            self._asked[key] += len(self._pending[key])
+        self._rounds.append({key: len(ids) for key, ids in self._pending.items()})
+        self._drop([key for key, seen in observations.items() if not seen])
+        self._look()
+        self._eliminate()
+        self._lay_aside()
+        self._plan()
+
+    def result(self) -> SearchResult:
+        """What is known; before the end of the search raises ValueError."""
+        if self._stopped is None:
+            raise ValueError("the search goes on: ask next_round")
+        standings = [self._standing(key) for key in self._active]
+        on_front = {each.key for each in front_of(standings)}
+        return SearchResult(
+            front=tuple(sorted((each for each in standings if each.key in on_front), key=lambda each: each.seconds)),
+            undecided=tuple(each for each in standings if each.key not in on_front),
+            set_aside=tuple(self._set_aside.values()),
+            eliminated=tuple(self._eliminated.values()),
+            failed=tuple(self._failed),
+            cost_s=self._used(),
+            full_cost_s=self._full_cost(),
+            rounds=tuple(self._rounds),
+            stopped=self._stopped,
+        )
+
+    def _standing(self, key: str) -> Standing:
+        scores, seconds = self._scores[key], self._seconds[key]
+        return Standing(
+            key=key,
+            num_samples=int(np.isfinite(seconds).sum()),
+            accuracy=float(np.nanmean(scores)) if np.isfinite(scores).any() else None,
+            seconds=float(np.nanmean(seconds)),
+            open_against=tuple(
+                other for other in self._active if other != key and not self._verdicts[other, key].cleared
+            ),
+        )
+
+    def _drop(self, failed: Sequence[str]) -> None:
+        """Settings that failed are out of the race, and those that left for one of them are back in it."""
+        self._failed.extend(failed)
+        self._active = [key for key in self._active if key not in failed]
+        for departures in (self._eliminated, self._set_aside):
+            back = [key for key, departure in departures.items() if departure.by in failed]
+            self._active.extend(back)
+            for key in back:
+                del departures[key]
+        self._active.sort(key=self._order.__getitem__)
+
+    def _look(self) -> None:
+        """Judge every pair of settings in the race."""
+        self._verdicts = {
+            (first, second): self._judge(first, second)
+            for first in self._active
+            for second in self._active
+            if first != second
+        }
+
+    def _judge(self, challenger: str, setting: str) -> PairVerdict:
+        saving = self._saving(challenger, setting)
+        if saving.high < 0:
+            return SLOWER
+        margin = self.rules.margin * self.rules.best
+        gain = self._gain(challenger, setting, self.level)
+        return PairVerdict(
+            dominates=saving.low > 0 and gain.low >= -margin,
+            likely=saving.low > 0 and self._gain(challenger, setting, self.rules.doubt).low >= 0,
+            cleared=gain.high < -margin,
+        )
+
+    def _gain(self, challenger: str, setting: str, level: float) -> MeanBound:
+        """Accuracy of the challenger minus the setting's, on the samples that both have."""
+        differences = self._scores[challenger] - self._scores[setting]
+        return mean_bound(differences, self._clusters, level, self.rules.best)
+
+    def _saving(self, challenger: str, setting: str) -> MeanBound:
+        return mean_bound(self._seconds[setting] - self._seconds[challenger], self._clusters, self.level)
+
+    def _eliminate(self) -> None:
+        """Dominated settings leave, each for the undominated one that is most surely as accurate."""
+        dominators = self._found(lambda verdict: verdict.dominates)
+        stay = [key for key in self._active if not dominators[key]]
+        leaving = {key for key in self._active if any(other in stay for other in dominators[key])}
+        for gone in list(self._eliminated.values()):
+            if gone.by not in leaving:
+                continue
+            heirs = [key for key in self._active if key not in leaving and self._judge(key, gone.key).dominates]
+            if heirs:
+                self._eliminated[gone.key] = self._departure(gone.key, heirs, self.level, gone.round)
+            else:
+                leaving.discard(gone.by)
+        for key in [key for key in self._active if key in leaving]:
+            witnesses = [each for each in dominators[key] if each in stay]
+            self._eliminated[key] = self._departure(key, witnesses, self.level, len(self._rounds))
+        self._active = [key for key in self._active if key not in leaving]
+
+    def _lay_aside(self) -> None:
+        """Settings that one that goes on most likely dominates get no more samples, but for witnesses."""
+        likely = self._found(lambda verdict: verdict.likely)
+        witnesses = {departure.by for departure in self._eliminated.values()}
+        go_on = [key for key in self._active if not likely[key] or key in witnesses]
+        for key in [key for key in self._active if key not in go_on]:
+            by = [other for other in likely[key] if other in go_on]
+            if by:
+                self._set_aside[key] = self._departure(key, by, self.rules.doubt, len(self._rounds))
+        self._active = [key for key in self._active if key not in self._set_aside]
+
+    def _found(self, what: Callable[[PairVerdict], bool]) -> dict[str, list[str]]:
+        """For each setting in the race, the others of which the verdict against it holds."""
+        return {
+            key: [other for other in self._active if other != key and what(self._verdicts[other, key])]
+            for key in self._active
+        }
+
+    def _departure(self, key: str, witnesses: Sequence[str], level: float, number: int) -> Departure:
+        gains = {witness: self._gain(witness, key, level) for witness in witnesses}
+        by = max(gains, key=lambda witness: gains[witness].low)
+        return Departure(key, by, number, gains[by], self._saving(by, key), level)
+
+    def _plan(self) -> None:
+        """The next round: every setting in the race to the same number of samples, as far as the time goes."""
+        self._pending = {}
+        total = len(self._ids)
+        if all(verdict.cleared for pair, verdict in self._verdicts.items() if set(pair) <= set(self._active)):
+            self._stopped = "settled"
+        elif all(self._asked[key] == total for key in self._active):
+            self._stopped = "samples"
+        else:
+            reached = max(self._asked[key] for key in self._active)
+            self._pending = self._up_to(self._affordable(next((n for n in self._looks if n > reached), total)))
+            if not self._pending or len(self._rounds) == self.most_rounds:
+                self._pending, self._stopped = {}, "budget"
+
+    def _up_to(self, target: int) -> Round:
+        """What takes every setting in the race to that many samples."""
+        return {key: self._ids[self._asked[key] : target] for key in self._active if self._asked[key] < target}
+
+    def _affordable(self, target: int) -> int:
+        """The most samples up to the target to which the time left takes every setting in the race."""
+        left = self.rules.share * self._full_cost() * (1 - self._cost_doubt()) - self._used()
+        means = {key: float(np.nanmean(self._costs[key])) for key in self._active}
+        while target > 0 and sum(means[key] * max(target - self._asked[key], 0) for key in self._active) > left:
+            target -= 1
+        return target
+
+    def _used(self) -> float:
+        return float(sum(np.nansum(costs) for costs in self._costs.values()))
+
+    def _reference(self) -> np.ndarray:
+        """Cost of each sample at all settings in the race together; nan where one of them has none."""
+        return np.array([self._costs[key] for key in self._active]).sum(axis=0)
+
+    def _full_cost(self) -> float:
+        """From each setting's cost in proportion to the reference's on the same samples: a setting that left early was
+        measured on few, which may have been cheap ones (a ratio estimate; W. Cochran, Sampling techniques, 1977)."""
+        ran = [costs for costs in self._costs.values() if np.isfinite(costs).any()]
+        per_sample = 0.0
+        reference = self._reference() if self._active else np.full(len(self._ids), np.nan)
+        for costs in ran:
+            shared = np.isfinite(costs) & np.isfinite(reference)
+            scale = np.nanmean(reference) / reference[shared].mean() if shared.any() else 1.0
+            per_sample += float((costs[shared] if shared.any() else costs[np.isfinite(costs)]).mean() * scale)
+        return len(self._ids) * per_sample
+
+    def _cost_doubt(self) -> float:
+        """How far the full grid's time may lie below its estimate, as a share of it: the bound of the reference's mean,
+        times the factor of sampling without replacement."""
+        bound = mean_bound(self._reference(), self._clusters, BUDGET_DOUBT)
+        return bound.half / bound.mean * math.sqrt(1 - bound.n / len(self._ids)) if bound.n else math.inf
+
+
+def front_of(standings: Sequence[Standing]) -> list[Standing]:
+    """Those that no other one is at least as good as in both means and better in one; none without an accuracy."""
+    scored = [(each, each.accuracy) for each in standings if each.accuracy is not None]
+    return [
+        each
+        for each, accuracy in scored
+        if not any(
+            other_accuracy >= accuracy
+            and other.seconds <= each.seconds
+            and (other_accuracy > accuracy or other.seconds < each.seconds)
+            for other, other_accuracy in scored
+        )
+    ]
+
+
+def run_search(search: ParetoSearch, measure: Measure) -> SearchResult:
+    """Ask and record until the search is over."""
+    while wanted := search.next_round():
+        search.record(measure(wanted))
+    return search.result()
+
+
+def random_order(sample_ids: Sequence[int], seed: int) -> tuple[int, ...]:
+    """The samples in a random order; the same for the same samples in whatever order they are given."""
+    ids = np.array(sorted(sample_ids))
+    return tuple(int(each) for each in np.random.RandomState(seed).permutation(ids))
+
+
+def planned_looks(num_samples: int, rules: SearchRules) -> tuple[int, ...]:
+    """Samples that a setting has after each round: from the first round's number by the rules' factor up to all.
+
+    The first round takes about half of the time that there is at most, but 2 samples: a spread needs them. So a third
+    of the time is not enough to search fewer than 6 samples for each setting.
+    """
+    looks = [min(max(min(rules.first_samples, int(rules.share * num_samples / 2)), 2), num_samples)]
+    while looks[-1] < num_samples:
+        looks.append(min(math.ceil(looks[-1] * rules.growth), num_samples))
+    return tuple(looks)
+
+
+def mean_bound(values: np.ndarray, clusters: np.ndarray, level: float, best: float | None = None) -> MeanBound:
+    """Mean of paired differences with bounds that each fail with probability `level`; values that are nan do not count.
+
+    Student's t over clusters (the sandwich estimate of the mean's variance), infinite for fewer than 2 clusters.
+
+    Args:
+        best: for scores in [0, `best`]: differences that have all been equal so far need not stay so. z^2 / 8 samples
+            better and as many worse by `best`, and z^2 / 4 equal ones, are added to those seen, z being the normal
+            quantile of `level`; at 95 % that is the half sample for each of the four outcomes of a matched pair of A.
+            Agresti and Y. Min, Statistics in Medicine 24 (2005), at other levels its analogue.
+    """
+    seen = np.isfinite(values)
+    values, clusters = values[seen], clusters[seen]
+    counts = np.bincount(clusters)
+    sums = np.bincount(clusters, weights=values)[counts > 0]
+    counts = counts[counts > 0]
+    groups, n = float(len(counts)), float(len(values))
+    if groups < 2:
+        return MeanBound(len(values), float(values.mean()) if n else 0.0, math.inf, math.inf)
+    total, outcomes = float(sums.sum()), 0.0
+    if best is not None:
+        outcomes = normal_quantile(level) ** 2 / 8
+    groups, n = groups + 4 * outcomes, n + 4 * outcomes
+    mean = total / n
+    squares = float(((sums - counts * mean) ** 2).sum())
+    if best is not None:
+        squares += outcomes * ((best - mean) ** 2 + (best + mean) ** 2 + 2 * mean**2)
+    se = math.sqrt(squares * groups / (groups - 1)) / n
+    return MeanBound(len(values), mean, se, t_quantile(level, len(counts) - 1) * se)
+
+
+@cache
+def t_quantile(level: float, degrees: int) -> float:
+    """What Student's t exceeds with probability `level`."""
+    return -float(stdtrit(degrees, level))
+
+
+@cache
+def normal_quantile(level: float) -> float:
+    """What a standard normal exceeds with probability `level`."""
+    return -float(ndtri(level))

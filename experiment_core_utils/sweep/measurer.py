@@ -1,0 +1,453 @@
+"""In: one setting and this process's shard of the samples; out: the shard's journal, brought to its end."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
+from experiment_core_utils.e_inference import record_of_runs, run_staged
+from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
+from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.device import (
+    MemoryWindow,
+    out_of_memory_named,
+    release_cached_memory,
+    synchronize,
+)
+from experiment_core_utils.primitives.errors import KnobDidNotAct, SampleError, SettingError, Stopped
+from experiment_core_utils.primitives.interruption import StopRequest, time_limit
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.primitives.stability import PrecisionGoal, needs_another_run, warm_up_of
+from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape
+from experiment_core_utils.records.settings import (
+    FailedSample,
+    FinishedSample,
+    JournalHeader,
+    MeasuredSample,
+    SettingFailure,
+    SettingLoad,
+    ShareDone,
+)
+from experiment_core_utils.sweep.batches import BatchAnswerer
+from experiment_core_utils.sweep.profiles import TorchProfiles
+from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
+
+SAMPLE_EVERY_S = 0.5
+
+
+@contextmanager
+def load_noted(sampler: LoadSampler, journal: Journal, origin: JournalHeader, with_timeline: bool) -> Iterator[None]:
+    """A window of the sampler; at its end a line of the journal, also where the attempt failed or was stopped."""
+
+    def note() -> None:
+        journal.append(SettingLoad(origin.experiment_id, origin.rank, sampler.trace, with_timeline))
+
+    try:
+        with sampler:
+            yield
+    except (SettingError, Stopped):
+        note()
+        raise
+    note()
+
+
+class Share:
+    """The ids of one process's samples, in order, and those that are finished.
+
+    Whether there are enough is judged in that order, before each id, by the samples in front of it alone. So a run that
+    was killed and goes on stops at the same id.
+
+    Args:
+        finished: samples by id; those of other processes are left out.
+        goal: None where every sample is asked for.
+    """
+
+    def __init__(
+        self, sample_ids: Sequence[int], finished: Mapping[int, FinishedSample], goal: PrecisionGoal | None
+    ) -> None:
+        self.sample_ids = tuple(sample_ids)
+        self.finished = {each: finished[each] for each in self.sample_ids if each in finished}
+        self._goal = goal
+
+    def add(self, sample: FinishedSample) -> None:
+        """One more is finished."""
+        self.finished[sample.sample_id] = sample
+
+    def until_enough(self) -> Iterator[int]:
+        """The ids from the first on, finished ones too; ends where those in front of the next one are enough."""
+        totals_s: list[float] = []
+        pictures: list[str] = []
+        for sample_id in self.sample_ids:
+            if self._goal is not None and self._goal.is_reached(totals_s, pictures):
+                return
+            yield sample_id
+            done = self.finished.get(sample_id)
+            if done is not None and done.measured is not None and done.measured.run is not None:
+                totals_s.append(done.measured.run.total_s)
+                pictures.append(done.measured.image_id)
+
+    @property
+    def num_finished(self) -> int:
+        """How many of its samples are finished."""
+        return len(self.finished)
+
+    @property
+    def num_asked(self) -> int:
+        """How many ids from the front are asked for, as far as the finished samples tell."""
+        if self._goal is None:
+            return len(self.sample_ids)
+        return sum(1 for _ in self.until_enough())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that is asked for is finished."""
+        return all(each in self.finished for each in self.sample_ids[: self.num_asked])
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The place of this process in a run, and where the run keeps what it has measured.
+
+    Attributes:
+        shards: the samples of each process, by rank, in the order in which they are measured.
+        journals: folder of the journals of all processes.
+        stop: looked at before every sample.
+    """
+
+    experiment_id: str
+    rank: int
+    shards: Mapping[int, tuple[int, ...]]
+    ledger: Ledger
+    journals: Path
+    stop: StopRequest
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process pools, saves and reports."""
+        return self.rank == 0
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes measure the run."""
+        return len(self.shards)
+
+    @property
+    def own_ids(self) -> tuple[int, ...]:
+        """The samples of this process."""
+        return self.shards[self.rank]
+
+    @property
+    def fingerprint(self) -> str:
+        """What the results and journals of the run are recognised by."""
+        return self.ledger.fingerprint
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: a loaded model, the requests that it answers, and the metric that scores the answers.
+
+    Attributes:
+        requests: gives this process's samples prepared; started and ended by the caller.
+        latency_ids: the samples to measure; the others are answered in batches.
+        engines: what runs each stage of the model, by name; None where it is not noted.
+    """
+
+    model: StagedModel
+    requests: RequestSource
+    max_new_tokens: int
+    metric: Metric
+    latency_ids: Set[int]
+    engines: Mapping[str, str] | None = None
+
+
+class ShardMeasurer:
+    """Measures one process's shard of the samples, setting by setting.
+
+    A shard is a list of ids in the order in which they are measured. It may be the beginning of a longer one: what was
+    measured on the first n ids of an order is taken up when the same setting comes again with more of them, as long as
+    its journals are there. Sampling may also stop inside a shard, where there are enough samples
+    (`--until_precision`); the end of the journal says how many ids it was given and how many it asked for.
+
+    Args:
+        profiles: decides which samples are run once more under a profiler; None for none.
+        conditions: read around and between samples; None for the meter of the model's device.
+        energy: measures the energy of samples' runs and (main process) of each setting's stages; None for none.
+    """
+
+    def __init__(
+        self,
+        config: ProfilingConfig,
+        context: RunContext,
+        bench: Bench,
+        profiles: TorchProfiles | None = None,
+        conditions: ConditionsMeter | None = None,
+        energy: StageMeasurement | None = None,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._bench = bench
+        self._answerer = BatchAnswerer(
+            bench.model,
+            bench.metric,
+            bench.requests,
+            bench.max_new_tokens,
+            config.accuracy_batch_size,
+            config.sample_timeout,
+        )
+        self._profiles = profiles
+        self._conditions = conditions or conditions_meter(context.experiment_id, context.rank, bench.model.device)
+        self._energy = None if energy is None else replace(energy, stop=context.stop)
+        self._load = load_sampler(SAMPLE_EVERY_S)
+        self._warm_layouts: set[tuple[object, object] | None] = set()
+        self._following: Sequence[KnobSetting] = ()
+        self._goal: PrecisionGoal | None = None
+        if config.until_precision is not None:
+            self._goal = PrecisionGoal(config.until_precision).of_share(context.num_processes)
+
+    def measure_shard(
+        self,
+        setting: KnobSetting,
+        progress: Progress,
+        following: Sequence[KnobSetting] = (),
+        sample_ids: Sequence[int] | None = None,
+    ) -> ShareDone:
+        """Bring the journal of the setting to its end, from wherever an earlier run left it.
+
+        Args:
+            following: the settings after this one, in order, for which requests are prepared ahead.
+            sample_ids: the shard, in order; None for the whole of the process's own.
+
+        Raises:
+            Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journal.
+        """
+        given = self._context.own_ids if sample_ids is None else tuple(sample_ids)
+        share = Share(
+            given, finished_samples(self._context.journals, setting.key, self._context.fingerprint), self._goal
+        )
+        progress.start(setting.key, share.num_finished)
+        self._following = following
+        with Journal(self._context.journals, self._header(setting, given)) as journal:
+            earlier = journal.before.end if journal.before is not None else None
+            if earlier is not None and earlier.failure is None and share.is_done:
+                done = replace(earlier, experiment_id=self._context.experiment_id)
+            else:
+                done = self._measure_with_retries(setting, journal, share, progress)
+            if done.failure is None and self._energy is not None and self._context.rank == 0:
+                self._measure_energy_once(setting, journal, given, self._energy)
+            done = replace(done, num_given=len(given), num_asked=share.num_asked)
+            journal.append(done)
+        return done
+
+    def _header(self, setting: KnobSetting, sample_ids: tuple[int, ...]) -> JournalHeader:
+        context = self._context
+        return JournalHeader(
+            schema_version=JOURNAL_VERSION,
+            key=setting.key,
+            fingerprint=context.fingerprint,
+            rank=context.rank,
+            num_processes=context.num_processes,
+            experiment_id=context.experiment_id,
+            sample_ids=sample_ids,
+            engines=self._bench.engines,
+        )
+
+    def _measure_energy_once(
+        self, setting: KnobSetting, journal: Journal, sample_ids: Sequence[int], how: StageMeasurement
+    ) -> None:
+        """Of the first sample that can be read, after all others of the setting: it disturbs no time.
+
+        Not again where an earlier run, or an earlier part of the shard, did it.
+        """
+        if journal.before is not None and journal.before.energy is not None:
+            return
+        self._bench.model.apply(setting)
+        request = self._first_request(setting, sample_ids)
+        if request is not None:
+            self._bench.model.make_ready(request[1], self._bench.max_new_tokens)
+        context, bench = self._context, self._bench
+        journal.append(
+            energy_of_setting(bench.model, request, bench.max_new_tokens, how, context.experiment_id, context.rank)
+        )
+
+    def _first_request(self, setting: KnobSetting, sample_ids: Sequence[int]) -> tuple[int, Mapping[str, Any]] | None:
+        for sample_id in sample_ids:
+            try:
+                with time_limit(self._config.sample_timeout):
+                    _, request = self._bench.requests.take(sample_id, setting.vision.crops)
+                    return sample_id, self._bench.model.to_device(request.inputs)
+            except SampleError:  # not counted: it is recorded among the samples
+                continue
+        return None
+
+    def _measure_with_retries(
+        self, setting: KnobSetting, journal: Journal, share: Share, progress: Progress
+    ) -> ShareDone:
+        """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
+        attempts = self._config.max_config_retries + 1
+        for attempt in range(1, attempts + 1):
+            is_last = attempt == attempts
+            try:
+                proof, window = self._measure(setting, journal, share, progress, is_last)
+            except SettingError as error:
+                release_cached_memory(self._bench.model.device)
+                if is_last or isinstance(error, KnobDidNotAct):
+                    failure = SettingFailure(type(error).__name__, str(error), attempt)
+                    return ShareDone(self._context.experiment_id, None, None, failure)
+            else:
+                if share.is_done:
+                    break
+            self._context.stop.sleep(self._config.config_retry_delay)
+        return ShareDone(self._context.experiment_id, proof, window.reading, None)
+
+    def _measure(
+        self, setting: KnobSetting, journal: Journal, share: Share, progress: Progress, is_last_attempt: bool
+    ) -> tuple[KnobProof | None, MemoryWindow]:
+        """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
+        self._bench.model.apply(setting)
+        self._announce(setting, share)
+        proof: KnobProof | None = None
+        journal.append(self._conditions.read("open"))
+        load = load_noted(self._load, journal, self._header(setting, share.sample_ids), self._config.memory_timeline)
+        with load, out_of_memory_named(), MemoryWindow(self._bench.model.device) as window:
+
+            def note(outcome: MeasuredSample | FailedSample) -> None:
+                self._note(outcome, share, journal, window, progress, is_last_attempt)
+
+            for sample_id in share.until_enough():
+                measured = None
+                is_finished = sample_id in share.finished
+                if sample_id not in self._bench.latency_ids or (is_finished and proof is not None):
+                    continue
+                self._context.stop.raise_if_asked()
+                try:
+                    with time_limit(self._config.sample_timeout):
+                        sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
+                    proof = proof or self._warm_up(setting, request, journal)
+                    if not is_finished:
+                        with time_limit(self._config.sample_timeout):
+                            measured = self._measure_sample(setting, sample, request)
+                        note(measured)
+                except SampleError as error:
+                    note(FailedSample(sample_id, type(error).__name__, str(error)))
+                if measured is not None and self._profiles is not None and self._profiles.wants(setting.key):
+                    # One more run of a sample that is on the disk already, outside its time limit.
+                    inputs = self._bench.model.to_device(request.inputs)
+                    self._bench.model.make_ready(inputs, self._bench.max_new_tokens)
+                    self._profiles.take(self._bench.model, setting.key, sample_id, inputs, self._bench.max_new_tokens)
+            proof = proof or self._proof_of_answered(setting, share, journal)
+            self._answer_the_rest(setting, share, note)
+        journal.append(self._conditions.read("close"))
+        return proof, window
+
+    def _announce(self, setting: KnobSetting, share: Share) -> None:
+        """Say which requests will be taken: the first for the warm-up, then those of samples not yet finished."""
+        measured, answered = split_by(self._bench.latency_ids, share.sample_ids)
+        order = (*measured, *answered)
+        todo = [each for place, each in enumerate(order) if place == 0 or each not in share.finished]
+        self._bench.requests.announce(setting.vision.crops, todo, [each.vision.crops for each in self._following])
+
+    def _note(
+        self,
+        outcome: MeasuredSample | FailedSample,
+        share: Share,
+        journal: Journal,
+        window: MemoryWindow,
+        progress: Progress,
+        is_last_attempt: bool,
+    ) -> None:
+        """Write down what became of a sample; one that failed is left for the next attempt where there is one."""
+        failed = outcome if isinstance(outcome, FailedSample) else None
+        done = outcome if isinstance(outcome, MeasuredSample) else None
+        if outcome.sample_id in share.finished or (failed is not None and not is_last_attempt):
+            return
+        finished = FinishedSample(done, failed, window.read())
+        journal.append(finished)
+        share.add(finished)
+        progress.advance()
+        reading = self._conditions.read_if_due()
+        if reading is not None:
+            journal.append(reading)
+
+    def _answer_the_rest(
+        self, setting: KnobSetting, share: Share, note: Callable[[MeasuredSample | FailedSample], None]
+    ) -> None:
+        """The samples that are not measured, in batches."""
+        _, answered = split_by(self._bench.latency_ids, share.sample_ids)
+        for outcomes in self._answerer.outcomes(setting, [each for each in answered if each not in share.finished]):
+            for outcome in outcomes:
+                note(outcome)
+            self._context.stop.raise_if_asked("between two batches")
+
+    def _proof_of_answered(self, setting: KnobSetting, share: Share, journal: Journal) -> KnobProof | None:
+        """On the first sample that can be read, where none is measured here."""
+        for sample_id in split_by(self._bench.latency_ids, share.sample_ids)[1]:
+            try:
+                with time_limit(self._config.sample_timeout):
+                    request = self._bench.requests.take(sample_id, setting.vision.crops)[1]
+                return self._warm_up(setting, request, journal)
+            except SampleError:
+                continue
+        return None
+
+    def _warm_up(self, setting: KnobSetting, request: PreparedRequest, journal: Journal) -> KnobProof:
+        """Prove the knobs, then run until the times agree; each run has the time of a sample."""
+        with time_limit(self._config.sample_timeout):
+            inputs = self._bench.model.to_device(request.inputs)
+            self._bench.model.make_ready(inputs, self._bench.max_new_tokens)
+            proof = self._bench.model.prove(setting, inputs)
+        check_proof(proof, setting, self._bench.model.expected_experts(setting))
+        least, totals_s = self._config.num_warmup_runs, list[float]()
+        while needs_another_run(totals_s, least, self._config.max_warmup_runs):
+            with time_limit(self._config.sample_timeout):
+                totals_s.append(run_staged(self._bench.model, inputs, self._bench.max_new_tokens).total_s)
+        journal.append(warm_up_of(totals_s, least, self._context.experiment_id, self._context.rank))
+        return proof
+
+    def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
+        """One unmeasured run for a layout that this process meets first: libraries prepare kernels for new shapes."""
+        layout = (shape.actual.tiling, shape.actual.image_size) if shape.actual is not None else None
+        if self._config.num_warmup_runs and layout not in self._warm_layouts:
+            run_staged(self._bench.model, inputs, self._bench.max_new_tokens)
+        self._warm_layouts.add(layout)
+
+    def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
+        # Scored at the merge, with all others; one that no metric could judge is not worth the time of its runs.
+        self._bench.metric.score([answer_to(sample, "")])
+        started = time.perf_counter()
+        inputs = self._bench.model.to_device(request.inputs)
+        synchronize(self._bench.model.device)
+        transfer_s = time.perf_counter() - started
+        self._bench.model.make_ready(inputs, self._bench.max_new_tokens)
+        self._warm_up_shape(request.shape, inputs)
+        runs, energy = runs_beside_power(
+            lambda: run_staged(self._bench.model, inputs, self._bench.max_new_tokens),
+            self._config.num_runs_per_sample,
+            None if self._energy is None else self._energy.using,
+        )
+        return replace(record_of_runs(self._bench.model, setting, sample, request, runs, transfer_s), energy=energy)
+
+
+def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those that are chosen and those that are not, each in their order."""
+    return tuple(each for each in sample_ids if each in chosen), tuple(
+        each for each in sample_ids if each not in chosen
+    )
+
+
+def check_proof(proof: KnobProof, setting: KnobSetting, expected: Sequence[int | None]) -> None:
+    """Raises KnobDidNotAct where what ran is not what was asked for."""
+    if proof.blocks_run != setting.active_blocks or proof.blocks_run_decode != setting.active_blocks:
+        raise KnobDidNotAct(f"{setting.key}: blocks {proof.blocks_run} ran instead of {setting.active_blocks}")
+    if proof.experts_per_token != tuple(expected):
+        raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {tuple(expected)}")
+    if proof.cache_layers != setting.num_active_blocks:
+        raise KnobDidNotAct(f"{setting.key}: the cache holds {proof.cache_layers} layers")

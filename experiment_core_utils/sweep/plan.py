@@ -1,0 +1,375 @@
+"""The run that a configuration asks for, validated against model and task, and which of its settings are due."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from experiment_core_utils.b_model_loader import ModelSource, find_model
+from experiment_core_utils.c_prompt_processing import draw_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, read_importance
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.strategies import plan_settings
+from experiment_core_utils.meters.host_facts import environment_stamp
+from experiment_core_utils.models.checkpoint_files import weights_stamp
+from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
+from experiment_core_utils.primitives.collectives import of_all_processes, of_main_process, processes_on_this_machine
+from experiment_core_utils.primitives.cpu_threads import environment_threads
+from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
+from experiment_core_utils.primitives.files import remove_leftovers
+from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
+from experiment_core_utils.primitives.stability import measuring_order
+from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
+from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan
+from experiment_core_utils.records.settings import MeasuringOrder
+from experiment_core_utils.sweep.drift import fill_in_drift
+from experiment_core_utils.sweep.front import finished_search
+from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.sampling import SampledDataset
+
+
+def block_choice_of(config: ProfilingConfig, folder: Path) -> BlockChoice:
+    """What the flags name; else the scores in the model's folder, which random weights have no use for; else neither.
+
+    Raises:
+        ConfigurationError: the scores in the folder cannot be read.
+    """
+    if config.block_sets is not None:
+        return BlockChoice(sets=config.block_sets, file=config.block_sets_file)
+    if config.importance_scores is not None:
+        return BlockChoice(scores=config.importance_scores, file=config.importance_scores_file)
+    own = folder / OWN_SCORES_FILE
+    if config.use_own_scores and not config.random_weights and own.is_file():
+        return BlockChoice(scores=read_importance(own), file=own)
+    return BlockChoice()
+
+
+@dataclass(frozen=True)
+class AskedValues:
+    """The values of each knob that a run is asked for, given or by default."""
+
+    targets: tuple[VisionTarget, ...]
+    top_k: tuple[int | None, ...]
+    block_counts: tuple[int, ...]
+
+
+def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
+    """The settings asked for.
+
+    Raises:
+        ConfigurationError: more experts or blocks than the model has, a knob that cannot be turned in it, or scores
+            or sets of blocks that do not fit it.
+    """
+    asked = asked_values(config, source)
+    return plan_settings(
+        config.sampling_strategy,
+        asked.targets,
+        asked.top_k,
+        asked.block_counts,
+        source.limits.num_total_blocks,
+        block_choice_of(config, source.folder),
+        config.num_configs,
+        config.seed,
+    )
+
+
+def asked_values(config: ProfilingConfig, source: ModelSource) -> AskedValues:
+    """The flags' values; without them three tiers, half and all of the experts, three quarters and all of the blocks.
+
+    A knob that cannot be turned stays at the model's own value.
+
+    Raises:
+        ConfigurationError: another value was given for it, or more experts than the model has.
+    """
+    limits, name = source.limits, source.name
+    return AskedValues(_targets(config, limits, name), _top_k(config, limits, name), _blocks(config, limits, name))
+
+
+def _targets(config: ProfilingConfig, limits: KnobLimits, name: str) -> tuple[VisionTarget, ...]:
+    if limits.vision_refusal is None:
+        return config.vision_targets
+    if config.vision_targets_given:
+        raise ConfigurationError(
+            f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_refusal}; drop them"
+        )
+    return (own_target(),)
+
+
+def _top_k(config: ProfilingConfig, limits: KnobLimits, name: str) -> tuple[int | None, ...]:
+    own = limits.default_top_k
+    if limits.top_k_refusal is not None:
+        foreign = [top_k for top_k in config.top_k_list or () if top_k != own]
+        if foreign:
+            raise ConfigurationError(f"--top_k_list {foreign[0]} cannot be set in {name}: {limits.top_k_refusal}")
+        return (own,)
+    assert own is not None and limits.num_experts is not None
+    values = config.top_k_list or _unique(max(own // 2, 1), own)
+    for top_k in values:
+        if top_k > limits.num_experts:
+            raise ConfigurationError(
+                f"--top_k_list {top_k} is more than the {limits.num_experts} experts of {name}; "
+                f"give 1 to {limits.num_experts}"
+            )
+    return values
+
+
+def _blocks(config: ProfilingConfig, limits: KnobLimits, name: str) -> tuple[int, ...]:
+    total = limits.num_total_blocks
+    if limits.blocks_refusal is not None:
+        foreign = [count for count in config.num_active_blocks_list or () if count != total]
+        if foreign:
+            raise ConfigurationError(
+                f"--num_active_blocks_list {foreign[0]} cannot be set in {name}: {limits.blocks_refusal}"
+            )
+        return (total,)
+    return config.num_active_blocks_list or _unique(-(-3 * total // 4), total)
+
+
+def left_out_by(config: ProfilingConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
+    """What was asked for and is in no setting: other strategies than `full` may leave values out."""
+    asked = asked_values(config, source)
+    knobs = (
+        ("vision targets", [each.label for each in asked.targets], {each.vision.label for each in settings}),
+        ("top-k", config.top_k_list or (), {each.top_k for each in settings}),
+        ("block counts", config.num_active_blocks_list or (), {each.num_active_blocks for each in settings}),
+    )
+    missing = [(name, [value for value in given if value not in used]) for name, given, used in knobs]
+    return tuple(f"{name} {', '.join(map(str, values))}" for name, values in missing if values)
+
+
+def _unique(*values: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+@dataclass(frozen=True)
+class AskedRun:
+    """What is to be measured, of what and on what; the same on every process.
+
+    Attributes:
+        settings: of the whole plan, done or due.
+        drawn: the task's samples, in the order in which every setting measures them.
+    """
+
+    config: ProfilingConfig
+    source: ModelSource
+    settings: tuple[KnobSetting, ...]
+    task: Task
+    drawn: SampledDataset[Sample]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the settings, in the order of the plan."""
+        return tuple(setting.key for setting in self.settings)
+
+    @property
+    def order(self) -> MeasuringOrder:
+        """In which the settings are measured."""
+        return measuring_order(self.keys, self.config.setting_order, self.config.seed)
+
+    @property
+    def control(self) -> KnobSetting:
+        """The setting that is measured first, and again along the run to see whether the machine drifts."""
+        return self.settings[self.keys.index(self.order.keys[0])]
+
+
+def asked_run(config: ProfilingConfig) -> AskedRun:
+    """Find the model, plan its settings, open the task and draw its samples.
+
+    Raises:
+        ConfigurationError: what was asked for does not fit the model or the task, or one of them is not there.
+    """
+    source = find_model(config.model_path, config.hf_cache_dir)
+    settings = plan_for(config, source)
+    task = open_task(config)
+    return AskedRun(config, source, settings, task, draw_samples(task, config))
+
+
+def due_and_tidy(config: ProfilingConfig, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order.
+
+    A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
+    """
+    remove_leftovers(config.output_dir)
+    fill_in_drift(config.output_dir, ledger, order.keys)
+    is_saved = {key: ledger.result(key) is not None for key in order.keys}
+    if config.pareto_search:
+        search = finished_search(config, order.keys, ledger)
+        is_saved = dict.fromkeys(is_saved, search is not None and not search["failed"])
+    tidy_journals(config.output_dir / PARTS_FOLDER, ledger.fingerprint, lambda key: is_saved.get(key, False))
+    return tuple(key for key, saved in is_saved.items() if not saved)
+
+
+def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:
+    """The settings that the main process wants measured, in its order.
+
+    Raises:
+        WorkerLost: this process was not given one of them.
+    """
+    by_key = {setting.key: setting for setting in plan}
+    missing = [key for key in keys if key not in by_key]
+    if missing:
+        raise WorkerLost(f"this process was not given the setting {missing[0]}: all need the same arguments")
+    return [by_key[key] for key in keys]
+
+
+def plan_of(
+    asked: AskedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[KnobSetting], num_processes: int
+) -> RunPlan:
+    """What this run sets out to do, for those who ask how far it has come."""
+    journals = asked.config.output_dir / PARTS_FOLDER
+    before = [finished_samples(journals, setting.key, ledger.fingerprint) for setting in due]
+    return RunPlan(
+        schema_version=PLAN_VERSION,
+        experiment_id=experiment_id,
+        fingerprint=ledger.fingerprint,
+        task=asked.task.name,
+        keys=asked.keys,
+        due=tuple(setting.key for setting in due),
+        num_samples=len(asked.drawn),
+        num_processes=num_processes,
+        num_samples_before=sum(map(len, before)),
+        started_unix_s=time.time(),
+    )
+
+
+# Names of engines in results from before they had names of their own; those of `straight` ones are not known.
+FORMER_ENGINES = {"eager": MODULES, "captured": CUDA_GRAPH}
+
+
+def agreed_fingerprint(
+    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
+) -> str:
+    """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
+
+    The main process's, on every process: machines may keep the same weights in different places. A change of code or
+    of a machine's load is not seen; the provenance in each file records the commit.
+
+    Raises:
+        WorkerLost: (in all of them) a process would measure something else than the main one.
+    """
+    parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
+    place = (str(source.folder.resolve()), weights_stamp(source.folder))
+    found = of_all_processes((short_digest(repr(parts)), short_digest(repr((parts, place)))), accelerator)
+    others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
+    if others:
+        raise WorkerLost(
+            f"processes {', '.join(map(str, others))} would measure something else than process 0: all need the same "
+            "arguments, weights, data, versions and kind of device"
+        )
+    return found[0][1]
+
+
+def fingerprint_parts(
+    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
+) -> tuple[object, ...]:
+    """What must be the same in all processes; of the weights the names and sizes."""
+    choice, threads = block_choice_of(config, source.folder), environment_threads()
+    return (
+        source.revision,
+        config.random_weights,
+        config.dataset_name,
+        task.split,
+        config.dataset_revision,
+        config.prompt_template,
+        task.metric,
+        sorted(task.source.items()),
+        fingerprint_of_ids(sample_ids),
+        max_new_tokens_of(config, task),
+        config.num_runs_per_sample,
+        config.num_warmup_runs,
+        config.max_warmup_runs,
+        config.until_precision,
+        answered_in_batches(config, len(sample_ids)),
+        config.device,
+        config.num_threads,
+        config.precision,
+        config.experts_implementation,
+        config.attn_implementation,
+        sorted((choice.scores or {}).items()),
+        [(name, size) for name, size, _ in weights_stamp(source.folder)],
+        str(config.data_dir),
+        most_processes_per_device(accelerator),
+        (config.profiler, config.use_profiler_on_all_samples),
+        (config.pareto_margin, config.pareto_alpha) if config.pareto_search else None,
+        environment_stamp(accelerator.device),
+        # Not where it is off: results from before the flag was there still count.
+        *((("energy", config.energy),) if config.energy != "off" else ()),
+        *((("quantization", config.quantization),) if config.quantization != "none" else ()),
+        *((("OMP_NUM_THREADS", threads),) if config.num_threads is None and threads is not None else ()),
+        *((("execution", config.execution),) if config.execution != "eager" else ()),
+        *(("memory_timeline",) if config.memory_timeline else ()),
+        *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
+    )
+
+
+def refuse_other_engines(
+    engines: Mapping[str, str], ledger: Ledger, keys: Sequence[str], journals: Path, accelerator: Accelerator
+) -> None:
+    """A run goes on with the engines that it began with, the same in all processes. A collective call.
+
+    Args:
+        engines: what runs each stage here, by name.
+        keys: of the run's settings.
+
+    Raises:
+        WorkerLost: (in all processes) other engines run in one of them than in the main one.
+        ConfigurationError: (in all processes) what is finished of this run was measured with others.
+    """
+    found = of_all_processes(dict(engines), accelerator)
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise WorkerLost(
+                f"process {rank} would run other engines ({_named(other)}) than process 0 ({_named(found[0])}): all "
+                "machines need the same C++ compiler and GPUs, or give --execution eager"
+            )
+
+    def refuse() -> None:
+        begun = _engines_of_finished(ledger, keys, journals)
+        if begun is not None and begun != dict(engines):
+            raise ConfigurationError(
+                f"{journals.parent} holds a part of this run that was measured with other engines ({_named(begun)}) "
+                f"than run here now ({_named(engines)}); give another --output_dir, or restore what they need, such as "
+                "the C++ compiler"
+            )
+
+    of_main_process(refuse, accelerator)
+
+
+def _engines_of_finished(ledger: Ledger, keys: Sequence[str], journals: Path) -> dict[str, str] | None:
+    """Those of the first result or journal of the run that names any: the others passed the same test."""
+    for key in keys:
+        result = ledger.result(key)
+        stages = None if result is None else result.provenance.model.execution_stages
+        if stages is not None:
+            return {stage: FORMER_ENGINES.get(engine, engine) for stage, engine in stages.content().items()}
+    contents = (read_journal(path) for path in journals_in(journals))
+    own = (each.header for each in contents if each is not None and each.header.fingerprint == ledger.fingerprint)
+    return next((dict(header.engines) for header in own if header.engines is not None), None)
+
+
+def _named(engines: Mapping[str, str]) -> str:
+    return ", ".join(f"{stage} {engine}" for stage, engine in engines.items())
+
+
+def most_processes_per_device(accelerator: Accelerator) -> int:
+    """How many processes share the cores of the machine that has most of them; 1 on GPUs, where each has its own.
+
+    A collective call: only where a run starts.
+    """
+    on_machines = of_all_processes(processes_on_this_machine(accelerator), accelerator)
+    return max(on_machines) if accelerator.device.type == "cpu" else 1
+
+
+def answered_in_batches(config: ProfilingConfig, num_samples: int) -> tuple[int, int] | None:
+    """How many samples are measured and how many of the others are answered together; None where all are measured."""
+    if config.num_latency_samples is None or config.num_latency_samples >= num_samples:
+        return None
+    return config.num_latency_samples, config.accuracy_batch_size
+
+
+def max_new_tokens_of(config: ProfilingConfig, task: Task) -> int:
+    """The limit that was asked for, else the task's own."""
+    return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens

@@ -1,0 +1,180 @@
+"""In: a request that was measured; out: a run of it on its own under PyTorch's profiler, as a table and a trace.
+
+A profiled run is slower than a measured one, so it is one more run, kept in its two files only: no statistic counts it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.hooks import RemovableHandle
+
+from experiment_core_utils.config.profiling import ProfilerMode
+from experiment_core_utils.models.components import Component
+from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.primitives.device import NoMarks, synchronize
+from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
+
+LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class StagesInRanges:
+    """A model whose stages appear in a profile as the ranges `vision`, `prefill` and `decode` (one a step).
+
+    A range covers the model's own work on the host; choosing the token lies between the ranges.
+    """
+
+    model: Stages
+
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return self.model.device
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The model's."""
+        return self.model.eos_token_ids
+
+    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
+        """The model's."""
+        return self.model.components()
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """The model's, as range `vision`; without a picture it is there and nearly empty."""
+        with record_function("vision"):
+            return self.model.encode_image(inputs)
+
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
+        """The model's, as range `prefill`."""
+        with record_function("prefill"):
+            return self.model.prefill(inputs, features)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """The model's."""
+        return self.model.decoding()
+
+    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
+        """The model's, as range `decode`."""
+        with record_function("decode"):
+            return self.model.decode_step(token, state)
+
+
+class ComponentRanges:
+    """While it is entered, every call of a component of the decoder appears in a profile as a range of its name."""
+
+    def __init__(self, components: Mapping[Component, Sequence[torch.nn.Module]]) -> None:
+        self._components = components
+        self._handles: list[RemovableHandle] = []
+        self._open: list[record_function] = []
+
+    def __enter__(self) -> "ComponentRanges":
+        for name, modules in self._components.items():
+            for module in modules:
+                self._handles.append(module.register_forward_pre_hook(self._opener(name)))
+                self._handles.append(module.register_forward_hook(self._close, always_call=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _opener(self, name: Component) -> Callable[[torch.nn.Module, Any], None]:
+        def opened(_module: torch.nn.Module, _inputs: Any) -> None:
+            entered = record_function(name)
+            entered.__enter__()
+            self._open.append(entered)
+
+        return opened
+
+    def _close(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+
+class TorchProfiles:
+    """Decides which samples of a run are profiled, and writes their files into `folder`.
+
+    Args:
+        mode: None where nothing is to be profiled.
+        every_sample: else the first sample of each setting that this process is asked about, if it is the main one.
+        setting_keys: the whole plan in order; a setting's place in it is the `config_idx` of its files.
+        sample_ids: all samples of the run in order; a sample's place among them is the `sample_idx`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        mode: ProfilerMode | None,
+        every_sample: bool,
+        is_main_process: bool,
+        setting_keys: Sequence[str],
+        sample_ids: Sequence[int],
+    ) -> None:
+        self._folder = folder
+        self._mode = mode
+        self._every_sample = every_sample
+        self._is_main_process = is_main_process
+        self._config_idx = {key: place for place, key in enumerate(setting_keys)}
+        self._sample_idx = {sample_id: place for place, sample_id in enumerate(sample_ids)}
+        self._profiled: set[str] = set()
+
+    def wants(self, setting_key: str) -> bool:
+        """Whether the next sample of the setting is one to profile."""
+        first_here = self._is_main_process and setting_key not in self._profiled
+        return self._mode is not None and (self._every_sample or first_here)
+
+    def take(
+        self, model: Stages, setting_key: str, sample_id: int, inputs: Mapping[str, Any], max_new_tokens: int
+    ) -> None:
+        """Profile one more run of the request if it is one of those to profile; the knobs must be in force.
+
+        Raises:
+            ResultsNotSaved: a file cannot be written.
+        """
+        if self._mode is None or not self.wants(setting_key):
+            return
+        self._profiled.add(setting_key)
+        profiled = profiled_run(model, inputs, max_new_tokens, self._mode)
+        place = f"config_{self._config_idx[setting_key]}_sample_{self._sample_idx[sample_id]}"
+        heading = (
+            f"setting {setting_key}, sample id {sample_id}, {self._mode} profile on {model.device.type}\n"
+            "The times below hold the profiler's own overhead: for shares, not for latencies.\n"
+        )
+        table = averages_table(profiled, model.device, self._mode)
+        write_trace_atomically(profiled, self._folder / f"profiler_trace_{place}.json.gz")
+        write_text_atomically(heading + table, self._folder / f"profiler_results_{place}.txt")
+
+
+def profiled_run(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode) -> profile:
+    """One run of the request under the profiler, with ranges of its components; the device is idle at both ends."""
+    synchronize(model.device)
+    with ComponentRanges(model.components()), new_profiler(model.device, mode) as profiler:
+        generate_greedily(StagesInRanges(model), inputs, max_new_tokens, NoMarks())
+        synchronize(model.device)
+    return profiler
+
+
+def new_profiler(device: torch.device, mode: ProfilerMode) -> profile:
+    """`minimal` records activities only (operators, ranges, GPU kernels); `full` shapes, stacks, memory, FLOPs too."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    full = mode == "full"
+    return profile(activities=activities, record_shapes=full, with_stack=full, profile_memory=full, with_flops=full)
+
+
+def averages_table(profiler: profile, device: torch.device, mode: ProfilerMode) -> str:
+    """Key averages, the largest total first (device time on a GPU, host time on the CPU); `full` by input shapes."""
+    sort_by = "device_time_total" if device.type == "cuda" else "cpu_time_total"
+    averages = profiler.key_averages(group_by_input_shape=mode == "full")
+    return averages.table(sort_by=sort_by, row_limit=-1, max_name_column_width=LONGEST_NAME)
+
+
+def write_trace_atomically(profiler: profile, path: Path) -> None:
+    """The Chrome trace, compressed; a reader sees the whole file or none."""
+    with replaced_whole(path, ending=".tmp.gz") as temporary:  # it is the ending that asks for compression
+        profiler.export_chrome_trace(str(temporary))

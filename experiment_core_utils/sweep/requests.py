@@ -1,0 +1,442 @@
+"""In: which samples come next, with which crops; out: each as a prepared request, made ahead or kept.
+
+Beside a GPU, processes prepare requests while the GPU is measured (see `preparation_workers`). On the CPU they would
+take the cores that are measured, so requests are prepared between samples, in this process. Either way a request is
+kept for the settings that follow with the same crops, as far as the memory that was granted reaches.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.device import available_memory_bytes
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.records.requests import PreparedRequest
+from experiment_core_utils.tasks.interface import Sample, Task
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+# A process whose own time limit is up says so within this time; one that hangs in a call does not.
+_GRACE_S = 0.5
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """What a prepared request depends on, of one task and model."""
+
+    sample_id: int
+    crops: CropRange
+
+
+@dataclass(frozen=True)
+class ReadyRequest:
+    """A sample, without its picture, and the request made from it."""
+
+    sample: Sample
+    request: PreparedRequest
+
+
+class WorkerGone(Exception):
+    """A preparing process has ended; the request source goes on without it."""
+
+
+class PreparationWorker:
+    """One preparing process; it answers in the order in which it is asked.
+
+    Args:
+        prepare: called in the process; what it raises other than SampleError ends the process.
+        sample_timeout_s: limit for each preparation.
+        others: workers that exist already, whose pipes the new process must not hold open.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[RequestKey], ReadyRequest],
+        sample_timeout_s: float | None,
+        others: Sequence["PreparationWorker"],
+    ) -> None:
+        context = multiprocessing.get_context("fork")
+        child_reads, self._asks = context.Pipe(duplex=False)
+        self._answers, child_writes = context.Pipe(duplex=False)
+        foreign = [end for other in others for end in (other._asks, other._answers)]
+        self._process = context.Process(
+            target=_work,
+            args=(prepare, sample_timeout_s, child_reads, child_writes, [*foreign, self._asks, self._answers]),
+            daemon=True,
+        )
+        self._process.start()
+        child_reads.close()
+        child_writes.close()
+        self.owed: deque[RequestKey] = deque()
+        self._is_torn = False
+
+    def ask(self, key: RequestKey) -> None:
+        """Prepare this after what was asked before; raises WorkerGone."""
+        try:
+            self._asks.send(key)
+        except OSError as error:
+            raise WorkerGone from error
+        self.owed.append(key)
+
+    def has_answer(self) -> bool:
+        """Whether the next answer can be had without waiting for its preparation."""
+        return bool(self.owed) and self._answers.poll()
+
+    def answer(self) -> tuple[RequestKey, ReadyRequest | SampleError]:
+        """The first answer that is owed; waits for it.
+
+        Raises:
+            WorkerGone: it will not come.
+        """
+        try:
+            self._answers.poll(None)
+            self._is_torn = True
+            outcome = _receive(self._answers)
+        except (EOFError, OSError) as error:
+            raise WorkerGone from error
+        self._is_torn = False
+        return self.owed.popleft(), outcome
+
+    def can_go_on(self) -> bool:
+        """Whether it is of use after an answer was not waited for: none is read in part, and the next one is coming."""
+        return not self._is_torn and self._answers.poll(_GRACE_S)
+
+    def end(self) -> None:
+        """End the process at once, whatever it does."""
+        self._process.kill()
+        self._process.join()
+        self._asks.close()
+        self._answers.close()
+
+
+def _work(
+    prepare: Callable[[RequestKey], ReadyRequest],
+    sample_timeout_s: float | None,
+    asks: Connection,
+    answers: Connection,
+    foreign: Sequence[Connection],
+) -> None:
+    """The process: lives until it is ended, or the one that asks is gone, however that ended."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for connection in foreign:
+        connection.close()
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    while True:
+        try:
+            key = asks.recv()
+        except EOFError:
+            return
+        try:
+            with time_limit(sample_timeout_s):
+                outcome: ReadyRequest | SampleError = prepare(key)
+        except SampleError as error:
+            outcome = error
+        try:
+            _send(answers, outcome)
+        except BrokenPipeError:
+            return
+
+
+def _send(pipe: Connection, outcome: ReadyRequest | SampleError) -> None:
+    """Tensors as they lie in memory, everything else pickled before them."""
+    if isinstance(outcome, SampleError):
+        pipe.send((outcome, {}))
+        return
+    inputs = outcome.request.inputs
+    tensors = {name: value.contiguous() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    others = {name: value for name, value in inputs.items() if name not in tensors}
+    layout = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    bare = replace(outcome, request=replace(outcome.request, inputs=others))
+    pipe.send_bytes(pickle.dumps((bare, layout)))
+    for tensor in tensors.values():
+        content = _bytes_of(tensor)
+        while content:
+            content = content[os.write(pipe.fileno(), content) :]
+
+
+def _receive(pipe: Connection) -> ReadyRequest | SampleError:
+    outcome, layout = pickle.loads(pipe.recv_bytes())
+    if isinstance(outcome, SampleError):
+        return outcome
+    inputs: dict[str, Any] = dict(outcome.request.inputs)
+    for name, (shape, dtype) in layout.items():
+        inputs[name] = torch.empty(shape, dtype=dtype)
+        room = _bytes_of(inputs[name])
+        while room:
+            count = os.readv(pipe.fileno(), [room])
+            if not count:
+                raise EOFError
+            room = room[count:]
+    return replace(outcome, request=replace(outcome.request, inputs=inputs))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host."""
+    content: Any = tensor.flatten().view(torch.uint8).numpy()
+    return memoryview(content)
+
+
+MAX_WORKERS = 4
+
+
+# Of the memory granted, what is for pictures (2 to 3 MB each) that other crops are cut from later; the rest is for
+# requests (4 to 18 MB each).
+PICTURE_SHARE = 0.2
+
+
+# Requests that may be on their way or waiting for each process, beyond those that are kept.
+_AHEAD_OF_EACH = 2
+
+
+BYTES_PER_GB = 10**9
+
+
+def num_preparation_workers(device: torch.device, cores_of_process: int) -> int:
+    """Processes that prepare beside a GPU: the cores that the measuring process leaves, at most 4; none on the CPU."""
+    return 0 if device.type == "cpu" else max(min(MAX_WORKERS, cores_of_process - 1), 0)
+
+
+def request_source_for(
+    config: ProfilingConfig,
+    task: Task,
+    model: StagedModel,
+    own_ids: Sequence[int],
+    device: torch.device,
+    processes_here: int,
+) -> "RequestSource":
+    """The source that a process of a run needs, with the memory that was asked for or a quarter of what is free."""
+    budget_bytes = (
+        available_memory_bytes() / 4 / processes_here
+        if config.request_cache_gb is None
+        else config.request_cache_gb * BYTES_PER_GB
+    )
+    cores = len(os.sched_getaffinity(0)) // processes_here
+    return RequestSource(
+        task,
+        model,
+        own_ids,
+        int(budget_bytes),
+        num_preparation_workers(device, cores),
+        config.sample_timeout,
+        keep_pictures=len(config.vision_targets) > 1,
+    )
+
+
+class SamplePreparer:
+    """Makes requests, and keeps the samples with their pictures for the other crops that they are cut into.
+
+    Args:
+        picture_bytes: memory for them; what comes first stays.
+    """
+
+    def __init__(self, task: Task, model: StagedModel, picture_bytes: float) -> None:
+        self._task = task
+        self._model = model
+        self._free_bytes = picture_bytes
+        self._samples: dict[int, Sample] = {}
+
+    def prepare(self, key: RequestKey) -> ReadyRequest:
+        """Raises SampleError for a sample that cannot be read or used."""
+        sample = self._sample(key.sample_id)
+        request = self._model.prepare(sample, self._task.prompt(sample), key.crops)
+        return ReadyRequest(replace(sample, image=None), replace(request, inputs=dict(request.inputs)))
+
+    def _sample(self, sample_id: int) -> Sample:
+        if sample_id in self._samples:
+            return self._samples[sample_id]
+        sample = self._task[sample_id]
+        needed = picture_bytes(sample)
+        if needed <= self._free_bytes:
+            self._free_bytes -= needed
+            self._samples[sample_id] = sample
+        return sample
+
+
+class RequestSource:
+    """Gives prepared requests; a context manager, for its processes.
+
+    Args:
+        own_ids: this process's samples, in the order in which each setting takes them.
+        budget_bytes: memory for requests and pictures. Nothing is thrown out for what comes later (settings go through
+            the samples in order, so that throwing out the oldest would throw out each one before its next use).
+        num_workers: preparing processes; 0 to prepare in this one.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: StagedModel,
+        own_ids: Sequence[int],
+        budget_bytes: int,
+        num_workers: int,
+        sample_timeout_s: float | None,
+        keep_pictures: bool,
+    ) -> None:
+        self._own_ids = tuple(own_ids)
+        self._budget_bytes = budget_bytes
+        self._num_workers = num_workers
+        self._timeout_s = sample_timeout_s
+        for_pictures = PICTURE_SHARE * budget_bytes if keep_pictures else 0.0
+        self._preparer = SamplePreparer(task, model, for_pictures / max(num_workers, 1))
+        self._free_bytes = budget_bytes - for_pictures
+        self._kept: dict[RequestKey, ReadyRequest] = {}
+        # Arrived before it was taken, and there was no room to keep it.
+        self._held: dict[RequestKey, ReadyRequest | SampleError] = {}
+        self._upcoming: list[RequestKey] = []
+        self._workers: list[PreparationWorker] = []
+        self._home = {sample_id: place for place, sample_id in enumerate(self._own_ids)}
+
+    def __enter__(self) -> "RequestSource":
+        for _ in range(self._num_workers):
+            self._workers.append(PreparationWorker(self._preparer.prepare, self._timeout_s, self._workers))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._workers:
+            self._workers.pop().end()
+
+    def describe(self) -> Mapping[str, Any]:
+        """For the record: how requests are prepared, and the memory that they may take and that they take now."""
+        return {
+            "workers": self._num_workers,
+            "cache_budget_bytes": self._budget_bytes,
+            "cache_used_bytes": self.kept_bytes,
+        }
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the requests that are kept in this process now."""
+        return sum(request_bytes(ready) for ready in self._kept.values())
+
+    def announce(self, crops: CropRange, sample_ids: Sequence[int], following: Sequence[CropRange]) -> None:
+        """What will be taken next: these samples with these crops, then all with those of `following`, in order.
+
+        Requests with other crops are let go.
+        """
+        for key in [key for key in self._kept if key.crops != crops and key.crops not in following]:
+            self._free_bytes += request_bytes(self._kept.pop(key))
+        then = [RequestKey(sample_id, crops_) for crops_ in following[:1] for sample_id in self._own_ids]
+        coming = dict.fromkeys([*(RequestKey(sample_id, crops) for sample_id in sample_ids), *then])
+        # Errors of an earlier attempt are not passed on to the next one.
+        self._held = {
+            key: found for key, found in self._held.items() if key in coming and isinstance(found, ReadyRequest)
+        }
+        self._upcoming = list(reversed(coming))
+        self._ask_ahead()
+
+    def take(self, sample_id: int, crops: CropRange) -> tuple[Sample, PreparedRequest]:
+        """The sample (without its picture) and its request; waits where it is not ready.
+
+        Raises:
+            SampleError: it cannot be read or used; taken again, it is tried again.
+        """
+        key = RequestKey(sample_id, crops)
+        self._collect_arrived()
+        if key not in self._kept and key not in self._held:
+            self._await(key)
+        found = self._held.pop(key) if key in self._held else self._kept[key]
+        self._ask_ahead()
+        if isinstance(found, SampleError):
+            raise found
+        return found.sample, found.request
+
+    def _await(self, key: RequestKey) -> None:
+        """Bring the request here, from the worker that has it or will have it, else made in this process."""
+        while (worker := self._worker_of(key)) is not None:
+            try:
+                if key not in worker.owed:
+                    worker.ask(key)
+                while key in worker.owed:
+                    self._arrived(*worker.answer())
+                return
+            except WorkerGone:
+                self._lose(worker)
+            except BaseException:
+                # Out of time, or stopped.
+                if not worker.can_go_on():
+                    self._lose(worker)
+                raise
+        self._arrived(key, self._preparer.prepare(key))
+
+    def _collect_arrived(self) -> None:
+        for worker in list(self._workers):
+            try:
+                while worker.has_answer():
+                    self._arrived(*worker.answer())
+            except WorkerGone:
+                self._lose(worker)
+            except BaseException:
+                if not worker.can_go_on():
+                    self._lose(worker)
+                raise
+
+    def _ask_ahead(self) -> None:
+        """Keep the workers busy with what comes next, as far as there is a place for the answers."""
+        while self._upcoming and self._workers and self._num_on_the_way() < _AHEAD_OF_EACH * len(self._workers):
+            key = self._upcoming.pop()
+            worker = self._worker_of(key)
+            if worker is None or key in self._kept or key in self._held or key in worker.owed:
+                continue
+            try:
+                worker.ask(key)
+            except WorkerGone:
+                self._lose(worker)
+
+    def _num_on_the_way(self) -> int:
+        return len(self._held) + sum(len(worker.owed) for worker in self._workers)
+
+    def _worker_of(self, key: RequestKey) -> PreparationWorker | None:
+        """The one that was asked, else the one that had the sample before, so that its picture is there."""
+        if not self._workers:
+            return None
+        asked = next((worker for worker in self._workers if key in worker.owed), None)
+        return asked or self._workers[self._home[key.sample_id] % len(self._workers)]
+
+    def _arrived(self, key: RequestKey, outcome: ReadyRequest | SampleError) -> None:
+        """Keep it where there is room, else hold it until it is taken."""
+        if key in self._kept:
+            return
+        if isinstance(outcome, ReadyRequest) and (needed := request_bytes(outcome)) <= self._free_bytes:
+            self._free_bytes -= needed
+            self._kept[key] = outcome
+        else:
+            self._held[key] = outcome
+
+    def _lose(self, worker: PreparationWorker) -> None:
+        """Go on without it. No new one is started: it would hold this process's files and locks open."""
+        self._workers.remove(worker)
+        worker.end()
+
+
+def request_bytes(ready: ReadyRequest) -> int:
+    """Memory of a request's tensors."""
+    inputs = ready.request.inputs.values()
+    return sum(value.nbytes for value in inputs if isinstance(value, torch.Tensor))
+
+
+def picture_bytes(sample: Sample) -> int:
+    """Memory of a sample's decoded picture."""
+    if sample.image is None:
+        return 0
+    width, height = sample.image.size
+    return width * height * len(sample.image.getbands())

@@ -1,0 +1,238 @@
+"""In: a results folder; out: how far its run has come, without disturbing it.
+
+python -m experiment_core_utils.sweep.status RESULTS_DIR
+
+Reads the run's plan, its ledger and the journals of settings that have no result yet; no result file and no torch, so
+that it answers at once. Takes no lock.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.units import span
+from experiment_core_utils.records.journal import JournalContent, journals_in, read_journal
+from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
+from experiment_core_utils.records.settings import FailedSample, JournalHeader, SettingFailure, ShareDone
+
+FAILURES_SHOWN = 5
+
+
+# Longer than most samples take.
+SILENT_AFTER_S = 120.0
+
+
+@dataclass(frozen=True)
+class SettingJournals:
+    """What the processes have written of one setting that has no result yet.
+
+    Attributes:
+        finished: samples that are done with, over all processes and runs.
+        failed: those of them that failed.
+        is_at_work: the plan's run has begun it, and not every process is at the end of its share.
+        written_unix_s: when the last line was written.
+    """
+
+    key: str
+    finished: frozenset[int]
+    failed: tuple[FailedSample, ...]
+    is_at_work: bool
+    written_unix_s: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run has come.
+
+    Attributes:
+        done: settings of the plan that have a result.
+        failed: settings whose last attempt failed, with why.
+        left: settings with neither.
+        at_work: the setting that is being measured; None before the first, between two, and at the end.
+        samples_by_run: samples that this run has finished.
+        samples_owed: samples that it has still to run.
+        elapsed_s: from its begin to the last line that it wrote.
+        silent_s: since that line.
+    """
+
+    plan: RunPlan
+    done: tuple[str, ...]
+    failed: dict[str, SettingFailure]
+    left: tuple[str, ...]
+    at_work: SettingJournals | None
+    failed_samples: tuple[tuple[str, FailedSample], ...]
+    samples_by_run: int
+    samples_owed: int
+    elapsed_s: float
+    silent_s: float
+
+    @property
+    def left_s(self) -> float | None:
+        """Time left at the pace so far; None before the first sample."""
+        return self.elapsed_s / self.samples_by_run * self.samples_owed if self.samples_by_run > 0 else None
+
+
+def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = None) -> Status:
+    """The state of the last run in a results folder.
+
+    Raises:
+        ResultsError: no run was begun there, or its files are of another version.
+    """
+    plan = read_plan(output_dir)
+    ledger = Ledger(output_dir, plan.fingerprint, trackers)
+    journals = read_journals(output_dir / PARTS_FOLDER, plan)
+    done = tuple(key for key in plan.keys if ledger.has_result_file(key))
+    at_work = max(
+        (each for each in journals if each.is_at_work and each.key not in done),
+        key=lambda each: each.written_unix_s,
+        default=None,
+    )
+    failures = {key: failure for key in plan.keys if (failure := ledger.failure(key)) is not None}
+    failed = {key: failure for key, failure in failures.items() if at_work is None or key != at_work.key}
+    written = ledger_written_unix_s(ledger)
+    # Failures of an earlier run are tried again: they count once this run has written about any.
+    settled = set(done) | (set(failed) if written >= plan.started_unix_s else set())
+    handled = handled_by_run(plan, settled, at_work)
+    finished = {each.key: len(each.finished) for each in journals}
+    # A setting that failed may have left samples out; none of them is run any more.
+    owed = sum(plan.num_samples - finished.get(key, 0) for key in plan.due if key not in handled)
+    by_run = (
+        sum(plan.num_samples if key in done else finished.get(key, 0) for key in plan.due) - plan.num_samples_before
+    )
+    last_s = max(
+        [plan.started_unix_s, *(each.written_unix_s for each in journals), written],
+    )
+    return Status(
+        plan=plan,
+        done=done,
+        failed=failed,
+        left=tuple(key for key in plan.keys if key not in done and key not in failed),
+        at_work=at_work,
+        failed_samples=tuple((each.key, sample) for each in journals for sample in each.failed),
+        samples_by_run=by_run,
+        samples_owed=owed,
+        elapsed_s=last_s - plan.started_unix_s,
+        silent_s=max(now_unix_s - last_s, 0.0),
+    )
+
+
+def handled_by_run(plan: RunPlan, settled: set[str], at_work: SettingJournals | None) -> set[str]:
+    """Settings that this run is through with: those before the one at work; without one, those with an outcome."""
+    if at_work is None or at_work.key not in plan.due:
+        return settled
+    return set(plan.due[: plan.due.index(at_work.key)])
+
+
+def ledger_written_unix_s(ledger: Ledger) -> float:
+    """When the ledger was written last; 0 where there is none yet."""
+    try:
+        return ledger.path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:
+    """The journals of the plan's run, setting by setting in the order of the names; others are left out."""
+    found: dict[str, list[tuple[JournalContent, float]]] = {}
+    for path in journals_in(folder):
+        try:
+            written = path.stat().st_mtime
+        except FileNotFoundError:
+            # A setting's journals are removed as soon as it is saved: one that was just listed may be gone.
+            continue
+        content = read_journal(path)
+        if content is not None and content.header.fingerprint == plan.fingerprint:
+            found.setdefault(content.header.key, []).append((content, written))
+    return [of_setting(key, journals, plan) for key, journals in found.items()]
+
+
+def of_setting(key: str, journals: Sequence[tuple[JournalContent, float]], plan: RunPlan) -> SettingJournals:
+    """What the journals of all processes come to."""
+    finished = [sample for content, _ in journals for sample in content.finished]
+    begun = [content for content, _ in journals if last_header(content).experiment_id == plan.experiment_id]
+    at_end = [content for content in begun if isinstance(content.lines[-1], ShareDone)]
+    return SettingJournals(
+        key=key,
+        finished=frozenset(sample.sample_id for sample in finished),
+        failed=tuple(sample.failed for sample in finished if sample.failed is not None),
+        is_at_work=bool(begun) and len(at_end) < plan.num_processes,
+        written_unix_s=max(written for _, written in journals),
+    )
+
+
+def last_header(content: JournalContent) -> JournalHeader:
+    """Of the run that took the journal up last."""
+    return next(line for line in reversed(content.lines) if isinstance(line, JournalHeader))
+
+
+def status_lines(status: Status, output_dir: Path) -> list[str]:
+    """The answer for a terminal."""
+    plan = status.plan
+    run = f"run {plan.experiment_id}" if plan.experiment_id is not None else "nothing was left to measure"
+    processes = "1 process" if plan.num_processes == 1 else f"{plan.num_processes} processes"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(plan.started_unix_s))
+    lines = [
+        f"{output_dir}: {run} on {plan.task}, {plan.num_samples} samples a setting, {processes}, begun {began}",
+        f"settings: {len(status.done)} done, {len(status.failed)} failed, {len(status.left)} left of {len(plan.keys)}",
+    ]
+    if status.at_work is not None:
+        finished = len(status.at_work.finished)
+        lines.append(f"at work: {status.at_work.key}, {finished} of {plan.num_samples} samples")
+    lines += [time_line(status), *failure_lines(status)]
+    return lines
+
+
+def time_line(status: Status) -> str:
+    """How long it will take, and whether anything moves."""
+    if status.samples_owed == 0:
+        return f"finished {span(status.silent_s)} ago"
+    pace = (
+        f"time left: about {span(status.left_s)} at this run's pace "
+        f"({status.samples_by_run} samples in {span(status.elapsed_s)})"
+        if status.left_s is not None
+        else f"time left: not known before the first sample; begun {span(status.elapsed_s + status.silent_s)} ago"
+    )
+    silent = f"; last line written {span(status.silent_s)} ago"
+    stopped = ": stopped, or a long sample" if status.silent_s > SILENT_AFTER_S else ""
+    return pace + silent + stopped
+
+
+def failure_lines(status: Status) -> list[str]:
+    """The last few settings that failed, and the last few samples of settings that have no result yet."""
+    settings = [
+        f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}"
+        for key, failure in list(status.failed.items())[-FAILURES_SHOWN:]
+    ]
+    samples = [
+        f"failed sample: {key}, {sample.sample_id}: {sample.error}: {sample.reason}"
+        for key, sample in status.failed_samples[-FAILURES_SHOWN:]
+    ]
+    return settings + samples
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 answered, 1 no run was begun there, 2 the request cannot be met."""
+    parser: argparse.ArgumentParser = OneLineParser(
+        prog="python -m experiment_core_utils.sweep.status", description="How far a run has come."
+    )
+    parser.add_argument(
+        "results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a run, or of several datasets"
+    )
+    try:
+        results_dir = parser.parse_args(argv).results_dir
+        for output_dir in folders_with_plans(results_dir) or [results_dir]:
+            print("\n".join(status_lines(read_status(output_dir, time.time()), output_dir)))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,173 @@
+"""How steady a setting was, from its samples and from what was noted around them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from experiment_core_utils.meters.nvml import THROTTLING
+from experiment_core_utils.primitives.distributions import relative_half_width
+from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.setting_result import Conditions, Order, Precision, SteadinessPart, WarmUpRuns
+from experiment_core_utils.records.settings import (
+    ConditionsReading,
+    GpuReading,
+    MeasuredSetting,
+    MeasuringOrder,
+    WarmUp,
+)
+
+# Load of others above which, and time with clocks held down above which, a result carries a caveat.
+FOREIGN_LOAD = 0.10
+
+
+THROTTLED_SHARE = 0.01
+
+
+def steadiness_part(
+    key: str, order: MeasuringOrder, until_precision: float | None, merged: MeasuredSetting, *, is_search: bool
+) -> SteadinessPart:
+    """Order, warm-up, conditions and precision of a setting."""
+    return SteadinessPart.model_construct(
+        setting_order=order_of(key, order),
+        warmup=[warmup_of(each) for each in merged.warmups],
+        conditions=conditions_of(merged.conditions),
+        precision=precision_of(until_precision, merged, is_search=is_search),
+    )
+
+
+def order_of(key: str, order: MeasuringOrder) -> Order | None:
+    """The setting's place, counted from 0; None where it is not part of the plan."""
+    if key not in order.keys:
+        return None
+    return Order(how=order.how, seed=order.seed, position=order.keys.index(key), num_settings=len(order.keys))
+
+
+def warmup_of(warmup: WarmUp) -> WarmUpRuns:
+    """One process's warm-up in one run."""
+    return WarmUpRuns.model_construct(
+        rank=warmup.rank,
+        experiment_id=warmup.experiment_id,
+        num_runs=len(warmup.total_s),
+        is_stable=warmup.is_stable,
+        spread_of_last_3=warmup.spread,
+        T_total=[milliseconds(total) for total in warmup.total_s],
+    )
+
+
+def precision_of(until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False) -> Precision:
+    """How well the mean total time is known, and why no more samples were asked for."""
+    timed = [(sample.run.total_s, sample.image_id) for sample in merged.samples if sample.run is not None]
+    return Precision.model_construct(
+        asked=until_precision,
+        reached=relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
+        stopped_by="pareto_search" if is_search else "precision" if merged.num_stopped_early else "num_samples",
+        num_processes_stopped=merged.num_stopped_early,
+    )
+
+
+def conditions_of(readings: Sequence[ConditionsReading]) -> list[Conditions]:
+    """What went on around the samples, one entry for each process and run, in the order in which they are met."""
+    groups: dict[tuple[int, str], list[ConditionsReading]] = defaultdict(list)
+    for reading in readings:
+        groups[reading.rank, reading.experiment_id].append(reading)
+    return [process_conditions(group) for group in groups.values()]
+
+
+def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
+    """One process's readings in one run, in order of time; each `open` begins a window of its own."""
+    first = readings[0]
+    spans = [(a, b) for a, b in pairwise(readings) if b.when != "open"]
+    return Conditions.model_construct(
+        rank=first.rank,
+        experiment_id=first.experiment_id,
+        opened=first.wall_time,
+        num_readings=len(readings),
+        window_s=sum(b.monotonic_s - a.monotonic_s for a, b in spans),
+        **_gpu_fields(readings, [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]),
+        foreign_cpu_share=_foreign_cpu_share(spans),
+        cpu_frequency_mhz=_ends([reading.cpu.frequency_mhz for reading in readings]),
+    )
+
+
+def _gpu_fields(
+    readings: Sequence[ConditionsReading], spans: Sequence[tuple[GpuReading, GpuReading]]
+) -> dict[str, Any]:
+    """What the readings say of the GPU; None where none of them does.
+
+    Args:
+        spans: what is read of the GPU at the beginning and the end of each time between readings.
+    """
+    gpus = [reading.gpu for reading in readings if reading.gpu is not None]
+    opened = [reading.gpu for reading in readings if reading.gpu is not None and reading.when == "open"]
+    reasons = {reading.gpu_reason for reading in readings} | {gpu.reason for gpu in gpus}
+    return {
+        "sm_clock_mhz": _ends([gpu.sm_clock_mhz for gpu in gpus]),
+        "memory_clock_mhz": _ends([gpu.memory_clock_mhz for gpu in gpus]),
+        "temperature_c_max": _most([gpu.temperature_c for gpu in gpus]),
+        "power_w_max": _most([gpu.power_w for gpu in gpus]),
+        "throttle_reasons": _union([gpu.throttle_reasons for gpu in gpus]),
+        "power_throttled_s": _grown([(a.power_throttled_s, b.power_throttled_s) for a, b in spans]),
+        "thermal_throttled_s": _grown([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in spans]),
+        "utilisation_percent_at_open": _most([gpu.utilisation_percent for gpu in opened]),
+        "foreign_gpu_processes_max": _most([gpu.foreign_processes for gpu in gpus]),
+        "foreign_gpu_memory_bytes_max": _most([gpu.foreign_memory_bytes for gpu in gpus]),
+        "gpu_reason": "; ".join(sorted(reason for reason in reasons if reason is not None)) or None,
+    }
+
+
+def conditions_caveats(entries: Sequence[Conditions]) -> list[str]:
+    """A sentence each for throttling and for foreign load, of the process that had most of it; none where none had."""
+    caveats = []
+    throttled = [each for each in entries if _throttling(each)]
+    if throttled:
+        what = sorted({name for each in throttled for name in _throttling(each)})
+        caveats.append(
+            f"throttled: the GPU's clocks were held down ({', '.join(what)}) while this setting was measured"
+        )
+    cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
+    if cpu > FOREIGN_LOAD:
+        caveats.append(f"foreign load: other processes used {cpu:.0%} of the CPUs while this setting was measured")
+    if any(_has_company(each) for each in entries):
+        caveats.append("foreign load: other processes computed on the GPU when the measuring of this setting began")
+    return caveats
+
+
+def _throttling(entry: Conditions) -> list[str]:
+    """Why the GPU was slower than it could be: reasons seen at a reading, or clocks held down between readings."""
+    found = [name for name in entry.throttle_reasons or () if name in THROTTLING]
+    for name, held_s in (("power", entry.power_throttled_s), ("thermal", entry.thermal_throttled_s)):
+        if held_s is not None and held_s > THROTTLED_SHARE * entry.window_s:
+            found.append(f"{name} limit")
+    return found
+
+
+def _has_company(entry: Conditions) -> bool:
+    processes, utilisation = entry.foreign_gpu_processes_max, entry.utilisation_percent_at_open
+    return bool(processes) and utilisation is not None and utilisation > 100 * FOREIGN_LOAD
+
+
+def _foreign_cpu_share(spans: Sequence[tuple[ConditionsReading, ConditionsReading]]) -> float | None:
+    """Busy time of the host's CPUs that was not this process's, as a share of all that there was."""
+    total_s = sum(b.cpu.total_s - a.cpu.total_s for a, b in spans)
+    foreign_s = sum((b.cpu.busy_s - a.cpu.busy_s) - (b.cpu.own_s - a.cpu.own_s) for a, b in spans)
+    return min(max(foreign_s / total_s, 0.0), 1.0) if total_s > 0 else None
+
+
+def _ends(values: Sequence[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return [min(known), max(known)] if known else None
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _union(names: Sequence[Sequence[str] | None]) -> list[str] | None:
+    known = [each for each in names if each is not None]
+    return sorted({name for each in known for name in each}) if known else None
+
+
+def _grown(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
+    known = [after - before for before, after in pairs if before is not None and after is not None]
+    return sum(known) if known else None

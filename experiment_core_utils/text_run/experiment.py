@@ -1,0 +1,182 @@
+"""In: one text experiment that is due; out: its files and its entry in the results, the twelve steps in order."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from experiment_core_utils.a_distributed import generate_unique_id
+from experiment_core_utils.config.text import TextConfig
+from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
+from experiment_core_utils.e_inference import TextShare, prepare_gen_inference, run_prepared
+from experiment_core_utils.f_experiment_info import (
+    gather_experiment_info,
+    gather_experimental_variables,
+    get_model_architecture_info,
+    shared_cores_caveats,
+)
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.h_metrics_compute import combine_comp_metrics, generation_metrics
+from experiment_core_utils.i_metrics_energy import energy_metrics
+from experiment_core_utils.j_results_saving import save_raw_results_json
+from experiment_core_utils.k_results_aggregation import (
+    load_and_aggregate_per_process_energy_results,
+    pool_inference_results,
+)
+from experiment_core_utils.meters.load import LoadSampler, load_sampler, memory_timeline
+from experiment_core_utils.models.text_generation import logits_problem
+from experiment_core_utils.primitives.collectives import of_all_processes, outcome_of_all, processes_on_this_machine
+from experiment_core_utils.primitives.device import MemoryWindow
+from experiment_core_utils.records.text import ApportionedEnergy, InferenceResults
+from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
+from experiment_core_utils.text_run.plan import ChosenPrompts, DueExperiment
+
+ModelAndTokenizer = tuple[Any, Any]
+
+
+RAW = "raw_results"
+
+
+def measure_experiment(
+    due: DueExperiment,
+    load: Callable[[TextConfig], ModelAndTokenizer],
+    accelerator: Accelerator,
+    results_dir: Path,
+    sources: EnergySources | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Its name (`experiment_0001`) and its entry, which only the main process has; every process takes part.
+
+    Args:
+        sources: what energy is read with; None finds it on the machine.
+
+    Raises:
+        SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
+        ConfigurationError: the model cannot be loaded.
+        MeterUnavailable: energy is required and nothing here tells it; nothing was loaded then.
+        WorkerLost: a process is gone or late.
+    """
+    config = due.config
+    energy = TextEnergy(config, accelerator, sources or EnergySources())
+    experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
+    save = partial(_save, experiment_id, accelerator, results_dir)
+    # Machines may share the folder of results: each process writes its energy to a folder of its own.
+    rank = accelerator.process_index
+    folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
+    model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
+    tokenised = due.chosen.tokenised
+    share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
+    sampler = load_sampler()
+    with MemoryWindow(accelerator.device):
+        own = energy.measured(lambda: _sampled(share, accelerator, sampler), experiment_id, folder)
+    compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
+    save(energy_metrics(experiment_id, accelerator, folder, energy.reason), "local_energy_results")
+    # What all processes have is gathered last: from here on only the main one works.
+    pooled = pool_inference_results(of_all_processes(own, accelerator))
+    memories = of_all_processes(compute["memory"], accelerator)
+    caveats = _caveats(accelerator, pooled, config)
+    entry: dict[str, Any] = {}
+    if accelerator.is_main_process:
+        problem = logits_problem(model, tokenised, accelerator.device)
+        caveats += [] if problem is None else [problem]
+        generated = generation_metrics(model, accelerator.device, pooled, config)
+        of_all = {**compute, **generated, "memory_by_process": memories}
+        if config.memory_timeline:
+            save(memory_timeline(sampler.trace), "memory_timeline")
+        total_energy = load_and_aggregate_per_process_energy_results(
+            experiment_id, accelerator.num_processes, results_dir=results_dir
+        )
+        parts: dict[str, Any] = {
+            "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
+            "experiment_variables": gather_experimental_variables(config),
+            "model_architecture": get_model_architecture_info(model),
+            "inference_metrics": combine_inference_metrics(pooled),
+            "compute_metrics": of_all,
+            "global_energy_results": total_energy,
+        }
+        entry = _entry(due, pooled, parts, experiment_id, caveats, save)
+    return f"experiment_{experiment_id}", entry
+
+
+def _save(
+    experiment_id: str, accelerator: Accelerator, results_dir: Path, content: Mapping[str, Any], result_type: str
+) -> None:
+    """One part of an experiment's raw results under its published name."""
+    save_raw_results_json(content, experiment_id, result_type, accelerator, results_dir=results_dir)
+
+
+def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
+    with sampler:
+        return run_prepared(share, accelerator)
+
+
+def _entry(
+    due: DueExperiment,
+    pooled: InferenceResults,
+    parts: Mapping[str, Any],
+    experiment_id: str,
+    caveats: list[str],
+    save: Callable[[Mapping[str, Any], str], None],
+) -> dict[str, Any]:
+    """What stands in the results file: every part is saved under its name, and all of them make the entry."""
+    for result_type, part in parts.items():
+        save(part, result_type)
+    if due.config.energy_wanted != "off":
+        save(_apportioned(pooled), "apportioned_energy")
+    custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
+    if due.config.save_outputs:
+        save(_texts(pooled, due.chosen), "text_output")
+        save(_token_ids(pooled), "token_output")
+    return {
+        "experiment_id": experiment_id,
+        "digest": due.digest,
+        "varied": dict(due.varied),
+        "caveats": caveats,
+        "prompts": {
+            **due.prompts.source,
+            "num_prompts": len(due.chosen.texts),
+            "num_too_long": due.chosen.num_too_long,
+        },
+        **parts,
+        "custom": custom["columns"],
+        "custom_failures": custom["failures"],
+    }
+
+
+def _apportioned(pooled: InferenceResults) -> dict[str, Any]:
+    """The energy of every batch and query."""
+    of_batch = (
+        "process_index",
+        "batch_index",
+        "prompt_indices",
+        "inference_time_s",
+        *ApportionedEnergy.__annotations__,
+    )
+    of_query = ("prompt_index", "process_index", "batch_index", "input_tokens", "output_tokens", "energy_j")
+    return {
+        "batches": [{name: value for name, value in batch.items() if name in of_batch} for batch in pooled["batches"]],
+        "queries": [{name: value for name, value in query.items() if name in of_query} for query in pooled["queries"]],
+    }
+
+
+def _texts(pooled: InferenceResults, prompts: ChosenPrompts) -> dict[str, Any]:
+    return {
+        "outputs": [
+            {"prompt": prompts.texts[query["prompt_index"]], "output": query["output_text"]}
+            for query in pooled["queries"]
+        ]
+    }
+
+
+def _token_ids(pooled: InferenceResults) -> dict[str, Any]:
+    return {"output_token_ids": [query["output_token_ids"] for query in pooled["queries"]]}
+
+
+def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextConfig) -> list[str]:
+    """What a reader must know before quoting the figures."""
+    here = processes_on_this_machine(accelerator)
+    found = shared_cores_caveats(accelerator.device, here)
+    if pooled["simulated_delay_s"] > 0 and config.energy_wanted != "off":
+        found.append(f"the energy of the whole run holds {pooled['simulated_delay_s']:.3g} s of simulated waiting")
+    return found

@@ -1,0 +1,201 @@
+"""In: the combinations of a text experiment; out: what is to be done with each, before a model is loaded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from accelerate import Accelerator
+from transformers import PreTrainedConfig
+
+from experiment_core_utils.c_prompt_processing import (
+    filter_prompts_by_length,
+    sort_prompts_by_length,
+    tokenise_prompts,
+)
+from experiment_core_utils.config.text import PromptSource, TextConfig
+from experiment_core_utils.config.text_grid import Combination
+from experiment_core_utils.meters.host_facts import environment_stamp
+from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_loadable, load_tokenizer
+from experiment_core_utils.models.text_generation import check_context
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.requests import TokenisedPrompts
+from experiment_core_utils.tasks.prompts import Prompts, read_prompts
+from experiment_core_utils.text_run.custom_metrics import CustomMetric, find_custom_metrics
+
+
+@dataclass(frozen=True)
+class ChosenPrompts:
+    """The prompts that run, in the order in which they do.
+
+    Attributes:
+        tokenised: the same.
+        num_too_long: left out because they have more than `max_input_tokens` tokens.
+    """
+
+    texts: tuple[str, ...]
+    tokenised: TokenisedPrompts
+    num_too_long: int
+
+
+def choose_prompts(
+    config: TextConfig, prompts: Sequence[str], tokenizer: Any, model_config: PreTrainedConfig
+) -> ChosenPrompts:
+    """The first `num_input_prompts` of those that are short enough, shortest first where they are to be sorted.
+
+    Raises:
+        ConfigurationError: fewer are short enough than asked for, or none is; an answer to one of them does not fit
+            the model's context; the tokenizer has tokens that the model does not know.
+    """
+    short = filter_prompts_by_length(prompts, tokenizer, config.max_input_tokens)
+    wanted = config.num_input_prompts or len(short)
+    if not short or wanted > len(short):
+        raise ConfigurationError(
+            f"{config.num_input_prompts or 'all'} prompts of at most {config.max_input_tokens} tokens are asked for, "
+            f"and {len(short)} of {len(prompts)} are that short; lower num_input_prompts or raise max_input_tokens"
+        )
+    texts = short[:wanted]
+    if config.sort_prompts:
+        texts = sort_prompts_by_length(texts, tokenizer)
+    tokenised = tokenise_prompts(texts, tokenizer)
+    check_context(tokenised, config.max_output_tokens, model_config)
+    _check_vocabulary(config, tokenised, model_config)
+    return ChosenPrompts(tuple(texts), tokenised, len(prompts) - len(short))
+
+
+def _check_vocabulary(config: TextConfig, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
+    highest = int(tokenised["input_ids"].max())
+    # As `context_length`.
+    vocabulary = getattr(model_config.get_text_config(), "vocab_size", None)
+    if vocabulary is not None and highest >= vocabulary:
+        raise ConfigurationError(
+            f"{config.model_name}: its tokenizer gives token {highest}, and the model knows {vocabulary}; they do not "
+            "belong together"
+        )
+
+
+# What the figures of an experiment do not depend on.
+_OF_THE_RUN = frozenset({"worker_timeout", "num_processes", "save_outputs", "task_type", "further", "energy"})
+
+
+@dataclass(frozen=True)
+class DueExperiment:
+    """A combination that can run here.
+
+    Attributes:
+        title: its place in the grid and what is varied.
+        chosen: those of `prompts` that run.
+        digest: of everything that its figures depend on, code and load of the machine left out.
+    """
+
+    title: str
+    varied: Mapping[str, Any]
+    config: TextConfig
+    source: LanguageModelSource
+    prompts: Prompts
+    chosen: ChosenPrompts
+    custom_metrics: Sequence[CustomMetric]
+    digest: str
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """A whole grid.
+
+    Attributes:
+        due: to be measured, in order.
+        saved: title -> name of the saved experiment that an earlier run made of it.
+        left_out: title -> why it is not measured: not possible together or on this machine, or the same as another.
+    """
+
+    due: tuple[DueExperiment, ...]
+    saved: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+    def lines(self) -> list[str]:
+        """One line for each combination that is settled already, and for each that is due."""
+        return [
+            *(f"{title}: left out: {reason}" for title, reason in self.left_out.items()),
+            *(f"{title}: done before, as {name}" for title, name in self.saved.items()),
+            *(f"{each.title}: due" for each in self.due),
+        ]
+
+
+def plan_experiments(
+    grid: Sequence[Combination],
+    saved: Mapping[str, Mapping[str, Any]],
+    accelerator: Accelerator,
+    has_outputs: Callable[[str], bool],
+) -> TextPlan:
+    """Find models, prompts and metrics of all combinations.
+
+    Args:
+        saved: results by name that stand in the results file already; those that a notebook saved have no digest.
+        has_outputs: whether an experiment of this id saved its texts.
+
+    Raises:
+        ConfigurationError: not a single combination is possible here; says why the first is not.
+    """
+    names = {str(result["digest"]): name for name, result in saved.items() if "digest" in result}
+    with_outputs = {digest for digest, name in names.items() if has_outputs(str(saved[name].get("experiment_id")))}
+    # Combinations mostly share their prompts, and a dataset is read whole.
+    prompts_of = cache(read_prompts)
+    due: list[DueExperiment] = []
+    done: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    titles: dict[str, str] = {}
+    for number, combination in enumerate(grid, start=1):
+        title = _title(number, len(grid), combination.varied)
+        found = _found(title, combination, accelerator, prompts_of)
+        if isinstance(found, str):
+            left_out[title] = found
+        elif found.digest in titles:
+            left_out[title] = f"the same experiment as {titles[found.digest]}"
+        elif found.digest in (with_outputs if found.config.save_outputs else names):
+            done[title] = names[found.digest]
+        else:
+            due.append(found)
+        if not isinstance(found, str):
+            titles.setdefault(found.digest, title)
+    if not due and not done:
+        raise ConfigurationError(next(iter(left_out.values())))
+    return TextPlan(tuple(due), done, left_out)
+
+
+def _found(
+    title: str, combination: Combination, accelerator: Accelerator, prompts_of: Callable[[PromptSource], Prompts]
+) -> DueExperiment | str:
+    """What can be measured, or why it cannot."""
+    config = combination.config
+    if config is None:
+        return str(combination.reason)
+    try:
+        source = judge_loadable(config)
+        prompts = prompts_of(config.prompts)
+        metrics = find_custom_metrics(config.custom_metrics)
+        chosen = choose_prompts(config, prompts.texts, load_tokenizer(config, source), source.config)
+    except ConfigurationError as error:
+        return str(error)
+    digest = experiment_digest(config, source, prompts, accelerator)
+    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, digest)
+
+
+def experiment_digest(
+    config: TextConfig, source: LanguageModelSource, prompts: Prompts, accelerator: Accelerator
+) -> str:
+    """Short digest of what the figures depend on; a change of code or of the machine's load is not seen."""
+    parts = (
+        config.effective().model_dump_json(exclude=set(_OF_THE_RUN)),
+        source.stamp,
+        prompts.source["digest"],
+        accelerator.num_processes,
+        environment_stamp(accelerator.device),
+    )
+    return short_digest(repr(parts))
+
+
+def _title(number: int, total: int, varied: Mapping[str, Any]) -> str:
+    """`3/8 fp_precision=bfloat16 decoding_mode=greedy`."""
+    values = (f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+    return " ".join((f"{number}/{total}", *values))

@@ -1,0 +1,71 @@
+"""Which blocks a file of scores or of sets lets run."""
+
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.config.block_choice import BlockChoice, read_block_sets, read_importance
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+def test_without_a_file_the_first_blocks_run() -> None:
+    assert BlockChoice().blocks(3, 5) == (0, 1, 2)
+
+
+def test_scores_choose_by_rank() -> None:
+    assert BlockChoice(scores={1: 0.1, 2: 0.9, 3: 0.3, 4: 0.5}).blocks(3, 5) == (0, 2, 4)
+
+
+def test_sets_are_taken_as_they_are_and_all_blocks_need_none() -> None:
+    choice = BlockChoice(sets={3: (0, 1, 4), 2: (0, 3)})
+    assert choice.blocks(3, 5) == (0, 1, 4)
+    assert choice.blocks(2, 5) == (0, 3)
+    assert choice.blocks(5, 5) == (0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "message"),
+    [
+        (4, 5, "has no set of 4 blocks; it has sets of 2, 3"),
+        (3, 4, "names block 4, the model has blocks 0 to 3"),
+        (6, 5, "6 active blocks are not possible; the model has 5"),
+        (0, 5, "0 active blocks are not possible"),
+    ],
+)
+def test_sets_that_do_not_fit_the_model_are_refused(count: int, total: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        BlockChoice(sets={3: (0, 1, 4), 2: (0, 3)}).blocks(count, total)
+
+
+def test_sets_are_read_by_number(tmp_path: Path) -> None:
+    file = tmp_path / "sets.json"
+    file.write_text('{"1": [0], "3": [0, 2, 3]}')
+    assert read_block_sets(file) == {1: (0,), 3: (0, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["no json", "[]", "{}", '{"two": [0, 1]}', '{"2": [0]}', '{"2": [1, 2]}', '{"3": [0, 2, 1]}', '{"2": [0, 0]}',
+     '{"2": [0, 1.0]}', '{"2": [false, true]}', '{"2": "01"}', '{"0": []}', '{"1": [0], "01": [0]}',
+     f'{{"{"9" * 5000}": [0]}}', f'{{"1": [0, 1{"0" * 400}]}}'],
+)  # fmt: skip
+def test_a_file_without_sets_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "sets.json"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match="--block_sets_file .*sets.json") as caught:
+        read_block_sets(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="gone.json: No such file"):
+        read_importance(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("entry", [f'"1": 1{"0" * 400}', f'"1": -1{"0" * 400}', f'"{"9" * 5000}": 1.0', '"1": "x"'])
+def test_a_score_that_no_float_holds_is_refused_in_one_short_line(tmp_path: Path, entry: str) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(f"{{{entry}}}")
+    with pytest.raises(ConfigurationError, match="--importance_scores_file .*scores.json: .* is no score") as caught:
+        read_importance(file)
+    assert len(str(caught.value)) < 500

@@ -1,0 +1,48 @@
+"""Output whose reader goes away, and output that the system refuses, each seen from outside."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from experiment_core_utils.config.command import run_command
+
+def main():
+    for number in range(20000):
+        print(f"line {number}")
+        if number % 5000 == 0:
+            print("progress", file=sys.stderr, flush=True)
+    Path(sys.argv[1]).write_text("saved")
+    return int(sys.argv[2])
+
+sys.exit(run_command(main))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path, code: int) -> None:
+    saved, errors = tmp_path / "saved", tmp_path / "errors"
+    with errors.open("wb") as error:
+        run = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(saved), str(code)], stdout=subprocess.PIPE, stderr=error
+        )
+        assert run.stdout is not None and run.stdout.readline() == b"line 0\n"
+        run.stdout.close()
+        assert run.wait(60) == code
+    assert saved.read_text() == "saved" and errors.read_text() == "progress\n" * 4
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_is_refused_is_one_line_and_progress_is_not_missed(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "a"), "0"], stdout=full, stderr=-1, text=True
+        )
+        both = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "b"), "0"], stdout=-1, stderr=full)
+    assert run.returncode == 1 and run.stderr.splitlines()[-1].startswith("error: standard output cannot be written")
+    assert "Traceback" not in run.stderr and both.returncode == 0
+    assert (tmp_path / "a").exists() and (tmp_path / "b").exists()

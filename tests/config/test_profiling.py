@@ -1,0 +1,133 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
+
+
+def test_the_published_defaults() -> None:
+    config = parse_config([])
+    assert config.model_path == str(EMBEDDED_MODEL)
+    assert config.output_dir == Path("results/core_exp")
+    assert [target.tier for target in config.vision_targets] == ["low", "medium", "high"]
+    assert (config.num_samples, config.num_runs_per_sample, config.seed) == (1000, 3, 42)
+    assert (config.max_new_tokens, config.prompt_template, config.dataset_revision) == (None, None, None)
+    assert (config.sample_by, config.ids) == ("random", None)
+    assert (config.setting_order, config.num_warmup_runs, config.max_warmup_runs) == ("shuffled", 2, 6)
+    assert parse_config(["--num_warmup_runs", "11"]).max_warmup_runs == 11
+    assert (config.drift_check_every, config.until_precision) == (4, None)
+    assert (config.dataset_name, config.split, config.sampling_strategy) == ("reference_vqa", None, "balanced")
+
+
+def test_ids_are_kept_once_and_ascending() -> None:
+    assert parse_config(["--ids", "17", "3", "17"]).ids == (3, 17)
+
+
+def test_tokens_take_the_place_of_tiers() -> None:
+    config = parse_config(["--vision_tokens_list", "432", "1008", "432"])
+    assert [target.label for target in config.vision_targets] == ["tokens432", "tokens1008"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tier_list", "low", "giant"], "'giant'.*low, medium, high"),
+        (["--sampling_strategy", "magic"], "'magic'; choose among full, balanced, stratified, boundary, lhs"),
+        (["--num_configs", "5"], "--num_configs 5 is for --sampling_strategy lhs, not for balanced"),
+        (["--sampling_strategy", "lhs", "--num_configs", "0"], "--num_configs 0.*at least 1"),
+        (["--num_samples", "0"], "--num_samples 0.*at least 1"),
+        (["--num_warmup_runs", "8", "--max_warmup_runs", "7"], "--max_warmup_runs 7 is less than.*give at least 8"),
+        (["--max_warmup_runs", "1"], "--max_warmup_runs 1 is less than --num_warmup_runs 2"),
+        (["--seed", "4294967296"], "--seed 4294967296 is not possible; give at most 4294967295"),
+        (["--worker_timeout", "inf"], "--worker_timeout inf is not possible; give a finite number"),
+        (["--use_profiler", "--num_latency_samples", "0"], "--num_latency_samples 0 leaves none"),
+        (["--setting_order", "random"], "invalid choice: 'random'"),
+        (["--drift_check_every", "-1"], "--drift_check_every -1 is not possible; give at least 0"),
+        (["--until_precision", "2"], "--until_precision 2.0 is not possible; give a share.*such as 0.02"),
+        (["--until_precision", "0"], "--until_precision 0.0 is not possible"),
+        (["--until_precision", "nan"], "--until_precision nan is not possible"),
+        (["--max_new_tokens", "0"], "--max_new_tokens 0.*at least 1"),
+        (["--sample_by", "size"], "invalid choice: 'size'"),
+        (["--ids", "3", "--sample_by", "question_type"], "--ids leaves nothing to draw"),
+        (["--ids"], "expected at least one argument"),
+        (["--top_k_list", "4", "0"], "--top_k_list 0"),
+        (["--vision_tokens_list", "100"], "100 vision tokens are too few"),
+        (["--importance_scores_file", "nowhere.json"], "nowhere.json: No such file.*give a JSON object"),
+        (["--config_retry_delay", "-1"], "--config_retry_delay"),
+        (["--num_latency_samples", "-1"], "--num_latency_samples -1.*at least 0"),
+        (["--accuracy_batch_size", "0"], "--accuracy_batch_size 0.*at least 1"),
+        (["--request_cache_gb", "-0.5"], "--request_cache_gb -0.5.*at least 0"),
+        (["--config_retry_delay", "nan"], "--config_retry_delay nan is not possible"),
+        (["--vision_tokens_list", "99999999"], "too many.*at most 73872"),
+        (["--num_threads", "100000"], "more than the [0-9]+ cores"),
+        (["--use_magic"], "unrecognized arguments: --use_magic; see --help"),
+        (["--tier_list", "low", "--vision_tokens_list", "432"], "not allowed with"),
+    ],
+)
+def test_bad_requests_are_one_clear_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        parse_config(arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["not json", "[]", "{}", '{"one": 1}', '{"1": "high"}', '{"1": NaN}', '{"1": true}']
+)
+def test_a_file_without_scores_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match="scores.json"):
+        parse_config(["--importance_scores_file", str(file)])
+
+
+def test_a_block_named_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text('{"3": 0.1, "03": 0.9}')
+    with pytest.raises(ConfigurationError, match="names block 3 twice"):
+        parse_config(["--importance_scores_file", str(file)])
+
+
+def test_scores_are_read_by_block(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(json.dumps({"0": 1, "1": 0.25}))
+    assert parse_config(["--importance_scores_file", str(file)]).importance_scores == {0: 1.0, 1: 0.25}
+
+
+def test_neither_scores_nor_sets_means_the_models_own_scores(tmp_path: Path) -> None:
+    scores, sets = tmp_path / "scores.json", tmp_path / "sets.json"
+    scores.write_text('{"1": 0.5}')
+    sets.write_text('{"2": [0, 3]}')
+    assert parse_config([]).use_own_scores
+    assert not parse_config(["--importance_scores_file", str(scores)]).use_own_scores
+    none = parse_config(["--importance_scores_file", "none"])
+    assert (none.use_own_scores, none.importance_scores, none.importance_scores_file) == (False, None, None)
+    by_sets = parse_config(["--block_sets_file", str(sets)])
+    assert (by_sets.use_own_scores, by_sets.block_sets) == (False, {2: (0, 3)})
+    with pytest.raises(ConfigurationError, match="not allowed with"):
+        parse_config(["--block_sets_file", str(sets), "--importance_scores_file", "none"])
+
+
+def test_help_and_a_wrong_flag_need_no_torch() -> None:
+    driver = REPOSITORY / "experiments" / "core_exp" / "acc_lat_profiling.py"
+    code = (
+        "import sys, runpy\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name in ('torch', 'transformers', 'numpy'): raise AssertionError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "sys.argv = ['acc_lat_profiling.py', *sys.argv[2:]]\n"
+        f"runpy.run_path({str(driver)!r}, run_name='__main__')\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, "--", "--help"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert "--num_active_blocks_list" in shown.stdout
+    wrong = subprocess.run(
+        [sys.executable, "-c", code, "--", "--tier_list", "giant"], capture_output=True, text=True, timeout=60
+    )
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: unknown tier 'giant'")

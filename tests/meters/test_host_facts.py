@@ -1,0 +1,31 @@
+"""What is said of the machine and the checkout."""
+
+import re
+
+import pytest
+import torch
+
+from experiment_core_utils.meters.host_facts import git_commit, hardware_info, package_version
+
+
+def test_the_commit_is_a_hash_that_says_whether_files_differ() -> None:
+    commit = git_commit()
+    assert commit is None or re.fullmatch(r"[0-9a-f]{40}(\+changes)?", commit)
+
+
+def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert git_commit() is None
+
+
+def test_a_package_that_is_not_there_has_no_version() -> None:
+    assert package_version("torch") == torch.__version__
+    assert package_version("no-such-package") is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_each_gpu_says_what_it_is() -> None:
+    found = hardware_info()
+    for gpu, name in zip(found["gpus"], found["gpu_names"], strict=True):
+        assert gpu["name"] == name and gpu["uuid"].startswith("GPU-")
+        assert gpu["power_limit_w"] is not None or "power limit" in gpu["reason"]

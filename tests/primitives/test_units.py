@@ -1,0 +1,33 @@
+"""Numbers at their bounds, beyond them, and those that are no number."""
+
+import math
+
+import pytest
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import check_above, check_at_least, check_share
+
+
+@pytest.mark.parametrize("number", [2.0, 2, 1e300])
+def test_what_is_at_least_the_least_passes(number: float) -> None:
+    check_at_least("--weight", number, 2.0)
+
+
+@pytest.mark.parametrize("number", [1.999, -math.inf, math.inf, math.nan])
+def test_what_is_less_or_not_finite_is_refused(number: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--weight {number:g} is not possible; give a finite .* at least 2$"):
+        check_at_least("--weight", number, 2.0)
+
+
+def test_a_limit_is_not_above_itself() -> None:
+    check_above("--rate", 1e-300, 0.0)
+    for number in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ConfigurationError, match=f"^--rate {number:g} is not possible; give a finite .* above 0$"):
+            check_above("--rate", number, 0.0)
+
+
+def test_a_share_lies_between_0_and_1() -> None:
+    check_share("--part", 0.001)
+    for number in (0.0, 1.0, -0.5, math.inf, math.nan):
+        with pytest.raises(ConfigurationError, match=f"^--part {number:g} is not possible; give a share between 0"):
+            check_share("--part", number)

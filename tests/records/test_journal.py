@@ -1,0 +1,269 @@
+"""Journals: what is on the disk after any end of the process that wrote them."""
+
+import errno
+import resource
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.primitives.device import MemoryReading
+from experiment_core_utils.primitives.errors import OutputRefused, ResultsError, ResultsNotSaved, ResultsRefused
+from experiment_core_utils.primitives.files import failed_writes_named
+from experiment_core_utils.records.journal import (
+    JOURNAL_VERSION,
+    Journal,
+    Line,
+    journal_path,
+    journals_in,
+    only_run_in,
+    read_end,
+    read_journal,
+    remove_journals,
+    tidy_journals,
+)
+from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.records.settings import (
+    FailedSample,
+    FinishedSample,
+    JournalHeader,
+    SettingFailure,
+    ShareDone,
+)
+from tests.hand_made_records import PROOF, SETTING, measured_sample, staged_run
+
+HEADER = JournalHeader(JOURNAL_VERSION, SETTING.key, "f00d", 0, 2, "0001", (1, 3, 5))
+MEMORY = MemoryReading(5, 6, 7, None)
+MEASURED = FinishedSample(
+    measured_sample(1, staged_run(), staged_run(vision_s=None, inter_token_s=()), flops=StageFlops(7, 3, 20.5)),
+    None,
+    MEMORY,
+)
+FAILED = FinishedSample(None, FailedSample(3, "SampleError", "ä\nb"), MEMORY)
+END = ShareDone("0001", PROOF, MEMORY, SettingFailure("OutOfMemory", "no room", 3))
+PATH_NAME = "tier-low_topk2_blocks3.rank0.jsonl"
+
+
+def written(folder: Path, *lines: Line, header: JournalHeader = HEADER) -> Path:
+    with Journal(folder, header) as journal:
+        for line in lines:
+            journal.append(line)
+    return journal.path
+
+
+def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
+    path = written(tmp_path / "made", MEASURED, FAILED, END)
+    assert path == journal_path(tmp_path / "made", SETTING.key, 0)
+    assert path.name == PATH_NAME
+    content = read_journal(path)
+    assert content is not None
+    assert content.lines == (HEADER, MEASURED, FAILED, END)
+    assert [each.sample_id for each in content.finished] == [1, 3]
+    assert content.end == read_end(path) == END
+    assert content.num_bytes == path.stat().st_size
+
+
+def test_cut_at_any_byte_it_holds_the_whole_lines_and_goes_on_after_them(tmp_path: Path) -> None:
+    content = written(tmp_path, MEASURED, FAILED, END).read_bytes()
+    path = tmp_path / PATH_NAME
+    lines = content.splitlines(keepends=True)
+    again = replace(HEADER, experiment_id="0002")
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        whole = 0
+        while sum(map(len, lines[: whole + 1])) <= length:
+            whole += 1
+        torn = read_journal(path)
+        assert (torn is None) == (whole == 0)
+        assert torn is None or torn.lines == (HEADER, MEASURED, FAILED)[:whole]
+        assert read_end(path) is None
+        if length % 40 == 0 or length - sum(map(len, lines[:whole])) < 2:
+            with Journal(tmp_path, again) as journal:
+                assert journal.before == torn
+            assert path.read_bytes().splitlines(keepends=True)[:-1] == lines[:whole]
+
+
+def test_an_end_that_was_gone_on_from_is_no_end(tmp_path: Path) -> None:
+    path = written(tmp_path, MEASURED, replace(END, experiment_id="0001"))
+    with Journal(tmp_path, replace(HEADER, experiment_id="0002")) as journal:
+        assert journal.before is not None and journal.before.end is not None
+        assert read_end(path) is None
+        journal.append(FAILED)
+    content = read_journal(path)
+    assert content is not None and content.end is None
+    assert content.experiment_ids == ("0001", "0002")
+
+
+def test_runs_that_finished_nothing_are_not_among_those_that_did(tmp_path: Path) -> None:
+    for number in ("0001", "0002", "0003"):
+        path = written(
+            tmp_path, *([MEASURED] if number == "0002" else []), header=replace(HEADER, experiment_id=number)
+        )
+    content = read_journal(path)
+    assert content is not None and content.experiment_ids == ("0002",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no json\n", "line 1 is not one of this version's journal"),
+        ("[]\n", "line 1 is not one of this version's journal"),
+        ('{"header": {"schema_version": 99}}\n', "is of schema 99, this version reads 1"),
+        ('{"sample": {"measured": null}}\n', "line 1 is not"),
+        ('{"end": {"experiment_id": "1", "proof": null, "memory": null, "failure": null}}\n', "does not begin with"),
+    ],
+)
+def test_what_this_version_did_not_write_is_refused_with_its_path(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / PATH_NAME
+    path.write_text(content)
+    with pytest.raises(ResultsError, match=f"{PATH_NAME}.*{message}.*delete it"):
+        read_journal(path)
+
+
+def test_a_journal_of_another_run_is_not_written_on(tmp_path: Path) -> None:
+    path = written(tmp_path, MEASURED)
+    before = path.read_bytes()
+    with pytest.raises(ResultsError, match="belongs to another run"):
+        Journal(tmp_path, replace(HEADER, fingerprint="beef"))
+    assert path.read_bytes() == before
+
+
+def test_two_processes_do_not_write_into_one_journal(tmp_path: Path) -> None:
+    with Journal(tmp_path, HEADER), pytest.raises(ResultsError, match="is being written by another process"):
+        Journal(tmp_path, HEADER)
+    with Journal(tmp_path, HEADER):
+        pass  # the lock went with the one that had it
+
+
+def test_one_run_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    with (
+        only_run_in(folder),
+        pytest.raises(ResultsError, match="/made/lock is being written by another process; wait for that run"),
+        only_run_in(folder),
+    ):
+        pass
+    with only_run_in(folder):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsNotSaved, match="Not a directory"), only_run_in(tmp_path / "file" / "made"):
+        pass
+
+
+def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path: Path) -> None:
+    """The system refuses to let the file grow, in the middle of a line: a limit of file size stands for the disk."""
+    path = written(tmp_path, MEASURED)
+    whole = path.stat().st_size
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with Journal(tmp_path, HEADER) as journal:
+            start = path.stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (start + 20, limits[1]))
+            with pytest.raises(
+                ResultsNotSaved, match=f"{PATH_NAME} cannot be written .*same command goes on"
+            ) as caught:
+                journal.append(FAILED)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.EFBIG
+    assert whole < start < path.stat().st_size == start + 20
+    with Journal(tmp_path, HEADER) as journal:
+        assert journal.before is not None and journal.before.lines == (HEADER, MEASURED, HEADER)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_no_space_left_is_said_in_the_systems_words(tmp_path: Path) -> None:
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        pytest.raises(
+            ResultsNotSaved, match="/r.json cannot be written .No space left on device.*same command goes on"
+        ),
+        failed_writes_named(tmp_path / "r.json"),
+    ):
+        full.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"prefill_s":', '"prefill_s":NaN,"x":', "prefill_s is nan, and numbers are finite"),
+        ('"prefill_s":', '"prefill_s":"x","y":', "prefill_s is 'x', and it should be a valid number"),
+        ('"prefill_s":', '"prefill_s":-1.0,"y":', "prefill_s is -1.0, and a time is above 0"),
+        ('"total_s":', '"total_s":0,"y":', "total_s is 0.0, and a time is above 0"),
+        ('"runs":', '"runs":null,"y":', "runs is None"),
+        ('"fingerprint":', '"fingerprint":"../../x","y":', "fingerprint is '../../x', which is part of file names"),
+        ('"key":', '"key":"another","y":', "is of 'another', process 0, and not what its name says"),
+    ],
+)
+def test_an_edited_line_is_named_with_its_field(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = written(tmp_path, MEASURED)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ResultsRefused) as caught:
+        read_journal(path)
+    assert words in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_with_the_name_of_a_journal_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / PATH_NAME).mkdir()
+    (tmp_path / "notes.rankings.jsonl").write_text("not a journal's name")
+    with pytest.raises(ResultsRefused, match="is no journal, but a folder"):
+        list(journals_in(tmp_path))
+    with pytest.raises(OutputRefused, match="a folder stands in its place"):
+        Journal(tmp_path, HEADER)
+
+
+def test_a_link_to_nothing_with_the_name_of_a_journal_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / PATH_NAME).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ResultsRefused, match="is no journal, but a folder, a pipe, a device or a link to nothing"):
+        list(journals_in(tmp_path))
+
+
+# --- before a run ------------------------------------------------------------------------------------------------
+
+
+def test_removing_takes_this_settings_journals_only(tmp_path: Path) -> None:
+    for head in (HEADER, replace(HEADER, rank=1), replace(HEADER, key="other")):
+        written(tmp_path, header=head)
+    for _ in range(2):
+        remove_journals(tmp_path, SETTING.key)
+    assert [path.name for path in tmp_path.iterdir()] == ["other.rank0.jsonl"]
+
+
+def never_saved(_: str) -> bool:
+    return False
+
+
+def test_the_journals_of_another_run_wait_for_it_to_come_back(tmp_path: Path) -> None:
+    path = written(tmp_path, MEASURED)
+    content = path.read_bytes()
+    tidy_journals(tmp_path, "beef", never_saved)
+    aside = tmp_path / f"{path.name}.f00d"
+    assert [each.name for each in tmp_path.iterdir()] == [aside.name]
+    other = written(tmp_path, MEASURED, header=replace(HEADER, fingerprint="beef")).read_bytes()
+    tidy_journals(tmp_path, "f00d", never_saved)
+    assert path.read_bytes() == content
+    assert (tmp_path / f"{path.name}.beef").read_bytes() == other
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_saved_or_torn_in_its_first_line_is_removed(tmp_path: Path) -> None:
+    kept = written(tmp_path, MEASURED)
+    written(tmp_path, MEASURED, header=replace(HEADER, key="saved"))
+    (tmp_path / "torn.rank0.jsonl").write_text('{"header": {"schema_ver')
+    tidy_journals(tmp_path, "f00d", lambda key: key == "saved")
+    assert list(tmp_path.iterdir()) == [kept]
+    tidy_journals(tmp_path / "not there yet", "f00d", never_saved)
+
+
+@pytest.mark.parametrize("fingerprint", ["f00d", "beef"])
+def test_a_folder_into_which_another_process_writes_is_left_alone(tmp_path: Path, fingerprint: str) -> None:
+    with (
+        Journal(tmp_path, HEADER) as journal,
+        pytest.raises(ResultsError, match="is being written by another process"),
+    ):
+        tidy_journals(tmp_path, fingerprint, never_saved)
+    assert journal.path.exists()

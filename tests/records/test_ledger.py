@@ -1,0 +1,97 @@
+"""Which settings a run still owes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.settings import SettingFailure
+
+FAILURE = SettingFailure("OutOfMemory", "no room", 3)
+
+OWN = '{"fingerprint": "f00d"}'
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    return folder
+
+
+def ledger(output: Path, fingerprint: str = "f00d") -> Ledger:
+    return Ledger(output, fingerprint, trackers=output.parent / "trackers")
+
+
+def test_a_new_ledger_owes_everything_and_writes_nothing(output: Path) -> None:
+    assert ledger(output).result_path("a") is None
+    assert not (output.parent / "trackers").exists()
+
+
+def test_a_setting_is_done_while_its_file_is_there(output: Path) -> None:
+    (output / "a.json").write_text(OWN)
+    ledger(output).mark_done("a", "a.json")
+    assert ledger(output).result_path("a") == output / "a.json"
+    assert ledger(output).result_path("b") is None
+    (output / "a.json").unlink()
+    assert ledger(output).result_path("a") is None
+
+
+def test_a_failed_setting_is_due_again_and_keeps_its_reason(output: Path) -> None:
+    (output / "a.json").write_text(OWN)
+    first = ledger(output)
+    first.mark_done("a", "a.json")
+    first.mark_failed("b", FAILURE)
+    again = ledger(output)
+    assert (again.result_path("a"), again.result_path("b")) == (output / "a.json", None)
+    stored = json.loads(again.path.read_text())
+    assert stored["fingerprint"] == "f00d"
+    assert stored["output_dir"] == str(output)
+    assert stored["settings"]["b"] == {
+        "result_file": None,
+        "failure": {"error": "OutOfMemory", "reason": "no room", "attempts": 3},
+    }
+    again.mark_done("b", "a.json")
+    assert ledger(output).result_path("b") == output / "a.json"
+    assert ledger(output).result_path("a") == output / "a.json"
+
+
+def test_another_fingerprint_or_folder_is_another_run(output: Path, tmp_path: Path) -> None:
+    (output / "a.json").write_text(OWN)
+    ledger(output).mark_done("a", "a.json")
+    assert ledger(output, "beef").result_path("a") is None
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.json").write_text(OWN)
+    assert ledger(elsewhere).result_path("a") is None
+
+
+def test_the_same_folder_by_another_path_is_the_same_run(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (output / "a.json").write_text(OWN)
+    ledger(output).mark_done("a", "a.json")
+    monkeypatch.chdir(tmp_path)
+    assert Ledger(Path("./results"), "f00d", trackers=tmp_path / "trackers").result_path("a") == output / "a.json"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "no json", "[]", "{}", '{"settings": []}', '{"settings": {"a": {}}}', '{"settings": {"a": []}}',
+     '{"settings": {"a": {"result_file": null, "failure": {"why": "?"}}}}'],
+)  # fmt: skip
+def test_a_file_that_is_no_ledger_is_an_error_with_the_way_out(output: Path, content: str) -> None:
+    path = ledger(output).path
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(ResultsError, match="is not a ledger of this version .*; delete it"):
+        ledger(output)
+
+
+@pytest.mark.parametrize("content", ['{"fingerprint": "other"}', '{"fingerprint": "f00d"', "[]", ""])
+def test_a_torn_file_or_one_of_another_run_is_due(output: Path, content: str) -> None:
+    ledger(output).mark_done("a", "a.json")
+    (output / "a.json").write_text(content)
+    assert ledger(output).result_path("a") is None

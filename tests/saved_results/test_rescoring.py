@@ -1,0 +1,223 @@
+"""Stored answers scored again, and settings compared in pairs, without a model."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.setting_result import Metadata, SampleResult
+from experiment_core_utils.records.settings import FailedSample
+from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
+from experiment_core_utils.tasks.interface import Answer, Scoring
+from experiment_core_utils.tasks.registry import get_metric
+from tests.hand_made_records import SETTING, ReadOff, measured_sample, part, stored_result
+
+FULL = KnobSetting(tier_target("low"), 4, (0, 1, 2, 3))
+FULL_FILE = "signs_imgsizetier-low_crops2_topk4_blocks4.json"
+SMALL_FILE = "signs_imgsizetier-low_crops2_topk2_blocks3.json"
+
+
+class Strict(ReadOff):
+    """All or nothing: what `ReadOff` gives 1 stays, the rest is 0."""
+
+    def score(self, answers: list[Answer]) -> Scoring:
+        scores = [replace(score, value=float(score.value == 1), details={}) for score in super().score(answers).scores]
+        return Scoring(tuple(scores), sum(score.value or 0 for score in scores) / len(scores))
+
+
+@dataclass(frozen=True)
+class Refusing(ReadOff):
+    """A metric that these answers do not fit."""
+
+    def score(self, answers: list[Answer]) -> Scoring:
+        raise SampleError("no options to choose from")
+
+
+def write(folder: Path, name: str, setting: KnobSetting, *predictions: str, failed: int = 0) -> dict[str, Any]:
+    samples = [
+        measured_sample(index, prediction=text, image_id=f"p{index // 2}") for index, text in enumerate(predictions)
+    ]
+    failures = tuple(FailedSample(len(samples) + index, "SampleError", "unreadable") for index in range(failed))
+    content = stored_result(part(*samples, failures=failures), setting)
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+    return json.loads(json.dumps(content))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    write(folder, FULL_FILE, FULL, "1", "1", "0.5", "1")
+    write(folder, SMALL_FILE, SETTING, "1", "0.5", "?", "0", failed=1)
+    return folder
+
+
+def test_the_same_metric_gives_the_same_file(results: Path) -> None:
+    done = rescore(results, ReadOff(), None)
+    assert done.output == results / "rescored_read_off"
+    for name in (FULL_FILE, SMALL_FILE):
+        before, after = json.loads((results / name).read_text()), json.loads((done.output / name).read_text())
+        origin = after.pop("rescored")
+        assert after == before
+        assert origin == {"file": name, "metric_before": "read_off", "accuracy_before": before["accuracy"]}
+
+
+def test_another_metric_changes_scores_and_nothing_else(results: Path) -> None:
+    measured = {path.name: path.read_bytes() for path in results.iterdir()}
+    done = rescore(results, Strict("strict"), None)
+    assert {path.name: path.read_bytes() for path in results.glob("*.json")} == measured
+    small, full = done.after  # in order of their names
+    assert (full.accuracy, small.accuracy) == (0.75, 0.25)  # was 0.875 and 0.375
+    assert (full.metric, small.num_unparsed, small.share_failed) == ("strict", 1, 0.2)
+    assert [sample.accuracy for sample in small.per_sample_results] == [1.0, 0.0, 0.0, 0.0]
+    assert [sample.parse_status for sample in small.per_sample_results] == ["text", "text", "unparsed", "text"]
+    assert full.content()["accuracy_by_type"] == {"reading": {"accuracy": 0.75, "num_samples": 4}}
+    assert full.aggregate_stats == done.before[1].aggregate_stats
+    (csv_path,) = done.csv_paths
+    assert csv_path == done.output / "signs_settings.csv"
+    assert pd.read_csv(csv_path)["accuracy"].tolist() == [0.25, 0.75]
+
+
+def test_a_file_from_before_scores_had_their_keys_is_scored_too(results: Path) -> None:
+    path = results / SMALL_FILE
+    content = json.loads(path.read_text())
+    for key in (
+        "metric",
+        "metric_best",
+        "metric_details",
+        "num_unparsed",
+        "share_unparsed",
+        "share_failed",
+        "sampling",
+    ):
+        del content[key]
+    for sample in content["per_sample_results"]:
+        del sample["parse_status"], sample["score_details"]
+    path.write_text(json.dumps(content))
+    small = rescore(results, ReadOff(), None).after[0]
+    assert (small.accuracy, small.share_unparsed, small.share_failed) == (0.375, 0.25, 0.2)
+    assert small.rescored.metric_before == "read_off"
+
+
+def test_measured_files_are_never_written_over(results: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    write(elsewhere, FULL_FILE, FULL, "0")
+    for folder in (results, elsewhere):
+        with pytest.raises(ConfigurationError, match="holds measured results such as signs_.*another --output"):
+            rescore(results, Strict("strict"), folder)
+    again = [rescore(results, Strict("strict"), tmp_path / "again").after for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_a_metric_that_does_not_fit_is_one_line(results: Path) -> None:
+    with pytest.raises(ConfigurationError, match="mc cannot score signs_.*: no options to choose from; choose another"):
+        rescore(results, Refusing("mc"), None)
+    assert not list(results.glob("rescored*"))
+
+
+@pytest.mark.parametrize("key", ["per_sample_results", "num_failed_samples", "accuracy"])
+def test_a_file_that_lacks_answers_is_one_line(results: Path, key: str) -> None:
+    content = json.loads((results / FULL_FILE).read_text())
+    del content[key]
+    (results / FULL_FILE).write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match=f"{FULL_FILE} lacks '{key}'"):
+        rescore(results, ReadOff(), None)
+
+
+def test_a_choice_comes_back_with_its_options(results: Path) -> None:
+    metadata = Metadata(answers=["blue"], image_id="x", options=["red", "blue"], answer_index=1)
+    stored = SampleResult.model_construct(pred="B", question_type="art", metadata=metadata)
+    assert stored_answer(stored) == Answer("B", ("blue",), ("red", "blue"), 1, "art", "x")
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_stands_against_the_largest(results: Path) -> None:
+    (found,) = compare_folder(results, None)
+    assert (found.task, found.baseline, found.metric) == ("signs", "tier-low_topk4_blocks4", "read_off")
+    (comparison,) = found.comparisons.values()
+    # 1, 1, 0.5, 1 against 1, 0.5, 0, 0.
+    assert (comparison.n, comparison.difference) == (4, -0.5)
+    assert (comparison.better, comparison.worse, comparison.equal) == (0, 3, 1)
+    (turned,) = compare_folder(results, "tier-low_topk2_blocks3")
+    assert turned.comparisons["tier-low_topk4_blocks4"].difference == 0.5
+
+
+def test_tasks_in_one_folder_are_apart(results: Path) -> None:
+    other = stored_result(part(measured_sample(0)), FULL, task="maps")
+    (results / FULL_FILE.replace("signs", "maps")).write_text(json.dumps(other))
+    maps, signs = compare_folder(results, None)
+    assert (maps.task, dict(maps.comparisons), signs.task) == ("maps", {}, "signs")
+
+
+def test_a_baseline_that_is_not_there_or_not_clear_is_one_line(results: Path) -> None:
+    with pytest.raises(ConfigurationError, match="signs has no setting 'x'; give one of tier-low"):
+        compare_folder(results, "x")
+    write(results, "signs_imgsizetier-low_crops2_topk8_blocks1.json", replace(FULL, top_k=8, active_blocks=(0,)), "1")
+    with pytest.raises(ConfigurationError, match="no setting has all knobs at their largest; give --baseline"):
+        compare_folder(results, None)
+
+
+def test_settings_scored_by_different_metrics_are_not_compared(results: Path) -> None:
+    content = json.loads((results / SMALL_FILE).read_text())
+    (results / SMALL_FILE).write_text(json.dumps({**content, "metric": "strict"}))
+    with pytest.raises(ResultsError, match="signs is scored by read_off and by strict; rescore by one"):
+        compare_folder(results, None)
+
+
+def test_splits_are_apart_and_one_id_must_be_one_question(results: Path) -> None:
+    content = json.loads((results / SMALL_FILE).read_text())
+    content["per_sample_results"][2]["metadata"]["question"] = "Which other?"
+    (results / SMALL_FILE).write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match="sample 2 is another question in tier-low_topk2_blocks3 than in"):
+        compare_folder(results, None)
+    content["provenance"]["task"]["split"] = "train"
+    (results / SMALL_FILE).write_text(json.dumps(content))
+    assert [len(each.comparisons) for each in compare_folder(results, None)] == [0, 0]
+
+
+def test_what_differs_beside_the_knobs_is_told(results: Path) -> None:
+    content = json.loads((results / SMALL_FILE).read_text())
+    content["provenance"]["experimental_variables"] = {"max_new_tokens": 3}
+    (results / SMALL_FILE).write_text(json.dumps(content))
+    (found,) = compare_folder(results, None)
+    assert found.other_conditions == ("max_new_tokens (3, null)",)
+
+
+def test_a_file_without_provenance_is_one_line(results: Path) -> None:
+    (results / "odd_imgsizetier-low_crops2_topk2_blocks3.json").write_text('{"schema_version": 1}')
+    with pytest.raises(ResultsError, match="lacks 'fingerprint': it is broken or something else"):
+        compare_folder(results, None)
+
+
+def test_rescoring_into_a_file_is_refused(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigurationError, match="taken is a file; give a folder"):
+        rescore(results, ReadOff(), tmp_path / "taken")
+
+
+def test_captions_are_compared_on_the_same_pictures(tmp_path: Path) -> None:
+    """The same answers with one sample less on one side: their own IDFs differ, the paired difference is 0."""
+    captions = ["a red square", "a blue circle on grey", "two stars above a square", "nothing but a dog"]
+    for name, setting, count in ((FULL_FILE, FULL, 4), (SMALL_FILE, SETTING, 3)):
+        samples = [
+            replace(measured_sample(index, prediction="1", image_id=f"p{index}"), references=(text, text[2:]))
+            for index, text in enumerate(captions[:count])
+        ]
+        content = stored_result(part(*samples), setting)
+        for entry, text in zip(content["per_sample_results"], captions, strict=False):
+            entry["pred"] = text[:12]
+        (tmp_path / name).write_text(json.dumps(content))
+    rescore(tmp_path, get_metric("cider_score"), tmp_path / "anew")
+    stored = [json.loads((tmp_path / "anew" / name).read_text()) for name in (FULL_FILE, SMALL_FILE)]
+    first, second = ([each["accuracy"] for each in side["per_sample_results"][:3]] for side in stored)
+    assert first != second
+    (found,) = compare_folder(tmp_path / "anew", None)
+    (comparison,) = found.comparisons.values()
+    assert (comparison.n, comparison.num_excluded, comparison.difference) == (3, 1, 0.0)

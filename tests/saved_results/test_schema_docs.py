@@ -1,0 +1,96 @@
+"""The data dictionary is what the code says: the committed page, rows by hand, and what is refused."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiment_core_utils.l_results_csv_cleaning import SAMPLE_COLUMNS
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.saved_results.schema_docs import (
+    PAGE,
+    RECORDS,
+    documented,
+    main,
+    record_rows,
+    settings_columns,
+    table_of,
+)
+from tests.test_l_results_csv_cleaning import HEADER
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A record.
+
+    Attributes:
+        length_m, width_m: of the table,
+            in metres.
+        colour: as seen; None in the dark.
+    """
+
+    length_m: float
+    width_m: float
+    colour: str | None
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A record.
+
+    Attributes:
+        length_m: of the table.
+        colour: as seen.
+    """
+
+    length_m: float
+    colour: str | None
+
+
+def test_the_committed_page_is_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0, capsys.readouterr().err
+    page = PAGE.read_text(encoding="utf-8")
+    assert all(f"<!-- from {name} -->" in page for name in (*RECORDS, "settings_csv", "samples_csv"))
+
+
+def test_rows_of_a_record_by_hand() -> None:
+    assert record_rows(Explained) == [
+        ("length_m", "of the table, in metres", "always there"),
+        ("width_m", "of the table, in metres", "always there"),
+        ("colour", "as seen", "in the dark"),
+    ]
+
+
+def test_a_record_must_explain_itself() -> None:
+    with pytest.raises(ResultsError, match=r"Silent.colour: its type and its docstring differ"):
+        record_rows(Silent)
+    unexplained = type("Bare", (), {"__annotations__": {"length_m": float}, "__doc__": "A record."})
+    with pytest.raises(ResultsError, match=r"Bare.length_m is not explained"):
+        record_rows(unexplained)
+
+
+def test_columns_of_the_settings_are_those_of_the_file() -> None:
+    assert [name for name, _ in settings_columns()] == HEADER.split(",")
+
+
+def test_columns_of_the_samples_say_where_they_are_from() -> None:
+    rows = table_of("samples_csv").splitlines()[2:]
+    assert len(rows) == len(SAMPLE_COLUMNS)
+    assert "| `image_id` | text | `metadata.image_id` |" in rows
+    assert "| `tier` | text | the top level |" in rows
+
+
+def test_writing_makes_tables_anew_and_leaves_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[Any]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("By hand.\n\n<!-- from FailedSample -->\nold\n<!-- end -->\n\nMore.\n")
+    assert main(["--check"], page) == 1
+    assert capsys.readouterr().err == "error: page.md is not what the code says; run with --write\n"
+    assert main(["--write"], page) == 0 and main(["--check"], page) == 0
+    text = page.read_text()
+    assert text.startswith("By hand.\n\n<!-- from FailedSample -->\n\n| key |") and text.endswith(
+        "<!-- end -->\n\nMore.\n"
+    )
+    assert "old" not in text
+    with pytest.raises(ResultsError, match="asks for a table from 'Nobody'"):
+        documented("<!-- from Nobody -->\n<!-- end -->")

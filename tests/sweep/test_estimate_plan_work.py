@@ -1,0 +1,92 @@
+"""What a request will be at a setting, by formula, before any weight is read."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import OPTConfig
+
+from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.sweep.estimate import MolmoeWork, TransformersWork, mean_flops, of_first_samples, work_of
+from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.registry import load_task
+from tests.models.tiny_checkpoints import write_checkpoint
+
+TASK = load_task("reference_vqa", "validation")
+LOW, MEDIUM = tier_target("low"), tier_target("medium")
+LIMIT = 5
+
+
+class Unreadable:
+    """A task of which no sample can be read."""
+
+    name, split = "broken", "validation"
+
+    def __getitem__(self, index: int) -> Sample:
+        raise SampleError(f"picture {index} is torn")
+
+
+def test_means_count_a_missing_picture_as_none_and_a_missing_step_as_nothing() -> None:
+    with_picture, without = StageFlops(100, 50, 8.0), StageFlops(None, 31, None)
+    assert mean_flops([with_picture, without]) == StageFlops(50, 40, 8.0)
+    assert mean_flops([without]) == StageFlops(None, 31, None)
+
+
+def test_only_the_first_samples_are_looked_at_and_one_must_be_readable() -> None:
+    assert of_first_samples(TASK, range(100), lambda sample: sample.sample_id) == list(range(8))
+    with pytest.raises(ConfigurationError, match="none of the first 3 .* because: picture 9 is torn; give others"):
+        of_first_samples(Unreadable(), (4, 5, 9), lambda sample: sample)  # type: ignore[arg-type]
+
+
+def without_weights(family: str, folder: Path) -> Path:
+    write_checkpoint(family, folder / "whole")
+    pattern = shutil.ignore_patterns("*.safetensors")
+    return Path(shutil.copytree(folder / "whole", folder / "bare", ignore=pattern))
+
+
+def test_a_mixture_of_transformers_is_planned_from_its_config(tmp_path: Path) -> None:
+    work = work_of(find_model(str(without_weights("qwen3_vl_moe", tmp_path))), TASK, (3, 4), LIMIT)
+    assert isinstance(work, TransformersWork) and work.num_samples == 2
+    full = work.at(KnobSetting(LOW, 2, (0, 1, 2)))
+    # One expert of the last two blocks: three products of 32 x 16, two operations a number and token.
+    fewer = work.at(KnobSetting(LOW, 1, (0, 1, 2)))
+    expert = 2 * 2 * 3 * 32 * 16
+    assert full.flops.prefill_flops - fewer.flops.prefill_flops == pytest.approx(expert * full.prompt_tokens)
+    assert full.flops.decode_flops_per_token is not None and fewer.flops.decode_flops_per_token is not None
+    assert full.flops.decode_flops_per_token - fewer.flops.decode_flops_per_token == pytest.approx(expert)
+    assert full.prompt_tokens == fewer.prompt_tokens
+    # Keys and values of 2 heads of 8 in each block, for the longest prompt and its answer.
+    per_token = 3 * 2 * 2 * 8
+    assert full.elements % per_token == 0 and full.elements >= per_token * (full.prompt_tokens + LIMIT)
+    assert work.at(KnobSetting(LOW, 2, (0, 2))).elements * 3 == full.elements * 2
+    assert work.at(KnobSetting(MEDIUM, 2, (0, 1, 2))).prompt_tokens > full.prompt_tokens
+
+
+def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None:
+    source = find_model(str(without_weights("olmoe", tmp_path)))
+    work = work_of(source, TASK, (0,), LIMIT)
+    attention = 2 * 32 * 32 + 2 * 32 * 16 + (32 + 16)
+    block = attention + 2 * 32 + 4 * 32 + 4 * 3 * 32 * 24
+    assert work.weight_elements == 2 * source.config.vocab_size * 32 + 3 * block + 32
+    assert work.at(KnobSetting(LOW, 2, (0, 1, 2))).flops.vision_flops is None
+
+
+def test_an_architecture_without_formula_has_no_plan(tmp_path: Path) -> None:
+    found = find_model(str(without_weights("olmoe", tmp_path)))
+    assert found.foreign is not None
+    source = replace(found, foreign=replace(found.foreign, config=OPTConfig()))
+    with pytest.raises(ConfigurationError, match="--dry_run has no estimate for .*: no formula is known for"):
+        work_of(source, TASK, (0,), LIMIT)
+
+
+def test_molmoe_is_planned_by_its_own_formulas(tiny_checkpoint: Path) -> None:
+    work = work_of(find_model(str(tiny_checkpoint)), TASK, (0, 1), LIMIT)
+    assert isinstance(work, MolmoeWork) and work.num_samples == 2
+    low, medium = (work.at(KnobSetting(target, 4, (0, 1, 2, 3))) for target in (LOW, MEDIUM))
+    assert low.prompt_tokens < medium.prompt_tokens and low.elements < medium.elements
+    assert low.flops.vision_flops is not None and medium.flops.vision_flops is not None
+    assert low.flops.vision_flops < medium.flops.vision_flops

@@ -1,0 +1,310 @@
+"""The search through the pipeline: its files, its journals, stopping and going on, failures, several processes."""
+
+import json
+import shutil
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.k_results_aggregation import collect_finished
+from experiment_core_utils.l_results_csv_cleaning import setting_key
+from experiment_core_utils.pipeline import RunReport, run_profiling
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, Stopped, WorkerLost
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.requests import MemoryReading
+from experiment_core_utils.records.setting_result import read_setting
+from experiment_core_utils.records.settings import (
+    FailedSample,
+    FinishedSample,
+    JournalHeader,
+    SettingFailure,
+    ShareDone,
+)
+from experiment_core_utils.saved_results.terminal import closing_table, places_of, search_sentence
+from experiment_core_utils.sweep.front import (
+    SEARCH_FILE,
+    FrontSearch,
+    check_searchable,
+    tell_over,
+    wait_until_all_are_over,
+)
+from experiment_core_utils.sweep.front_search import SearchRules
+from experiment_core_utils.sweep.measurer import Bench, RunContext, ShardMeasurer
+from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.tasks.registry import get_metric, load_task
+from tests.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
+from tests.scripted_model import ScriptedModel
+from tests.test_docs import SCHEMA, first_cells
+from tests.test_resume import remember
+
+NUM_SAMPLES = 18
+MEMORY = MemoryReading(None, None, 1, "no GPU")
+
+
+def arguments(checkpoint: Path, output_dir: Path) -> tuple[str, ...]:
+    """A tiny random model: no answer is right, so that the fastest setting is as good as any."""
+    return (
+        "--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", str(NUM_SAMPLES),
+        "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "2",
+        "--tier_list", "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "4", "--config_retry_delay",
+        "0", "--pareto_search",
+    )  # fmt: skip
+
+
+def search_config(checkpoint: Path, output_dir: Path) -> ProfilingConfig:
+    return parse_config(arguments(checkpoint, output_dir))
+
+
+def settings_in(content: dict[str, Any]) -> list[str]:
+    places = ("front", "undecided", "set_aside", "eliminated")
+    return sorted(each["setting"] for place in places for each in content[place])
+
+
+@pytest.fixture(scope="module")
+def searched(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfilingConfig, RunReport]:
+    config = search_config(tiny_checkpoint, tmp_path_factory.mktemp("searched"))
+    return config, run_profiling(config)
+
+
+def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
+    searched: tuple[ProfilingConfig, RunReport],
+) -> None:
+    config, report = searched
+    content = json.loads((config.output_dir / SEARCH_FILE).read_text())
+    assert report.search == content
+    assert settings_in(content) == sorted(setting_key(result) for result in report.results)
+    assert len(report.results) == 4
+    # The first round: half of a third of 18 samples; the same 3 for all, in the order of the seed.
+    assert content["rounds"][0] == dict.fromkeys(settings_in(content), 3)
+    for result in report.results:
+        key = setting_key(result)
+        assert result.num_samples == sum(each.get(key, 0) for each in content["rounds"])
+        assert result.sample_ids == [sample.sample_id for sample in result.per_sample_results]
+        assert result.provenance.experimental_variables.pareto_search is True
+    standing = [each for place in ("front", "undecided") for each in content[place]]
+    assert len({each["num_samples"] for each in standing}) == 1
+    model_ms = sum(run.T_total for result in report.results for sample in result.per_sample_results
+                   for run in sample.runs)  # fmt: skip
+    assert content["T_model"] == pytest.approx(model_ms)
+    assert content["share"] == pytest.approx(content["T_model"] / content["T_model_full_grid"])
+    for each in standing:
+        (own,) = (result for result in report.results if setting_key(result) == each["setting"])
+        assert json.loads((config.output_dir / each["result_file"]).read_text()) == own.content()
+        assert each["accuracy"] == own.accuracy
+        assert each["T_total_mean"] == pytest.approx(own.aggregate_stats["T_total_mean"])
+    # Once it is saved, its journals are gone.
+    assert not list((config.output_dir / ".parts").glob("*.jsonl"))
+
+
+def test_every_key_of_the_file_is_documented_and_no_other(searched: tuple[ProfilingConfig, RunReport]) -> None:
+    content = searched[1].search
+    assert content is not None
+    assert set(content) == first_cells("Pareto search")
+    entries = [each for place in ("front", "undecided", "set_aside", "eliminated") for each in content[place]]
+    for key in {key for each in entries for key in each} | set(content["rules"]):
+        assert f"`{key}`" in SCHEMA
+
+
+def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, RunReport]) -> None:
+    config, report = searched
+    again = run_profiling(config)
+    assert again.experiment_id is None
+    assert (again.search, again.results) == (report.search, report.results)
+    # Another margin is another search.
+    assert run_profiling(replace(config, pareto_margin=0.02)).experiment_id is not None
+
+
+def test_the_table_says_where_each_setting_ended(searched: tuple[ProfilingConfig, RunReport]) -> None:
+    _, report = searched
+    assert report.search is not None
+    lines = closing_table(report.results, places_of(report.search)).splitlines()
+    assert lines[0].split()[-1] == "search"
+    assert "samples" in lines[0]
+    assert [line.split()[-1] for line in lines[1:]].count("front") == len(report.search["front"])
+    assert lines[1].endswith("front")
+    assert search_sentence(report.search).startswith(f"front of {len(report.search['front'])} settings (")
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Runs of one command of the driver, one after the other."""
+
+    server: RunServer
+    arguments: tuple[str, ...]
+    folder: Path
+
+    def run(self, **kind: Any) -> int:
+        """Its exit code."""
+        return self.server.run(Run(self.arguments, f"{self.folder}.log", **kind))[0].code
+
+
+@pytest.fixture(scope="module")
+def driver(tiny_checkpoint: Path, run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    folder = tmp_path_factory.mktemp("killed") / "results"
+    return Killed(run_server, arguments(tiny_checkpoint, folder), folder)
+
+
+def test_a_search_killed_anywhere_goes_on_and_measures_nothing_twice(driver: Killed) -> None:
+    calls = driver.folder.parent / "calls"
+    assert driver.run(calls_file=str(calls)) == 0, Path(f"{driver.folder}.log").read_text()
+    log = Path(f"{driver.folder}.log").read_text()
+    assert "front of " in log
+    num_calls = int(calls.read_text())
+    # The last calls of all are those that save results, the search, and remove the journals.
+    for at in (num_calls // 5, num_calls // 2, num_calls - 40, num_calls - 4):
+        shutil.rmtree(driver.folder)
+        seen: Any = {}
+        for _ in range(2):
+            assert driver.run(kill_at_call=at) in (KILLED, 0)
+            if (driver.folder / ".parts").is_dir():
+                remember(driver.folder, seen)
+        assert driver.run() == 0, Path(f"{driver.folder}.log").read_text()
+        remember(driver.folder, seen)
+        content = json.loads((driver.folder / SEARCH_FILE).read_text())
+        results = [read_setting(path) for path in driver.folder.glob("*topk*.json")]
+        assert sorted(setting_key(result) for result in results) == settings_in(content)
+        assert sum(result.num_samples for result in results) == sum(sum(each.values()) for each in content["rounds"])
+        assert not list((driver.folder / ".parts").glob("*.jsonl"))
+
+
+def test_where_every_setting_fails_there_is_no_front_and_the_exit_code_says_so(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    report = run_profiling(replace(search_config(tiny_checkpoint, tmp_path), sample_timeout=0.001))
+    assert report.exit_code == 1
+    assert report.search is not None
+    assert (report.search["front"], report.search["share"]) == ([], None)
+    assert report.search["failed"].keys() == report.failed.keys()
+    assert len(report.failed) == 4
+    assert not report.results
+    # Its journals are kept: the same command tries again.
+    assert list((tmp_path / ".parts").glob("*.jsonl"))
+
+
+@dataclass
+class Breaking(ScriptedModel):
+    """One setting does not fit into memory, from its n-th application on."""
+
+    broken: str = ""
+    works: int = 0
+    applied: int = 0
+
+    def apply(self, setting: KnobSetting) -> None:
+        if setting.key == self.broken:
+            self.applied += 1
+            if self.applied > self.works:
+                raise OutOfMemory("no room")
+        super().apply(setting)
+
+
+@pytest.mark.parametrize("works", [0, 1])
+def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Path, works: int) -> None:
+    slow, quick = KnobSetting(tier_target("low"), 2, (0, 1)), KnobSetting(tier_target("low"), 1, (0, 1))
+    model = Breaking(broken=quick.key, works=works, prefill_s=0.02)
+    flags = ["--max_config_retries", "0", "--num_warmup_runs", "0", "--num_runs_per_sample", "1"]
+    config, task = parse_config(flags), load_task("reference_vqa", "validation")
+    ids = tuple(range(0, 120, 10))
+    requests = RequestSource(task, model, ids, 0, 0, None, keep_pictures=False)
+    ledger = Ledger(tmp_path, FINGERPRINT, trackers=tmp_path / "trackers")
+    context = RunContext("0001", 0, {0: ids}, ledger, tmp_path, StopRequest())
+    bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
+    measurer = ShardMeasurer(config, context, bench)
+    # Of different pictures.
+    rules = SearchRules(share=1.0, first_samples=4)
+    search = FrontSearch(config, context, bench, measurer, [slow, quick], ids, rules)
+    result = search.run()
+    assert result.failed == (quick.key,)
+    assert search.failures == {quick.key: SettingFailure("OutOfMemory", "no room", 1)}
+    assert [each.key for each in (*result.front, *result.undecided)] == [slow.key]
+    assert search.measured.keys() == {slow.key}
+    assert len(result.rounds) == 1 + works
+
+
+def test_what_cannot_be_searched_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cider_score has none that hold by themselves"):
+        check_searchable(get_metric("cider_score"), 6)
+    check_searchable(get_metric("vqa_score"), 6)
+    with pytest.raises(ConfigurationError, match="needs at least 6 samples, and there are 5"):
+        check_searchable(get_metric("vqa_score"), 5)
+    for flags, message in (
+        (["--pareto_search", "--pareto_margin", "1"], "--pareto_margin 1.0 is not possible"),
+        (["--pareto_search", "--pareto_alpha", "0"], "--pareto_alpha 0.0 is not possible"),
+        (["--pareto_margin", "0.02"], "say how --pareto_search decides"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            parse_config(flags)
+
+
+KEY, FINGERPRINT = "tier-low_topk4_blocks3", "f"
+
+
+def journal_of(folder: Path, rank: int) -> Journal:
+    header = JournalHeader(JOURNAL_VERSION, KEY, FINGERPRINT, rank, 2, "0001", (rank,))
+    return Journal(folder, header)
+
+
+def failed(sample_id: int) -> FinishedSample:
+    return FinishedSample(None, FailedSample(sample_id, "SampleError", "blank"), MEMORY)
+
+
+def collected(folder: Path, timeout_s: float = 5.0, stop: StopRequest | None = None) -> list[int]:
+    shares = {0: [1], 1: [2]}
+    parts = collect_finished(folder, KEY, FINGERPRINT, "0001", shares, timeout_s, stop or StopRequest())
+    return [failure.sample_id for part in parts for failure in part.failures]
+
+
+def test_a_round_waits_for_its_samples_and_not_for_the_end_of_the_round_before(tmp_path: Path) -> None:
+    with journal_of(tmp_path, 0) as own, journal_of(tmp_path, 1) as other:
+        own.append(failed(1))
+        other.append(failed(7))
+        other.append(ShareDone("0001", None, None, None))
+        later = threading.Timer(0.7, other.append, [failed(2)])
+        later.start()
+        assert collected(tmp_path) == [1, 7, 2]
+        later.join()
+
+
+def test_a_round_ends_where_a_process_gave_the_setting_up(tmp_path: Path) -> None:
+    with journal_of(tmp_path, 0) as own, journal_of(tmp_path, 1) as other:
+        own.append(failed(1))
+        other.append(ShareDone("0001", None, None, SettingFailure("OutOfMemory", "no room", 1)))
+        assert collected(tmp_path) == [1]
+
+
+def test_a_process_that_is_gone_is_named_with_what_it_owes(tmp_path: Path) -> None:
+    with journal_of(tmp_path, 0) as own:
+        own.append(failed(1))
+        with pytest.raises(WorkerLost, match=r"process 1 \(owes 1 samples: 2\)"):
+            collected(tmp_path, timeout_s=0.6)
+        stop = StopRequest()
+        stop.note(2, None)
+        with pytest.raises(Stopped):
+            collected(tmp_path, stop=stop)
+
+
+def test_journals_are_kept_until_no_process_looks_at_them(tmp_path: Path) -> None:
+    tell_over(tmp_path, 0, "0002")
+    tell_over(tmp_path, 1, "0001")  # of an earlier run
+    assert not wait_until_all_are_over(tmp_path, 2, "0002", 0.0, StopRequest())
+    tell_over(tmp_path, 1, "0002")
+    assert wait_until_all_are_over(tmp_path, 2, "0002", 0.0, StopRequest())
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_search_to_the_end(tiny_checkpoint: Path, run_server: RunServer, tmp_path: Path) -> None:
+    flags = [*arguments(tiny_checkpoint, tmp_path / "results"), "--worker_timeout", "60"]
+    logs = [tmp_path / f"log{rank}" for rank in (0, 1)]
+    ended = run_server.run(
+        *(Run(flags, str(log), {**TWO_PROCESSES, "RANK": str(rank)}) for rank, log in enumerate(logs))
+    )
+    assert [each.code for each in ended] == [0, 0], logs[0].read_text()
+    assert (tmp_path / "results" / SEARCH_FILE).is_file()
+    left = {path.name for path in (tmp_path / "results" / ".parts").iterdir()}
+    assert left <= {"lock", "plan.json", "seen_by_all"}

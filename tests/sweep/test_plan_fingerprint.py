@@ -1,0 +1,80 @@
+"""What a result depends on beside the knobs: how it was executed is part of it, and older results keep theirs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+
+from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.c_prompt_processing import open_task
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.settings import JournalHeader
+from experiment_core_utils.sweep.plan import fingerprint_parts, refuse_other_engines
+from tests.hand_made_records import measured_sample, part, stored_result
+
+
+def parts(*flags: str) -> tuple[object, ...]:
+    config = parse_config(["--device", "cpu", *flags])
+    return fingerprint_parts(config, find_model(config.model_path), open_task(config), [1, 2], Accelerator(cpu=True))
+
+
+def test_execution_belongs_to_a_result_and_eager_adds_nothing() -> None:
+    eager = parts("--execution", "eager")
+    assert parts("--execution", "graph") == (*eager, ("execution", "graph"))
+    assert parts() == parts("--execution", "auto") == (*eager, ("execution", "auto"))
+
+
+def test_threads_of_the_environment_belong_to_a_result_where_no_flag_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    two, flagged = parts(), parts("--num_threads", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert [each for each in two if each not in parts()] == [("OMP_NUM_THREADS", 2)]
+    assert parts("--num_threads", "1") == flagged
+
+
+COMPILED = {"vision": "reference", "prefill": "reference", "decode": "cpu step"}
+PLAIN = {"vision": "reference", "prefill": "reference", "decode": "reference"}
+MODULES = {"vision": "modules", "prefill": "modules", "decode": "modules"}
+
+
+def refuse(engines: dict[str, str], folder: Path) -> None:
+    refuse_other_engines(
+        engines, Ledger(folder, "f00d", folder / "trackers"), ["a"], folder / ".parts", Accelerator(cpu=True)
+    )
+
+
+def test_a_begun_setting_goes_on_with_its_engines_alone(tmp_path: Path) -> None:
+    """A journal of another run says nothing, nor does one from before engines were noted."""
+    header = JournalHeader(JOURNAL_VERSION, "a", "f00d", 0, 1, "0001", (1,))
+    for each in (replace(header, key="b", fingerprint="beef", engines=PLAIN), header):
+        Journal(tmp_path / ".parts", each).__exit__(None, None, None)
+    refuse(COMPILED, tmp_path)
+    Journal(tmp_path / ".parts", replace(header, key="c", engines=COMPILED)).__exit__(None, None, None)
+    refuse(COMPILED, tmp_path)
+    said = (
+        r"holds a part of this run that was measured with other engines \(vision reference, prefill reference, decode "
+        r"cpu step\) than run here now \(vision reference, prefill reference, decode reference\); give another"
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        refuse(PLAIN, tmp_path)
+
+
+def test_results_with_former_names_count_where_those_say_which_engine_ran(tmp_path: Path) -> None:
+    """`eager` were the modules; `straight` was any of three."""
+    for former, refused in (("eager", PLAIN), ("straight", MODULES), ("straight", PLAIN)):
+        stages = dict.fromkeys(PLAIN, former)
+        result = stored_result(part(measured_sample(1)))
+        result["provenance"]["model"] = {"execution_stages": stages}
+        write_json_atomically(result, tmp_path / "a.json")
+        Ledger(tmp_path, "f00d", tmp_path / "trackers").mark_done("a", "a.json")
+        if former == "eager":
+            refuse(MODULES, tmp_path)
+        with pytest.raises(ConfigurationError, match=f"vision {'modules' if former == 'eager' else 'straight'}"):
+            refuse(refused, tmp_path)

@@ -1,0 +1,93 @@
+"""The settings that a run is asked for, from flags and a model's limits, without a model."""
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import KnobLimits
+from experiment_core_utils.sweep.plan import asked_values, left_out_by, plan_for
+
+MIXTURE = KnobLimits(num_total_blocks=6, num_experts=8, default_top_k=5)
+DENSE = KnobLimits(num_total_blocks=6, num_experts=None, default_top_k=None, top_k_refusal="the model is dense")
+FIXED_PICTURE = KnobLimits(6, 8, 5, vision_refusal="its pictures are 576 tokens")
+IGNORES_TOP_K = KnobLimits(6, 8, 2, top_k_refusal="it ignores top-k")
+SHARES_KEYS = KnobLimits(6, None, None, top_k_refusal="the model is dense", blocks_refusal="its blocks share keys")
+
+
+def source_of(limits: KnobLimits, folder: Path) -> ModelSource:
+    return ModelSource("some/model", folder, LlamaConfig(), limits, False, None)
+
+
+def keys(limits: KnobLimits, folder: Path, *flags: str) -> list[str]:
+    return [setting.key for setting in plan_for(parse_config([*flags]), source_of(limits, folder))]
+
+
+def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
+    # Half of 5 experts is 2; three quarters of 6 blocks are 4.5, so 5.
+    assert keys(MIXTURE, tmp_path) == [
+        f"tier-{tier}_topk{top_k}_blocks{blocks}"
+        for tier in ("low", "medium", "high")
+        for top_k in (2, 5)
+        for blocks in (5, 6)
+    ]
+    asked = asked_values(parse_config([]), source_of(KnobLimits(1, 4, 1), tmp_path))
+    assert (asked.top_k, asked.block_counts) == ((1,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("limits", "flags", "expected"),
+    [
+        (DENSE, ("--tier_list", "low"), ["tier-low_topknone_blocks5", "tier-low_topknone_blocks6"]),
+        (FIXED_PICTURE, ("--num_active_blocks_list", "6"), ["own_topk2_blocks6", "own_topk5_blocks6"]),
+        # Its own number may be given where no other can be.
+        (IGNORES_TOP_K, ("--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "6"),
+         ["tier-low_topk2_blocks6"]),
+        (SHARES_KEYS, ("--tier_list", "low", "--num_active_blocks_list", "6"), ["tier-low_topknone_blocks6"]),
+        (SHARES_KEYS, ("--vision_tokens_list", "720"), ["tokens720_topknone_blocks6"]),
+    ],
+)  # fmt: skip
+def test_a_knob_that_cannot_be_turned_stays_at_the_models_own(
+    limits: KnobLimits, flags: tuple[str, ...], expected: list[str], tmp_path: Path
+) -> None:
+    assert keys(limits, tmp_path, *flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "flags", "message"),
+    [
+        (DENSE, ("--top_k_list", "2"), "--top_k_list 2 cannot be set in some/model: the model is dense"),
+        (IGNORES_TOP_K, ("--top_k_list", "2", "4"), "--top_k_list 4 cannot be set in some/model: it ignores top-k"),
+        (MIXTURE, ("--top_k_list", "9"), "--top_k_list 9 is more than the 8 experts of some/model; give 1 to 8"),
+        (FIXED_PICTURE, ("--tier_list", "low"),
+         "--tier_list and --vision_tokens_list do nothing for some/model: its pictures are 576 tokens; drop them"),
+        (FIXED_PICTURE, ("--vision_tokens_list", "720"), "do nothing for some/model"),
+        (SHARES_KEYS, ("--num_active_blocks_list", "5"), "--num_active_blocks_list 5 cannot be set .* share keys"),
+        (MIXTURE, ("--num_active_blocks_list", "7"), "7 active blocks are not possible; the model has 6"),
+    ],
+)  # fmt: skip
+def test_what_the_model_cannot_do_is_refused(
+    limits: KnobLimits, flags: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        plan_for(parse_config([*flags]), source_of(limits, tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_strategy_leaves_out_is_named(tmp_path: Path) -> None:
+    config = parse_config(["--top_k_list", "1", "2", "3", "--tier_list", "low", "--sampling_strategy", "boundary"])
+    source = source_of(MIXTURE, tmp_path)
+    assert left_out_by(config, source, plan_for(config, source)) == ()
+    lhs = parse_config(["--top_k_list", "1", "2", "3", "--sampling_strategy", "lhs", "--num_configs", "2"])
+    (vision, top_k) = left_out_by(lhs, source, plan_for(lhs, source))
+    assert vision.startswith("vision targets tier-") and top_k.startswith("top-k ")
+
+
+def test_a_file_of_scores_in_the_models_folder_chooses_the_blocks(tmp_path: Path) -> None:
+    (tmp_path / "block_importance.json").write_text('{"1": 1, "2": 2, "3": 9, "4": 3, "5": 8}')
+    config = parse_config(["--tier_list", "low", "--top_k_list", "5", "--num_active_blocks_list", "3"])
+    (setting,) = plan_for(config, source_of(MIXTURE, tmp_path))
+    assert setting.active_blocks == (0, 3, 5)

@@ -1,0 +1,49 @@
+"""The provenance of a run: the model as it was loaded, the task as it was read, the caveats of the whole."""
+
+from dataclasses import replace
+
+import torch
+from accelerate import Accelerator
+
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.sweep.plan import AskedRun, asked_run
+from experiment_core_utils.sweep.run import few_samples_caveats, provenance_of_run
+
+
+def asked(*flags: str) -> AskedRun:
+    return asked_run(parse_config(["--tier_list", "low", "high", "--num_samples", "4", "--device", "cpu", *flags]))
+
+
+def test_model_and_task_stand_under_their_names_and_a_task_keeps_its_own_limit() -> None:
+    run = asked("--max_new_tokens", "3")
+    entry = provenance_of_run(run, Accelerator(cpu=True), torch.device("cpu"), 2, "0007", {"dtype": "float32"})
+    assert entry.experiment_id == "0007"
+    assert entry.model.content() == {"name": run.source.name, "revision": run.source.revision, "dtype": "float32"}
+    assert entry.task.content() == {
+        "name": "reference_vqa",
+        "split": run.task.split,
+        "metric": "vqa_score",
+        "max_new_tokens": run.task.max_new_tokens,
+        "source": dict(run.task.source),
+    }
+    assert run.task.max_new_tokens != 3 == entry.experimental_variables.max_new_tokens
+
+
+def test_caveats_come_from_the_machine_the_batches_and_the_number_of_samples() -> None:
+    run = asked("--num_latency_samples", "1")
+    device = torch.device("cpu")
+    alone = provenance_of_run(run, Accelerator(cpu=True), device, 1, "0001", {"dtype": "float32"}).caveats
+    assert [each[:24] for each in alone] == ["4 samples stand behind a"]
+    shared = provenance_of_run(run, Accelerator(cpu=True), device, 2, "0001", {"dtype": "bfloat16"}).caveats
+    assert [each[:24] for each in shared] == [
+        "2 processes share the CP",
+        "3 of 4 samples are answe",
+        "4 samples stand behind a",
+    ]
+
+
+def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
+    run = asked()
+    assert len(run.settings) > 1 and len(few_samples_caveats(run)) == 1
+    assert few_samples_caveats(replace(run, settings=run.settings[:1])) == []
+    assert few_samples_caveats(replace(run, config=replace(run.config, pareto_search=True))) == []

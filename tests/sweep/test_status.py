@@ -1,0 +1,189 @@
+"""How far a run has come, from a plan, a ledger and journals made by hand."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.device import MemoryReading
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, journal_path
+from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, write_plan
+from experiment_core_utils.records.settings import (
+    FailedSample,
+    FinishedSample,
+    JournalHeader,
+    SettingFailure,
+    ShareDone,
+)
+from experiment_core_utils.sweep.status import main, read_status, status_lines
+from tests.hand_made_records import measured_sample, staged_run
+
+BEGUN = 1000.0
+PLAN = RunPlan(PLAN_VERSION, "0002", "f00d", "signs", ("a", "b", "c"), ("a", "b", "c"), 4, 2, 1, BEGUN)
+MEMORY = MemoryReading(5, 6, 7, None)
+BROKEN = FinishedSample(None, FailedSample(1, "SampleError", "truncated"), MEMORY)
+
+
+def finished(sample_id: int) -> FinishedSample:
+    return FinishedSample(measured_sample(sample_id, staged_run()), None, MEMORY)
+
+
+def header(key: str, rank: int, experiment_id: str = "0002", fingerprint: str = "f00d") -> JournalHeader:
+    return JournalHeader(JOURNAL_VERSION, key, fingerprint, rank, 2, experiment_id, (rank, rank + 2))
+
+
+def journal(
+    folder: Path, first: JournalHeader, *lines: JournalHeader | FinishedSample | ShareDone, at: float = BEGUN
+) -> None:
+    with Journal(folder / PARTS_FOLDER, first) as opened:
+        for line in lines:
+            opened.append(line)
+    os.utime(journal_path(folder / PARTS_FOLDER, first.key, first.rank), (at, at))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    write_plan(PLAN, tmp_path)
+    return Ledger(tmp_path, "f00d", tmp_path / "trackers")
+
+
+def done(ledger: Ledger, folder: Path, key: str, at: float) -> None:
+    (folder / f"{key}.json").write_text("{}")
+    ledger.mark_done(key, f"{key}.json")
+    os.utime(ledger.path, (at, at))
+
+
+def lines_of(folder: Path, now: float) -> list[str]:
+    return status_lines(read_status(folder, now, folder / "trackers"), Path("out"))
+
+
+def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Path) -> None:
+    done(ledger, tmp_path, "a", 1050.0)
+    # Sample 0 was finished by run 0001, which the plan has counted as one before.
+    journal(tmp_path, header("b", 0, "0001"), finished(0), header("b", 0), finished(2), at=1090.0)
+    journal(tmp_path, header("b", 1), BROKEN, at=1100.0)
+    status = read_status(tmp_path, 1130.0, tmp_path / "trackers")
+    assert (status.done, status.failed, status.left) == (("a",), {}, ("b", "c"))
+    assert status.at_work is not None
+    assert (status.at_work.key, status.at_work.finished) == ("b", {0, 1, 2})
+    # 4 of a and 3 of b less the one before; 1 of b and 4 of c are owed: 100 s / 6 * 5 = 83.3 s.
+    assert (status.samples_by_run, status.samples_owed) == (6, 5)
+    assert status.left_s == pytest.approx(83.333, abs=1e-3)
+    lines = status_lines(status, Path("out"))
+    assert lines[0].startswith("out: run 0002 on signs, 4 samples a setting, 2 processes, begun 1970-01-0")
+    assert lines[1:] == [
+        "settings: 1 done, 0 failed, 2 left of 3",
+        "at work: b, 3 of 4 samples",
+        "time left: about 1 min at this run's pace (6 samples in 2 min); last line written 30 s ago",
+        "failed sample: b, 1: SampleError: truncated",
+    ]
+
+
+def test_before_the_first_sample_the_time_is_not_known(ledger: Ledger, tmp_path: Path) -> None:
+    write_plan(replace(PLAN, num_samples_before=0), tmp_path)
+    assert lines_of(tmp_path, 1042.0)[1:] == [
+        "settings: 0 done, 0 failed, 3 left of 3",
+        "time left: not known before the first sample; begun 42 s ago; last line written 42 s ago",
+    ]
+
+
+def test_a_run_that_is_silent_for_long_may_have_stopped(ledger: Ledger, tmp_path: Path) -> None:
+    journal(tmp_path, header("a", 0), finished(0), at=1010.0)
+    assert lines_of(tmp_path, 1010.0 + 121)[-1].endswith("; last line written 2 min ago: stopped, or a long sample")
+    assert lines_of(tmp_path, 1010.0 + 119)[-1].endswith("; last line written 2 min ago")
+
+
+def test_at_the_end_failures_are_named_and_nothing_is_owed(ledger: Ledger, tmp_path: Path) -> None:
+    for key in ("a", "c"):
+        done(ledger, tmp_path, key, 1100.0)
+    ledger.mark_failed("b", SettingFailure("OutOfMemory", "no room", 3))
+    os.utime(ledger.path, (1200.0, 1200.0))
+    # A setting that failed keeps its journals; both processes are at the end of their share.
+    for rank in (0, 1):
+        journal(tmp_path, header("b", rank), ShareDone("0002", None, None, None), at=1190.0)
+    assert lines_of(tmp_path, 1500.0)[1:] == [
+        "settings: 2 done, 1 failed, 0 left of 3",
+        "finished 5 min ago",
+        "failed: b: OutOfMemory after 3 attempts: no room",
+    ]
+
+
+def test_a_failure_of_an_earlier_run_is_owed_again(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.mark_failed("a", SettingFailure("OutOfMemory", "no room", 3))
+    os.utime(ledger.path, (900.0, 900.0))
+    status = read_status(tmp_path, 1001.0, tmp_path / "trackers")
+    assert (tuple(status.failed), status.samples_owed) == (("a",), 12)
+    # While it is tried again it is neither.
+    journal(tmp_path, header("a", 0), finished(0), at=1010.0)
+    status = read_status(tmp_path, 1011.0, tmp_path / "trackers")
+    assert (status.failed, status.left, status.samples_owed) == ({}, ("a", "b", "c"), 11)
+
+
+def test_a_result_that_was_deleted_is_left(ledger: Ledger, tmp_path: Path) -> None:
+    done(ledger, tmp_path, "a", 1050.0)
+    (tmp_path / "a.json").unlink()
+    assert read_status(tmp_path, 1060.0, tmp_path / "trackers").left == ("a", "b", "c")
+
+
+def test_journals_of_another_run_say_nothing_about_this_one(ledger: Ledger, tmp_path: Path) -> None:
+    journal(tmp_path, header("a", 0, fingerprint="beef"), finished(0))
+    # Begun by an earlier run and not yet taken up by this one.
+    journal(tmp_path, header("b", 0, "0001"), finished(0))
+    status = read_status(tmp_path, 1001.0, tmp_path / "trackers")
+    assert status.at_work is None
+    assert (status.samples_by_run, status.samples_owed) == (0, 11)
+
+
+def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = parse_config(
+        ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path), "--num_samples", "2", "--tier_list",
+         "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1",
+         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1", "--setting_order", "planned"]
+    )  # fmt: skip
+    report = run_profiling(config)
+    status = read_status(tmp_path, time.time())
+    assert status.plan.experiment_id == report.experiment_id
+    assert status.done == status.plan.due == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
+    assert (status.left, status.at_work, status.samples_by_run, status.samples_owed) == ((), None, 4, 0)
+    run_profiling(config)
+    assert "nothing was left to measure" in status_lines(read_status(tmp_path, time.time()), tmp_path)[0]
+
+
+def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "holds no plan of a run" in said and said.count("\n") == 1
+    assert main([]) == 2
+
+
+def test_a_folder_of_several_datasets_answers_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for task in ("signs", "boards"):
+        write_plan(replace(PLAN, task=task), tmp_path / task)
+    (tmp_path / "nothing").mkdir()
+    assert main([str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "run 0002" in line]
+    assert [line.split(",")[0] for line in said] == [
+        f"{tmp_path}/boards: run 0002 on boards",
+        f"{tmp_path}/signs: run 0002 on signs",
+    ]
+
+
+def test_the_command_answers_without_torch(ledger: Ledger, tmp_path: Path) -> None:
+    script = REPOSITORY / "scripts" / "check_status.sh"
+    answer = subprocess.run(
+        ["bash", str(script), str(tmp_path)], env=os.environ | {"PYTHON": sys.executable}, cwd="/",
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert "settings: 0 done, 0 failed, 3 left of 3" in answer.stdout
+    imported = (
+        "import sys, experiment_core_utils.sweep.status; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", imported], cwd=REPOSITORY).returncode == 0

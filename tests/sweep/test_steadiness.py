@@ -1,0 +1,145 @@
+"""What a result says of its conditions, from hand-made readings."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.stability import warm_up_of
+from experiment_core_utils.records.setting_result import Order, SettingResult
+from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, MeasuringOrder, When
+from experiment_core_utils.saved_results.terminal import caveat_lines
+from experiment_core_utils.sweep.steadiness import conditions_caveats, conditions_of, order_of, precision_of, warmup_of
+from tests.hand_made_records import measured_sample, part, result_of, staged_run
+
+GPU = GpuReading(1980, 2600, 60, 400.0, ("gpu_idle",), 5.0, 1.0, 3, 0, 0, None)
+
+
+def reading(
+    when: When, at_s: float, busy_s: float, own_s: float, gpu: GpuReading | None = GPU, rank: int = 0, run: str = "0007"
+) -> ConditionsReading:
+    """On a host of 4 CPUs."""
+    cpu = CpuReading(busy_s, 4 * at_s, own_s, 2000.0 + at_s)
+    return ConditionsReading(run, rank, when, "2026-01-02T03:04:05.678+00:00", at_s, gpu, None, cpu)
+
+
+def test_one_window_comes_to_ends_sums_and_unions() -> None:
+    warmer = replace(
+        GPU, sm_clock_mhz=1700, temperature_c=80, power_w=650.0, throttle_reasons=("sw_power_cap",),
+        power_throttled_s=5.5, foreign_processes=2, foreign_memory_bytes=7, utilisation_percent=90,
+    )  # fmt: skip
+    readings = [reading("open", 10, 5, 1), reading("between", 20, 20, 11, warmer), reading("close", 30, 30, 20)]
+    (entry,) = conditions_of(readings)
+    assert entry.content() == {
+        "rank": 0,
+        "experiment_id": "0007",
+        "opened": "2026-01-02T03:04:05.678+00:00",
+        "num_readings": 3,
+        "window_s": 20,
+        "sm_clock_mhz": [1700, 1980],
+        "memory_clock_mhz": [2600, 2600],
+        "temperature_c_max": 80,
+        "power_w_max": 650.0,
+        "throttle_reasons": ["gpu_idle", "sw_power_cap"],
+        # Up by 0.5, then (the scripted counter) down again by as much.
+        "power_throttled_s": 0.0,
+        "thermal_throttled_s": 0.0,
+        "utilisation_percent_at_open": 3,
+        "foreign_gpu_processes_max": 2,
+        "foreign_gpu_memory_bytes_max": 7,
+        "gpu_reason": None,
+        # 25 busy seconds, 19 of them own, of 4 * 20.
+        "foreign_cpu_share": pytest.approx(6 / 80),
+        "cpu_frequency_mhz": [2010.0, 2030.0],
+    }
+
+
+def test_time_between_two_windows_does_not_count() -> None:
+    readings = [
+        reading("open", 0, 0, 0), reading("close", 10, 10, 10), reading("open", 110, 400, 10),
+        reading("close", 120, 420, 20),
+    ]  # fmt: skip
+    (entry,) = conditions_of(readings)
+    assert entry.window_s == 20
+    # 10 + 20 busy seconds, 10 + 10 own, of 4 * 20.
+    assert entry.foreign_cpu_share == pytest.approx(10 / 80)
+
+
+def test_each_process_and_run_has_its_own_entry() -> None:
+    readings = [reading("open", 0, 0, 0, run="0006"), reading("open", 50, 0, 0), reading("open", 0, 0, 0, rank=1)]
+    assert [(each.rank, each.experiment_id) for each in conditions_of(readings)] == [
+        (0, "0006"), (0, "0007"), (1, "0007"),
+    ]  # fmt: skip
+    assert conditions_of(readings)[0].foreign_cpu_share is None
+    assert conditions_of([]) == []
+
+
+def test_without_a_gpu_its_figures_are_null_with_a_reason() -> None:
+    blind = replace(reading("open", 0, 0, 0, None), gpu_reason="no GPU is used")
+    (entry,) = conditions_of([blind])
+    assert entry.gpu_reason == "no GPU is used"
+    assert entry.sm_clock_mhz is entry.throttle_reasons is entry.power_throttled_s is None
+
+
+def caveats(close: GpuReading, foreign_s: float = 0.0, opened: GpuReading = GPU) -> list[str]:
+    readings = [reading("open", 0, 0, 0, opened), reading("close", 10, 10 + foreign_s, 10, close)]
+    return conditions_caveats(conditions_of(readings))
+
+
+def test_a_quiet_machine_has_no_caveat() -> None:
+    assert caveats(GPU, foreign_s=4.0) == []  # 4 of 40 seconds are 10 %, not more
+    assert caveats(replace(GPU, power_throttled_s=5.1)) == []  # 0.1 of 10 s
+
+
+def test_heat_power_and_others_are_caveats() -> None:
+    (hot,) = caveats(replace(GPU, throttle_reasons=("gpu_idle", "hw_thermal_slowdown")))
+    assert hot.startswith("throttled: ") and "(hw_thermal_slowdown)" in hot
+    (counted,) = caveats(replace(GPU, power_throttled_s=5.2))
+    assert "(power limit)" in counted
+    (load,) = caveats(GPU, foreign_s=8.0)
+    assert load == "foreign load: other processes used 20% of the CPUs while this setting was measured"
+    busy = replace(GPU, foreign_processes=1, utilisation_percent=50)
+    (company,) = caveats(GPU, opened=busy)
+    assert company.startswith("foreign load: other processes computed on the GPU")
+    assert caveats(GPU, opened=replace(busy, utilisation_percent=10)) == []
+    assert caveats(GPU, opened=replace(busy, foreign_processes=None)) == []
+
+
+def test_the_place_in_the_order_is_counted_from_zero() -> None:
+    order = MeasuringOrder("shuffled", 42, ("b", "a"))
+    assert order_of("a", order) == Order(how="shuffled", seed=42, position=1, num_settings=2)
+    assert order_of("c", order) is None
+
+
+def test_a_warm_up_is_told_in_milliseconds() -> None:
+    assert warmup_of(warm_up_of([0.5, 0.25, 0.25, 0.25], 2, "0007", 3)).content() == {
+        "rank": 3, "experiment_id": "0007", "num_runs": 4, "is_stable": True, "spread_of_last_3": 0.0,
+        "T_total": [500.0, 250.0, 250.0, 250.0],
+    }  # fmt: skip
+
+
+def test_the_precision_is_that_of_all_processes_together() -> None:
+    samples = [measured_sample(i, staged_run(None, total, ())) for i, total in enumerate((8.0, 10.0, 10.0, 12.0))]
+    merged = replace(part(*samples), num_stopped_early=1)
+    assert precision_of(0.5, merged).content() == {
+        "asked": 0.5,
+        # 3.182446 * sqrt(8 / 3) / 2 / 10, as in test_stability.py.
+        "reached": pytest.approx(0.259845, 1e-5),
+        "stopped_by": "precision",
+        "num_processes_stopped": 1,
+    }
+    assert precision_of(None, part(samples[0])).reached is None
+    assert precision_of(None, part(samples[0])).stopped_by == "num_samples"
+
+
+def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:
+    def result(top_k: int, *found: str) -> SettingResult:
+        made = result_of(part(measured_sample(0)), KnobSetting(tier_target("low"), top_k, (0, 1, 3)))
+        return made.with_keys(provenance=made.provenance.with_keys(caveats=["random weights", *found]))
+
+    results = [result(1), result(2, "drift: a", "foreign load: b"), result(4, "drift: c")]
+    assert caveat_lines(results) == [
+        "drift: a (tier-low_topk2_blocks3; 2 of 3 settings)",
+        "foreign load: b (tier-low_topk2_blocks3; 1 of 3 settings)",
+    ]
+    assert caveat_lines([result(1)]) == []

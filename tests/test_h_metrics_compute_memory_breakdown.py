@@ -1,0 +1,66 @@
+"""Peaks in parts, by hand."""
+
+from experiment_core_utils.h_metrics_compute import largest_batch_cache, memory_parts, setting_memory
+from experiment_core_utils.models.decoder_flops import BlockShape, MlpShape
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import MemoryReading
+from tests.hand_made_records import answered_sample, measured_sample, staged_run
+from tests.text_records import text_run
+
+MODEL = ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
+
+
+def test_activations_are_the_rest_of_the_peak() -> None:
+    found = memory_parts(10_000, 5000, 848, 777)
+    assert found == {
+        "weights_bytes": 5000,
+        "kv_cache_bytes": 848,
+        "activation_bytes": 4152,
+        "process_rss_bytes": 777,
+        "parts_reason": None,
+    }
+
+
+def test_without_a_peak_there_are_no_activations() -> None:
+    found = memory_parts(None, 5000, 848, 777, "no CUDA device")
+    assert (found["activation_bytes"], found["kv_cache_bytes"], found["parts_reason"]) == (None, 848, "no CUDA device")
+
+
+def test_parts_that_are_more_than_the_peak_leave_no_rest() -> None:
+    found = memory_parts(5000, 5000, 1, 777)
+    assert found["activation_bytes"] is None
+    assert found["parts_reason"] == "weights and cache are more than the peak of 5000 bytes on this GPU"
+
+
+def test_the_largest_batch_holds_padding_and_all_tokens_but_the_last() -> None:
+    blocks = [BlockShape(query_width=8, kv_width=3, window=None, mlp=MlpShape(4))] * 2
+    # Two rows of 5 + 3 - 1 positions; one row of 9 + 2 - 1. Two blocks, keys and values, 3 wide, 4 bytes.
+    run = text_run([[(5, 3), (2, 1)], [(9, 2)]])
+    assert largest_batch_cache(run["batches"], blocks, 4) == 2 * 7 * 2 * 2 * 3 * 4
+    assert largest_batch_cache([], blocks, 4) == 0
+
+
+def test_a_settings_memory_by_hand() -> None:
+    reading = MemoryReading(10_000, 12_000, 777, None)
+    # 422 prompt tokens and two of three, and of four, generated ones.
+    samples = [measured_sample(1), measured_sample(2, staged_run(inter_token_s=(0.1, 0.1, 0.1)))]
+    found = setting_memory(reading, samples, MODEL)
+    assert found is not None
+    assert (found["weights_bytes"], found["kv_cache_bytes"]) == (5000, (422 + 3) * 2)
+    assert found["activation_bytes"] == 10_000 - 5000 - 850
+    assert found["parts_reason"] is None
+
+
+def test_a_settings_memory_that_cannot_be_told_apart() -> None:
+    reading = MemoryReading(10_000, 12_000, 777, None)
+    batched = setting_memory(reading, [measured_sample(1), answered_sample(2)], MODEL)
+    assert batched is not None
+    assert (batched["weights_bytes"], batched["kv_cache_bytes"], batched["activation_bytes"]) == (5000, None, None)
+    assert "answered in batches" in str(batched["parts_reason"])
+    silent = setting_memory(reading, [measured_sample(1)], None)
+    assert silent is not None and silent["parts_reason"] == "the model does not tell its bytes"
+    on_cpu = setting_memory(MemoryReading(None, None, 777, "no CUDA device"), [measured_sample(1)], MODEL)
+    assert on_cpu is not None
+    assert (on_cpu["kv_cache_bytes"], on_cpu["activation_bytes"]) == (848, None)
+    assert on_cpu["parts_reason"] == "no CUDA device"
+    assert setting_memory(None, [], MODEL) is None

@@ -1,0 +1,48 @@
+"""Crops and vision tokens of a setting: each mean over those samples that have what is counted."""
+
+from experiment_core_utils.j_results_saving import mean_crops, typical_geometry, vision_part
+from experiment_core_utils.primitives.knobs import tier_target, token_target
+from experiment_core_utils.records.requests import VisionGeometry
+from tests.hand_made_records import measured_sample, one_by_two
+
+UNCUT = VisionGeometry(None, None, (336, 336), 100)
+THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
+
+# 2 and 3 crops of 432 and 576 features, one picture that is not cut with 100, one question without a picture.
+SAMPLES = [
+    measured_sample(0),
+    measured_sample(1, geometry=THREE_BY_ONE),
+    measured_sample(2, geometry=UNCUT),
+    measured_sample(3, has_picture=False),
+]
+
+
+def test_each_mean_is_over_those_that_have_it() -> None:
+    entries = vision_part(tier_target("low"), SAMPLES)
+    assert entries.tier == "low" and entries.vision_tokens_target is None
+    assert entries.selected_crops_mean == mean_crops(SAMPLES) == (2 + 3) / 2
+    assert entries.selected_crops_distribution == {"2": 1, "3": 1}
+    assert entries.target_vision_tokens_mean == (432 + 576 + 100) / 3
+    assert entries.actual_vision_tokens_mean == (384 + 384 + 384 + 0) / 4
+
+
+def test_a_token_target_is_its_own_mean() -> None:
+    entries = vision_part(token_target(1008), SAMPLES)
+    assert (entries.tier, entries.vision_tokens_target) == (None, 1008)
+    assert entries.target_vision_tokens_mean == 1008
+    # 1008 features are 7 crops with the whole picture: 6 tiles.
+    assert ((entries.tier_range or {})["max_crops"], entries.max_crops) == (6, 6)
+
+
+def test_no_picture_is_no_number() -> None:
+    entries = vision_part(tier_target("low"), SAMPLES[3:])
+    assert entries.selected_crops_mean is mean_crops([]) is None
+    assert (entries.selected_crops_distribution, entries.target_vision_tokens_mean) == ({}, None)
+    assert entries.actual_vision_tokens_mean == 0
+    assert vision_part(tier_target("low"), []).actual_vision_tokens_mean is None
+
+
+def test_the_typical_geometry_is_the_most_frequent_of_several_the_first() -> None:
+    assert typical_geometry([SAMPLES[1], SAMPLES[0], SAMPLES[0], SAMPLES[3]]) == one_by_two()
+    assert typical_geometry([SAMPLES[1], SAMPLES[0], SAMPLES[3]]) == THREE_BY_ONE
+    assert typical_geometry(SAMPLES[3:]) is None
