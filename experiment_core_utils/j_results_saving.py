@@ -371,7 +371,7 @@ def flatten_results_to_csv(
     """Write `{task_type}_results.csv`, one row an experiment, and return that path; a file that is there is replaced.
 
     Nested keys are joined by dots, places in lists are numbers (`gpu_names.0`), the name is the column `experiment`.
-    See `csv_cells` for how values are written; `read_results_csv` gives them back.
+    See `csv_tables` for how values are written; `read_results_csv` gives them back.
 
     Raises:
         ConfigurationError: a task type that is no part of a file name.

@@ -1,4 +1,4 @@
-"""In: the JSON files of a run's settings or of text experiments; out: tidy CSV files, and the tables for a terminal."""
+"""In: the JSON files of a run's settings or of text experiments; out: tidy CSV files."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The lettered steps in order: from a configuration to a result file for each knob setting, and a CSV of all."""
+"""The knob run: from a configuration to one result file for each setting, and a CSV of all."""
 
 import tempfile
 from collections.abc import Mapping, Sequence

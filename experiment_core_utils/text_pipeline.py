@@ -1,6 +1,6 @@
-"""In: the combinations of a text experiment; out: one saved experiment for each.
+"""The text run: the combinations of a grid, each measured and saved as one experiment.
 
-A combination is one experiment (`text_experiment`) with an id of its own. It is done once it stands in
+A combination is one experiment (`text_run.experiment`) with an id of its own. It is done once it stands in
 `results/{task_type}_results.json`: a run that was killed starts again at the combination it was at.
 """
 

@@ -1,4 +1,4 @@
-"""In: tasks with the samples drawn from them; out: how accurately a model answers them with any set of its blocks."""
+"""How accurately a model answers tasks with any set of its blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

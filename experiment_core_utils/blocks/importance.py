@@ -1,4 +1,5 @@
-"""In: what samples score with and without each block; out: each block's importance, saved in the published form.
+"""The importance of each block, from scores with and without it, and good sets of blocks found by removing one at a
+time.
 
 The score of a block is its mean over tasks, so that a task counts the same however many samples it has. What must not
 stand among the scores, such as how they were made, lies in a second file beside them.

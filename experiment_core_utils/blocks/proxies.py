@@ -1,4 +1,4 @@
-"""In: a model and samples; out: cheap stand-ins for what each block is worth, from one pass over each sample.
+"""Cheap estimates of a block's importance, from one pass over each sample.
 
 - Activation change: how far a block turns the hidden states that it is given, 1 - cos(input, output). Known as Block
   Influence (X. Men et al., "ShortGPT: Layers in Large Language Models are More Redundant Than You Expect", 2024).

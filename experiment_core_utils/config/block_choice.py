@@ -1,4 +1,4 @@
-"""In: a file of importance scores or of block sets; out: which blocks run for each number of blocks.
+"""Files of importance scores or of block sets, and which blocks are active for each number of blocks.
 
 What a file says is judged here; whether it fits the model is judged when the blocks are chosen.
 """

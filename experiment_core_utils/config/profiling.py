@@ -1,4 +1,6 @@
-"""In: argv; out: one frozen configuration, judged once. After this file no code applies a default again.
+"""The configuration of a profiling run: its flags, defaults and checks.
+
+After this file no code applies a default again.
 
 Nothing here imports torch, so that `--help` and a wrong flag answer at once.
 """

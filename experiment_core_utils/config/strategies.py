@@ -1,4 +1,4 @@
-"""In: the values of each knob and a strategy's name; out: the settings to measure, in order, without duplicates.
+"""Sampling strategies: which settings of the grid of knobs are measured, in order, without duplicates.
 
 A strategy chooses points of the grid that the given values of the three knobs span. "Sorted" means: vision targets by
 their range of crops, then by label; top-k and block counts as numbers.

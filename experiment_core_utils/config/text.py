@@ -1,4 +1,4 @@
-"""In: a text experiment as someone wrote it (YAML, notebook object, flags); out: one frozen configuration, judged once.
+"""The configuration of one text experiment, from YAML, a notebook object or flags.
 
 Notebooks hold the published form, an object with plain dicts that may be changed between two steps
 (`config.decoder_config["decoding_mode"] = "top_k"`); every lettered step takes it through `judged`. Nothing here

@@ -1,4 +1,4 @@
-"""In: a text experiment as YAML, a list of values standing for several; out: its combinations, judged one by one."""
+"""A grid of text experiments: a YAML file in which a list of values stands for several experiments."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""In: a machine's CPU, memory and GPUs, through codecarbon; out: one window's energy as a row of its own columns.
+"""Energy by codecarbon: one window over CPU, memory and GPUs, as a row of its own columns.
 
 The one file that imports codecarbon. Only its offline tracker is used: it opens no connection. Its configuration files
 and environment variables are passed over, because some of them would. Energies of a window are taken from the task that

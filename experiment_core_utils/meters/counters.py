@@ -1,4 +1,4 @@
-"""In: energy counters of devices; out: a window's energy as their rise, with the bound of what ticks make of it.
+"""Energy counters (NVML, RAPL): a window's energy as their rise, with the bound that their ticks leave.
 
 A counter shows its last tick. Without alignment a window is off by up to a tick of power. With it the meter waits for
 a tick before the window begins and for one after it has ended, up to a tick each, and takes the energy in between by a

@@ -1,4 +1,4 @@
-"""In: windows that codecarbon measured; out: `emissions_{experiment_id}.csv`, a row each, and back.
+"""The two files of energy windows: `emissions_{experiment_id}.csv` and `energy_{experiment_id}.json`.
 
 The columns are codecarbon's own (energies in kWh, emissions in kg, duration in s), followed by `cpu_energy_source`,
 `emissions_basis` and `gpus_in_use`.

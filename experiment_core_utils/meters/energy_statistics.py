@@ -1,4 +1,4 @@
-"""In: energies of windows and acts; out: their error bounds, uncertainty, idle share, sums and closure. Pure.
+"""Statistics of energies: error bounds, uncertainty, idle energy, sums over devices, closure and agreement of sources.
 
 Nothing is clamped: a net energy or a residual may be negative.
 """

@@ -1,4 +1,6 @@
-"""Facts of the machine and the checkout, as both kinds of run record them: command, commit, versions, hardware."""
+"""Facts of the machine and the checkout: command, commit, versions, hardware, and peaks of GPUs from their data
+sheets.
+"""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""In: the GPUs to watch; out: what there is on this machine to measure energy with, and what is missing and why."""
+"""The instruments that can measure energy on this machine, and the reason for each that is missing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

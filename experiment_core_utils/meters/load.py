@@ -1,4 +1,4 @@
-"""In: a window in which something runs; out: load and memory along it, read by a thread beside the running code."""
+"""Load and memory of a window, sampled by a thread beside the running code, and the conditions between samples."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""In: a GPU's id; out: its clocks, temperature, power, throttling and the other processes on it, through NVML.
+"""NVML: a GPU's clocks, temperature, power, energy, throttling and the other processes on it.
 
 NVML is the driver's library for monitoring (`pynvml`, in the package nvidia-ml-py). A reading takes about a millisecond
 of host time and does not wait for the GPU; still none is taken inside a measured run.

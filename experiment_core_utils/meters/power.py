@@ -1,4 +1,4 @@
-"""In: power readings of devices, taken beside the running code; out: a window's energy by the trapezoid rule."""
+"""Power readings taken beside the running code, and a window's energy by the trapezoid rule."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""In: what measures energy on this machine; out: lines that say what it can be trusted with, and what is missing."""
+"""A self-test of the energy meters of this machine, on loads of known work."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""In: a request on its device and a setting in force; out: the energy of each stage, and of the whole beside their sum.
+"""The energy of each stage of a request, and of the whole request beside their sum.
 
 A stage takes milliseconds and a counter advances ten times a second, so each stage is repeated alone in windows of its
 own. The sum of the stages is then held against windows of the whole request, which are independent of them.

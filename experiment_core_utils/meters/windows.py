@@ -1,5 +1,4 @@
-"""In: an act and what measures; out: the energy of one act, from windows in which it is repeated until they are long
-enough for the error that was asked for.
+"""Windows in which an act is repeated until its energy is known as exactly as was requested.
 
 The window of a counter lies between two of its ticks, and the act goes on beyond both of them: nothing idle is in it.
 How many acts lie between the ticks is read off the times at which acts ended. Where an act takes so long that this

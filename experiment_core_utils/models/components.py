@@ -1,4 +1,4 @@
-"""What a decoder is made of, as profiles name it: the ranges of a profiled run and what is computed from them."""
+"""The components of a decoder, as profiles name them."""
 
 from typing import Literal, get_args
 

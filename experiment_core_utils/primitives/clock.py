@@ -1,4 +1,4 @@
-"""In: nothing; out: the host's monotonic seconds, and calls that are made again and again beside the running code."""
+"""A monotonic clock and a repeating timer."""
 
 import itertools
 import threading

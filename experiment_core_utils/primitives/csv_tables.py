@@ -1,4 +1,4 @@
-"""In: text, numbers, booleans, None; out: CSV cells that a spreadsheet does not run, and back to equal values.
+"""CSV cells that a spreadsheet does not run, and flat tables of nested results.
 
 A number is written as Python's repr, None as nothing, booleans as true and false. Text that reads like one of these is
 quoted ("12", "true", ""); text that a spreadsheet would run as a formula gets an apostrophe in front. Rows end with a

@@ -1,4 +1,7 @@
-"""In: numbers; out: their spread. Percentiles by linear interpolation, intervals by t, Wilson or bootstrap."""
+"""Distributions of numbers: percentiles by linear interpolation, intervals by t, Wilson or bootstrap.
+
+Percentiles by linear interpolation, intervals by t, Wilson or bootstrap.
+"""
 
 import math
 from collections import defaultdict

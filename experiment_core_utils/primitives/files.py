@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and read whole; what the system refuses becomes one line."""
+"""Files that are written whole or not at all, places inside the project, and JSON that others wrote."""
 
 import errno
 import fcntl

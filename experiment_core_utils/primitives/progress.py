@@ -1,4 +1,4 @@
-"""In: settings and samples as they are done; out: nested bars where a person watches, else a line a minute.
+"""Progress: nested bars on a terminal, else a line a minute.
 
 Work on samples that has no settings writes a line each half minute, whoever watches.
 """

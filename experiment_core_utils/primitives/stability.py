@@ -1,4 +1,4 @@
-"""In: settings, samples and times; out: in which order to measure, when to stop, and which runs stand out.
+"""The order of settings, when a warm-up or a setting may end, and which runs are outliers.
 
 Nothing here knows a clock, a device or a file.
 """

@@ -1,4 +1,4 @@
-"""The one place where a unit becomes another. Memory holds seconds and bytes, the published files ms and kWh."""
+"""Conversions of units, and checks of numbers against their limits."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the steps pass on of operations, memory and load; as `records`, it needs no torch."""
+"""Records of operations, memory and load."""
 
 from dataclasses import dataclass
 from typing import TypedDict

@@ -1,4 +1,4 @@
-"""What energy is measured with and what comes of it: one frozen record for each stage, joules, watts and seconds.
+"""Records of energy: windows, stages and settings, in joules, watts and seconds.
 
 Every figure carries its origin. What is not available is None, and `reason` says why; nothing here is ever clamped.
 """

@@ -1,4 +1,4 @@
-"""In: a process's finished samples of one setting, one by one; out: a file from which none of them is lost.
+"""The journal of a process's samples of one setting, written line by line so that none is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
 (ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy), `load` (SettingLoad) or `end` (ShareDone). A

@@ -1,4 +1,4 @@
-"""In: a run's folder and fingerprint; out: which settings are done, which failed, and how often they were tried."""
+"""The plan of a run, and its ledger: which settings are done, which failed and how often they were tried."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Records of requests: their shape, their runs, the proof of the knobs and their FLOPs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: an experiment or a kind of task; out: where its published files stand, and the one file of many experiments."""
+"""The published paths of text experiments, the shared file of many experiments, and strict reading of JSON."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What flows between the steps, one frozen record per stage; this page is the schema of `results/`.
+"""Records of a knob run: samples, journal lines and the result of a setting.
 
 Times are in seconds here and become the published milliseconds (`T_*`) in `j_results_saving`. Nothing here imports
 torch, so that stored results can be read and scored again without it.

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Records of a text run, as they are published in its JSON files."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict

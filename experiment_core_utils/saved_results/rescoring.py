@@ -1,4 +1,4 @@
-"""The answers in a run's result files scored by another metric, or its settings compared in pairs.
+"""Saved results scored by another metric, or their settings compared in pairs.
 
 No model is loaded and torch is not imported: a result file holds each answer beside what it is judged against.
 """

@@ -1,4 +1,4 @@
-"""The tables of docs/results_schema.md that are made from records and from the columns of the CSV files.
+"""The tables of docs/results_schema.md, generated from the records and the columns.
 
 python -m experiment_core_utils.saved_results.schema_docs --check   # exit code 1 where the page differs from the code
 python -m experiment_core_utils.saved_results.schema_docs --write

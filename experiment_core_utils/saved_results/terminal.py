@@ -1,4 +1,4 @@
-"""The table that closes a text run."""
+"""Tables for the terminal."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""In: samples whose latency nobody asked for; out: their answers at one setting, computed in batches."""
+"""Answers of samples whose latency is not measured, computed in batches or in groups of settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

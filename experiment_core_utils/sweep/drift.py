@@ -1,4 +1,4 @@
-"""By how much the machine changed along a run: a control setting that is measured again.
+"""Drift: a control setting that is measured again along a run shows how the machine's speed changed.
 
 The control setting is measured on a few fixed samples when the run begins, after every few settings and at the end. Its
 times enter no latency statistic. Each process checks its own device and has a file of its own; none waits for another.

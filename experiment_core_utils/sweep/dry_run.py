@@ -1,7 +1,9 @@
-"""In: a configuration; out: the plan of its run with estimates, as text. No weights are loaded, nothing is written.
+"""The plan of a run with estimates of time and memory, without loading weights or writing files.
+
+No weights are loaded, nothing is written.
 
 Facts are gathered here (config of the model, pictures of a few samples, earlier results, a matrix product); what
-follows from them is computed in `plan_estimate.py`.
+follows from them is computed in `estimate.py`.
 """
 
 import statistics

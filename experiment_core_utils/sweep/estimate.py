@@ -1,4 +1,4 @@
-"""In: what each setting computes, and what was measured before; out: estimates of time and memory, and their table.
+"""Estimates of a plan's time and memory, from formulas and from earlier measurements.
 
 An estimate takes the best source that there is, and says which: the setting's own earlier measurement; the throughput
 of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or the

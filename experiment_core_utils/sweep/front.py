@@ -1,4 +1,4 @@
-"""In: settings and the samples of a full run; out: the front, each round measured into the ordinary journals.
+"""The search of the accuracy-latency front, with each round measured into the ordinary journals.
 
 Every process runs the same search on the same observations, which it reads from the journals of all: no process tells
 another what to do next. A search that was stopped is gone through again from its first round; what is in the journals

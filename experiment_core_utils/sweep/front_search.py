@@ -1,4 +1,4 @@
-"""In: scores and times of settings on samples, round by round; out: who is measured next, and the front. Pure.
+"""The rules of the front search: which settings are measured next, and which form the front.
 
 A race for the accuracy-latency front on the same samples. All settings start on the first few; after each round some
 leave and the others go on to more, until the time is used up or every place is known. Two ways to leave:

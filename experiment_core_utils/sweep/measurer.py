@@ -1,4 +1,4 @@
-"""In: one setting and this process's shard of the samples; out: the shard's journal, brought to its end."""
+"""One process's shard of the samples of a setting, measured and written to its journal."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

@@ -1,4 +1,4 @@
-"""The run that a configuration asks for, validated against model and task, and which of its settings are due."""
+"""The plan of a run: its model, settings, task, samples and digest, validated before any weight is read."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""In: a request that was measured; out: a run of it on its own under PyTorch's profiler, as a table and a trace.
+"""Extra runs of samples under PyTorch's profiler, saved as a table and a trace.
 
 A profiled run is slower than a measured one, so it is one more run, kept in its two files only: no statistic counts it.
 """

@@ -1,6 +1,6 @@
-"""In: which samples come next, with which crops; out: each as a prepared request, made ahead or kept.
+"""Prepared requests: made ahead by worker processes or between samples, and kept for settings with the same crops.
 
-Beside a GPU, processes prepare requests while the GPU is measured (see `preparation_workers`). On the CPU they would
+Beside a GPU, processes prepare requests while the GPU is measured (`PreparationWorker`). On the CPU they would
 take the cores that are measured, so requests are prepared between samples, in this process. Either way a request is
 kept for the settings that follow with the same crops, as far as the memory that was granted reaches.
 """

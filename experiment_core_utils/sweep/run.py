@@ -1,4 +1,4 @@
-"""A loaded model and its requests, and the settings of a run measured, pooled, scored and saved one after the other."""
+"""A knob run: each setting measured, merged, scored and saved before the next."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""In: a results folder; out: how far its run has come, without disturbing it.
+"""How far the run of a results folder has come.
 
 python -m experiment_core_utils.sweep.status RESULTS_DIR
 

@@ -1,4 +1,4 @@
-"""How steady a setting was, from its samples and from what was noted around them."""
+"""How steady a setting's measurement was: order, warm-up, conditions and precision."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""In: the scores of two settings on the same samples; out: how much better one is, with what certainty. Pure.
+"""Paired comparison of two settings on the same samples.
 
 Two settings that answer the same questions are compared question by question: what makes a question hard for both
 cancels out, so that far smaller differences show than between the two intervals of the means.

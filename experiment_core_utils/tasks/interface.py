@@ -1,4 +1,7 @@
-"""In: a task's name and split; out: samples that can be asked and scored. What tasks and metrics look like outside."""
+"""The interface of tasks and metrics: samples that can be asked and scored.
+
+What tasks and metrics look like outside.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

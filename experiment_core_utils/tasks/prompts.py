@@ -1,4 +1,4 @@
-"""In: where prompts come from; out: their texts in order, and what they were read from."""
+"""The prompts of text experiments, from the embedded set, a file or a list."""
 
 import json
 from collections.abc import Iterator, Mapping

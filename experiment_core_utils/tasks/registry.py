@@ -1,4 +1,7 @@
-"""In: the name of a task or metric; out: the task or metric. The one place that knows which there are."""
+"""The registry of tasks and metrics by name.
+
+The one place that knows which there are.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: a dataset and how many samples of it; out: which ones, always the same ones for the same request.
+"""Reproducible samples of a dataset.
 
 No sample is made and no picture decoded while choosing. Choosing looks at the length alone, or, where the types of
 questions shall keep their shares, at the types.

@@ -1,4 +1,4 @@
-"""In: names of a user's functions and a run's records; out: their columns, and which of them failed and why."""
+"""Custom metrics: a user's functions over the records of a text run."""
 
 import copy
 import importlib

@@ -1,4 +1,4 @@
-"""In: one text experiment that is due; out: its files and its entry in the results, the twelve steps in order."""
+"""One text experiment: the twelve steps in order."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""In: the combinations of a text experiment; out: what is to be done with each, before a model is loaded."""
+"""The plan of a text run: which combinations and prompts are due, before a model is loaded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

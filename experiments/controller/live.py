@@ -202,7 +202,7 @@ def scores_of_choices(
 ) -> np.ndarray:
     """[N] scores of requests at choices of their own, answered in batches of the same choice and never timed.
 
-    For accuracy on more requests than can be measured one by one; see `grouped_answers`.
+    For accuracy on more requests than can be measured one by one; see `sweep.batches`.
     """
     questions = [
         PreparedQuestion(request.prepared[choice.tier], space.setting(choice, blocks))

@@ -1,4 +1,4 @@
-"""In: a dataset's id on the hub, or a folder in the hub's layout; out: its rows, pictures not decoded.
+"""Rows of datasets from the hub, or from a folder in the hub's layout; pictures are not decoded.
 
 The only file that imports the `datasets` library, which takes seconds: readers import this file, and the registry
 imports a reader when a task of it is opened.

@@ -1,4 +1,4 @@
-"""In: the bytes or the file of a picture; out: an upright 8-bit RGB picture, or a `SampleError` of one line.
+"""Pictures as upright 8-bit RGB, read from a file or from bytes.
 
 A picture that cannot be read is one failed sample, never the end of a run. No other module opens pictures: Pillow tries
 every format that it knows, whatever a file is called, and for PostScript it runs Ghostscript.

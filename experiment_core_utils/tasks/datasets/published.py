@@ -1,4 +1,4 @@
-"""In: a published dataset's description and where its files are; out: its questions as a task, one sample each.
+"""Published datasets as tasks: what the nine readers share.
 
 What the nine published datasets share. A reader of one of them says how a row of its table becomes a question, and how
 rows are made of its official files; see docs/datasets.md.

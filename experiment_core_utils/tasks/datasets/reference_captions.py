@@ -1,4 +1,4 @@
-"""In: generated scenes; out: a request for a caption with five reference captions each, scored by CIDEr-D.
+"""Captions of generated scenes with five references each, scored by CIDEr-D.
 
 The references differ as people's captions do: in order, in wording, and in what they leave out. Shapes and colours can
 be told from a coarse picture, the text on them cannot.

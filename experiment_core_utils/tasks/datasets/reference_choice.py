@@ -1,4 +1,4 @@
-"""In: generated scenes; out: questions about the picture with up to four lettered options, scored as multiple choice.
+"""Multiple-choice questions about generated scenes.
 
 `reading` and `arithmetic` need legible text, `presence` and `place` do not. Wrong options are close to the right one:
 a label with one other character, a neighbouring number, a colour and a kind that both occur but not together.

@@ -1,4 +1,4 @@
-"""In: generated scenes; out: questions answered by a number, scored by exact match.
+"""Questions about generated scenes that are answered by a number, scored by exact match.
 
 `simple` questions count one kind or colour; `complex` ones combine or exclude several, compare two counts, or need
 the text; `arithmetic` ones add up the digits of a number in the picture, which has to be read first.

@@ -1,4 +1,4 @@
-"""In: generated scenes; out: questions whose answer is all the text of several items, scored by ANLS.
+"""Questions about generated scenes whose answer is the text of several items, scored by ANLS.
 
 Long answers are partly right more often than not, which is what ANLS is made for. Every question needs legible text.
 """

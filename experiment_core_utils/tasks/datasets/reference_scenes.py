@@ -1,4 +1,4 @@
-"""In: a seed and `SceneOptions`; out: a `Scene`, a picture of labelled coloured shapes and the list of what it shows.
+"""Generated scenes: pictures of labelled coloured shapes, and the list of what each shows.
 
 The scenes are made so that seeing more of the picture pays: a model that looks at the whole canvas through one
 square of 336 pixels can read only the larger labels, one that looks at several crops can read them all. What decides

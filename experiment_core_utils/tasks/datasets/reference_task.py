@@ -1,4 +1,4 @@
-"""In: a family of questions about generated scenes; out: a task of reproducible samples that needs no download.
+"""What the families of questions about generated scenes share: reproducible samples that need no download.
 
 All families ask about the same pictures: image i of a split and seed is one scene, whoever asks. Sample n of a family
 depends on nothing but the family, split, seed and n, so that every sample can be made again alone.

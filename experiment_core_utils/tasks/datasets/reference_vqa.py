@@ -1,4 +1,4 @@
-"""In: generated scenes; out: questions about them with ten reference answers, as a task that needs no download.
+"""Questions about generated scenes with ten reference answers, scored by VQA accuracy.
 
 The task asks five types of question: `reading` a label, the `colour` or the `shape` of an item, a `count`, and
 `yes_no`. Only reading, and colour and shape asked by label, need legible text; the others also work on a coarse

@@ -1,4 +1,4 @@
-"""What a reader reads from: rows with the hub's column names, whether they come from the hub or from official JSON."""
+"""Tables that dataset readers read from: the hub's rows, or rows made of official JSON files."""
 
 import hashlib
 import json

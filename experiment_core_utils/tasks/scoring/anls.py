@@ -1,4 +1,4 @@
-"""In: one predicted answer and its reference answers; out: average normalised Levenshtein similarity, 0 or 0.5 to 1.
+"""Average normalised Levenshtein similarity (ANLS) of an answer: 0, or 0.5 to 1.
 
 A. F. Biten et al., "Scene Text Visual Question Answering", ICCV 2019, with the details of the script that the Robust
 Reading Competition scores ST-VQA and DocVQA (M. Mathew et al., "DocVQA", WACV 2021) with: a similarity of exactly one

@@ -1,4 +1,4 @@
-"""In: the captions and reference captions of a whole run; out: CIDEr-D of the run and of each caption.
+"""CIDEr-D of captions, over a whole run and for each caption.
 
 R. Vedantam, C. L. Zitnick, D. Parikh, "CIDEr: Consensus-based Image Description Evaluation", CVPR 2015, in its
 variant D (clipped counts, Gaussian length penalty), as the COCO caption evaluation computes it (X. Chen et al.,

@@ -1,4 +1,4 @@
-"""In: one predicted answer and its reference answers; out: exact match, 0 or 1.
+"""Exact match of an answer: 0 or 1.
 
 Strict as in the evaluation of M. Deitke et al., "Molmo and PixMo", arXiv 2409.17146; exact match as a metric goes back
 to P. Rajpurkar et al., "SQuAD", EMNLP 2016, whose dropping of articles and punctuation the lenient variant follows.

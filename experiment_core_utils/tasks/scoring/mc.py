@@ -1,4 +1,4 @@
-"""In: an output and the options of a multiple-choice question; out: the option that was chosen, and 0 or 1.
+"""Multiple-choice answers: the option that was chosen, scored 0 or 1.
 
 The task is that of P. Lu et al., "Learn to Explain" (ScienceQA), NeurIPS 2022. An output that names no option is
 unparsed and scores 0; nothing is guessed, so that a model that is broken on purpose cannot score at chance.

@@ -1,4 +1,7 @@
-"""In: the answers of a whole run; out: their scores. The metrics by name, wrapping the functions beside this file."""
+"""The metrics by name, over the answers of a whole run.
+
+The metrics by name, wrapping the functions beside this file.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

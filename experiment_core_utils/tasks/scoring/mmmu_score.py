@@ -1,4 +1,4 @@
-"""In: an output and an MMMU question's options or reference answers; out: 0 or 1.
+"""MMMU scoring of multiple-choice and open answers: 0 or 1.
 
 X. Yue et al., "MMMU: A Massive Multi-discipline Multimodal Understanding and Reasoning Benchmark", CVPR 2024.
 Multiple choice is `mc` (the benchmark's own script draws a random option where it finds none; nothing is random here);

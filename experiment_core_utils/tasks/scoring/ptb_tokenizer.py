@@ -1,4 +1,4 @@
-"""In: a caption; out: its tokens, lower-cased and without punctuation, as caption metrics count them.
+"""Tokens of a caption as caption metrics count them: lower-cased, without punctuation.
 
 The conventions are those of the Penn Treebank (M. Marcus et al., "Building a Large Annotated Corpus of English",
 Computational Linguistics 1993), in the form that X. Chen et al., "Microsoft COCO Captions", arXiv 1504.00325, chose for

@@ -1,4 +1,4 @@
-"""In: one predicted answer and its reference answers; out: VQA accuracy in [0, 1].
+"""VQA accuracy of an answer, in [0, 1].
 
 The rule is that of the VQA benchmark: S. Antol et al., "VQA: Visual Question Answering", ICCV 2015, with the
 evaluation protocol kept by Y. Goyal et al., "Making the V in VQA Matter", CVPR 2017. An answer counts as right to
