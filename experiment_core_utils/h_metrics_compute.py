@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from experiment_core_utils.config.text import TextConfig, judged
 from experiment_core_utils.j_results_saving import loads_of, timelines_of
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
-from experiment_core_utils.meters.load import utilisation_of
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.architecture import computing_dtype, quantisation_in_force, stored_bytes
 from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
@@ -45,11 +44,13 @@ from experiment_core_utils.primitives.errors import (
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.compute import (
+    ComputeUtilisation,
     GenerationFlops,
     HardwareUtilisation,
     LoadTrace,
     MemoryParts,
     ModelBytes,
+    utilisation_of,
 )
 from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
 from experiment_core_utils.records.setting_result import ComputePart, Memory, Utilisation
@@ -57,7 +58,6 @@ from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetti
 from experiment_core_utils.records.text import (
     BatchRecord,
     ComputeMetrics,
-    ComputeUtilisation,
     FlopCount,
     GpuMemory,
     InferenceResults,

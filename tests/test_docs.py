@@ -18,7 +18,7 @@ from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.records.compute import GenerationFlops, HardwareUtilisation, MemoryParts
+from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, HardwareUtilisation, MemoryParts
 from experiment_core_utils.records.energy import (
     END_TO_END,
     Closure,
@@ -35,14 +35,7 @@ from experiment_core_utils.records.energy import (
 from experiment_core_utils.records.ledger import Ledger, RunPlan
 from experiment_core_utils.records.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart
 from experiment_core_utils.records.settings import FailedSample
-from experiment_core_utils.records.text import (
-    ComputeMetrics,
-    ComputeUtilisation,
-    EnergyMetrics,
-    GpuMemory,
-    InstrumentEnergy,
-    PooledEnergy,
-)
+from experiment_core_utils.records.text import ComputeMetrics, EnergyMetrics, GpuMemory, InstrumentEnergy, PooledEnergy
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 
 DOCS = REPOSITORY / "docs"

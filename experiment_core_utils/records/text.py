@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
-from experiment_core_utils.records.compute import MemoryParts
+from experiment_core_utils.records.compute import ComputeUtilisation, MemoryParts
 from experiment_core_utils.records.requests import ArchitectureSizes
 
 
@@ -270,30 +270,6 @@ class GpuMemory(TypedDict):
     gpu_max_memory_allocated_bytes: int | None
     gpu_current_memory_reserved_bytes: int | None
     gpu_max_memory_reserved_bytes: int | None
-    reason: str | None
-
-
-class ComputeUtilisation(TypedDict):
-    """Load of the GPUs (one figure each) and the CPUs in percent, and this process's resident memory in bytes.
-
-    Over a window the figures are means over its time; of a single reading mean and most are the same.
-
-    Attributes:
-        gpu_utilization_percent: None in the place of a GPU that does not tell; empty without a GPU.
-        cpu_usage_percent: of all CPUs of the host, whoever used them; None in a window too short for the host's clock.
-        num_samples: readings in the window; 0 for a single one without a window.
-        sample_interval_s: time between two readings; None without a window.
-        reason: why a figure of a GPU is missing.
-    """
-
-    gpu_utilization_percent: list[float | None]
-    gpu_utilization_percent_max: list[float | None]
-    cpu_usage_percent: float | None
-    cpu_usage_percent_max: float | None
-    cpu_memory_usage_bytes: int
-    cpu_memory_usage_bytes_max: int
-    num_samples: int
-    sample_interval_s: float | None
     reason: str | None
 
 

@@ -25,10 +25,11 @@ from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
     pool_inference_results,
 )
-from experiment_core_utils.meters.load import LoadSampler, load_sampler, memory_timeline
+from experiment_core_utils.meters.load import LoadSampler, load_sampler
 from experiment_core_utils.models.text_generation import logits_problem
 from experiment_core_utils.primitives.collectives import of_all_processes, outcome_of_all, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
+from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import ApportionedEnergy, InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
 from experiment_core_utils.text_run.plan import ChosenPrompts, DueExperiment

@@ -5,9 +5,10 @@ from itertools import count
 
 import pytest
 
-from experiment_core_utils.meters.load import LoadSampler, SilentGpu, load_sampler, memory_timeline, utilisation_of
+from experiment_core_utils.meters.load import LoadSampler, SilentGpu, load_sampler
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.records.compute import memory_timeline, utilisation_of
 from tests.simulated_meters import ScriptedClock
 
 

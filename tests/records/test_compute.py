@@ -1,7 +1,6 @@
 """Load of a window by hand: each sample stands for the time before it, what was not told counts nowhere."""
 
-from experiment_core_utils.meters.load import memory_timeline, utilisation_of
-from experiment_core_utils.records.compute import LoadSample, LoadTrace
+from experiment_core_utils.records.compute import LoadSample, LoadTrace, memory_timeline, utilisation_of
 
 # 1 s, then 3 s; the second GPU is told once, the third never.
 TRACE = LoadTrace(

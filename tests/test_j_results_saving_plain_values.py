@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from experiment_core_utils.j_results_saving import plain
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import plain
 
 Pair = namedtuple("Pair", "a b")
 
