@@ -12,6 +12,7 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import load_task
@@ -51,14 +52,14 @@ def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
     return replace(drawn, sample_ids=in_order)
 
 
-def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[str]:
+def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
     """What a reader must know where a text model is asked about pictures, by the first few samples that can be read."""
     if takes_pictures:
         return []
     looked_at = list(itertools.islice(_readable(task, sample_ids), _SAMPLES_LOOKED_AT))
     if all(sample.image is None for sample in looked_at):
         return []
-    return ["pictures: a text model was asked the questions without them; its accuracy is that of answering unseen"]
+    return [caveat("pictures_not_shown")]
 
 
 def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:

@@ -30,6 +30,7 @@ from experiment_core_utils.models.architecture import (
     quantisation_in_force,
     stored_bytes,
 )
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
@@ -209,7 +210,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
 
 def caveats_of(
     config: ProfilingConfig, device: torch.device, processes_here: int, data_source: Mapping[str, str]
-) -> list[str]:
+) -> list[Caveat]:
     """What a reader must know before quoting the numbers.
 
     Args:
@@ -217,14 +218,14 @@ def caveats_of(
     """
     caveats = []
     if data_source.get("read_from") == "hub" and not _COMMIT.fullmatch(data_source["revision"]):
-        caveats.append("the commit of the data on the hub is not known: --dataset_revision COMMIT makes it repeatable")
+        caveats.append(caveat("data_commit_unknown"))
     if config.random_weights:
-        caveats.append("random weights: accuracy means nothing, routing may be more even than a trained model's")
+        caveats.append(caveat("random_weights"))
     return [*caveats, *shared_cores_caveats(device, processes_here)]
 
 
-def shared_cores_caveats(device: torch.device, processes_here: int) -> list[str]:
+def shared_cores_caveats(device: torch.device, processes_here: int) -> list[Caveat]:
     """The caveat of a run on the CPU of which several processes are on this machine; none otherwise."""
     if device.type != "cpu" or processes_here == 1:
         return []
-    return [f"{processes_here} processes share the CPU cores: times are not those of one alone"]
+    return [caveat("shared_cores", num_processes=processes_here)]

@@ -16,6 +16,7 @@ from experiment_core_utils.meters.energy_statistics import (
 )
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.distributions import ratio_interval
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
     END_TO_END,
@@ -366,20 +367,20 @@ def _of(figures: Sequence[EnergyFigure], origin: EnergyOrigin) -> EnergyFigure |
     return next((each for each in figures if each.origin == origin), None)
 
 
-def energy_caveats(energy: Energy | None) -> list[str]:
-    """A sentence each for what weakens the figures of a setting's `energy`."""
+def energy_caveats(energy: Energy | None) -> list[Caveat]:
+    """A caveat each for what weakens the figures of a setting's `energy`."""
     if energy is None:
         return []
     summary = energy.summary
     if summary is None:
-        return [f"energy: not measured: {energy.reason or _first_reason(energy)}"]
+        return [caveat("energy_not_measured", reason=energy.reason or _first_reason(energy))]
     source = (summary.component, summary.basis, summary.device)
     caveats = []
     share = summary.closure_residual_share
     if share is None:
-        caveats.append("energy: whether the stages add up to the whole is not known: a stage was not measured")
+        caveats.append(caveat("energy_closure_unknown"))
     elif abs(share) > CLOSURE_LIMIT:
-        caveats.append(f"energy: the stages and the whole request differ by {share:+.1%}")
+        caveats.append(caveat("energy_closure", fraction=share))
     own = {
         name: each
         for name, figures in energy.stages.items()
@@ -388,24 +389,20 @@ def energy_caveats(energy: Energy | None) -> list[str]:
     }
     short = [name for name, each in own.items() if each.num_windows and _mean_window_s(each) < LEAST_WINDOW_S]
     if short:
-        caveats.append(f"energy: the windows of {', '.join(short)} are shorter than {LEAST_WINDOW_S:g} s")
+        caveats.append(caveat("energy_short_windows", stages=short, least_s=LEAST_WINDOW_S))
     caveats += _missed_goal(own, energy.error_goal)
     if summary.kind == "estimated":
-        caveats.append(f"energy: estimated by {summary.source}, not measured")
+        caveats.append(caveat("energy_estimated", source=summary.source))
     if summary.component != "gpu" and any(name.startswith("energy counter of") for name in energy.missing):
-        caveats.append("energy: the GPU's own energy is not in it")
+        caveats.append(caveat("energy_without_gpu"))
     return caveats
 
 
-def _missed_goal(figures: Mapping[str, StageFigure], goal: float | None) -> list[str]:
-    """One sentence for all stages whose longest window was not long enough."""
+def _missed_goal(figures: Mapping[str, StageFigure], goal: float | None) -> list[Caveat]:
+    """One caveat for all stages whose longest window was not long enough."""
     errors = {name: each.window_error for name, each in figures.items() if each.window_error is not None}
-    missed = [f"{name} {error:.1%}" for name, error in errors.items() if goal is not None and error > goal]
-    if not missed:
-        return []
-    return [
-        f"energy: the longest windows leave an error of up to {', '.join(missed)}, more than the goal of {goal:.1%}"
-    ]
+    missed = {name: error for name, error in errors.items() if goal is not None and error > goal}
+    return [caveat("energy_goal_missed", errors=missed, goal=goal)] if missed else []
 
 
 def _mean_window_s(figure: StageFigure) -> float:

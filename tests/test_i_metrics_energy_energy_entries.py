@@ -13,6 +13,7 @@ from experiment_core_utils.i_metrics_energy import (
     with_correct_answers,
 )
 from experiment_core_utils.primitives.distributions import describe
+from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import (
     Basis,
     Closure,
@@ -63,7 +64,7 @@ def setting(stages: StageEnergies | None, reason: str | None = None) -> SettingE
 
 
 def caveats_of(energy: SettingEnergy) -> list[str]:
-    return energy_caveats(energy_of(energy))
+    return sentences(energy_caveats(energy_of(energy)))
 
 
 def test_the_summary_is_of_the_counters_where_they_measured_the_whole() -> None:
@@ -161,7 +162,7 @@ def test_good_figures_have_no_caveat_and_none_are_no_entry() -> None:
 def test_stages_that_do_not_add_up_are_warned_of(whole_j: float, share: str) -> None:
     # 2 of 21 and -2 of 17.
     assert caveats_of(setting(stages_of(origin(), whole_j=whole_j))) == [
-        f"energy: the stages and the whole request differ by {share}"
+        f"energy: the stages and the whole request differ by {share}; do not add the energy of stages up"
     ]
 
 

@@ -26,7 +26,7 @@ from experiment_core_utils.records.setting_result import SettingResult, Utilisat
 from experiment_core_utils.records.settings import FailedSample
 from experiment_core_utils.saved_results.terminal import closing_table, comparison_table, few_samples_warning
 from experiment_core_utils.tasks.comparison import PairedComparison
-from experiment_core_utils.tasks.sampling import few_samples_sentence
+from experiment_core_utils.tasks.sampling import few_samples_caveats
 from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, result_of, staged_run
 
 HEADER = (
@@ -121,11 +121,11 @@ def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[S
 def test_a_comparison_of_settings_on_few_samples_is_warned_of(results: list[SettingResult]) -> None:
     sentence = few_samples_warning(results)
     assert sentence is not None
-    assert sentence.startswith("1 samples stand behind a comparison of 2 settings")
-    assert "at least 500" in sentence
+    assert sentence.startswith("only 1 samples per setting")
+    assert "500 or more" in sentence
     assert few_samples_warning(results[:1]) is few_samples_warning([]) is None
-    assert few_samples_sentence(2, 500) is None
-    assert few_samples_sentence(2, 499) is not None
+    assert few_samples_caveats(2, 500) == []
+    assert len(few_samples_caveats(2, 499)) == 1
 
 
 def test_the_comparison_table() -> None:

@@ -14,9 +14,9 @@ from experiment_core_utils.models.molmoe.cpu_kernels import decode_step
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.saved_results.rescoring import rescore
-from experiment_core_utils.saved_results.terminal import UNSTEADY
 from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.core_exp.acc_lat_profiling import main
@@ -45,7 +45,10 @@ def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConf
 
 def lasting_caveats(result: dict) -> list[str]:
     """Those that do not depend on what else the machine does."""
-    return [each for each in result["provenance"]["caveats"] if not each.startswith(UNSTEADY)]
+    changing = ("drift", "throttled", "foreign_load_cpu", "foreign_load_gpu")
+    records = [Caveat(**each) for each in result["provenance"]["caveat_records"]]
+    assert [each.sentence for each in records] == result["provenance"]["caveats"]
+    return [each.sentence for each in records if each.kind not in changing]
 
 
 def run_two_ranks(server: RunServer, folder: Path, *arguments: str) -> str:
@@ -105,7 +108,7 @@ def test_how_samples_were_chosen_and_scored_is_in_every_result(results: dict[str
         for sample in result["per_sample_results"]:
             assert (sample["parse_status"], len(sample["metadata"]["answers"])) == ("text", 10)
         (caveat,) = lasting_caveats(result)
-        assert caveat.startswith("3 samples stand behind a comparison of 8 settings")
+        assert caveat.startswith("only 3 samples per setting: use --num_samples 500")
 
 
 def test_stored_answers_scored_again_give_the_same_accuracy(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -356,7 +359,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
         [json.loads(path.read_text()) for path in (tmp_path / name).glob("*blocks4.json")] for name in ("one", "two")
     )
     assert double["provenance"]["num_processes"] == 2
-    assert lasting_caveats(double) == ["2 processes share the CPU cores: times are not those of one alone"]
+    assert lasting_caveats(double) == ["2 processes share the CPU cores: times are not those of one process alone"]
     for key in ("accuracy", "accuracy_std", "accuracy_ci95", "accuracy_by_type", "metric_details", "sample_ids"):
         assert double[key] == single[key]
     for key in ("sample_id", "pred", "accuracy", "parse_status", "metadata", "prompt_tokens", "output_tokens"):

@@ -30,7 +30,7 @@ NOT_COMPARED = {
     *("warmup", "conditions", "drift", "precision", "compute_utilisation"),
 }
 # What says by how many processes a result was measured.
-OF_THE_LAUNCH = {"num_processes", "caveats", "fingerprint", "command", "drift_check_every"}
+OF_THE_LAUNCH = {"num_processes", "caveats", "caveat_records", "fingerprint", "command", "drift_check_every"}
 
 Contents = dict[str, Any]
 Kind = Mapping[str, Any]

@@ -261,7 +261,7 @@ def test_simulated_waiting_in_the_energy_is_a_caveat(values: dict[str, Any], tmp
         tmp_path / "results",
     )
     (result,) = report.results.values()
-    assert result["caveats"] == ["the energy of the whole run holds 0.01 s of simulated waiting"]
+    assert result["caveats"] == ["the energy of the whole run contains 0.01 s of simulated waiting"]
 
 
 def test_another_number_of_processes_is_another_experiment(values: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from pydantic import (
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.files import FILE_NAME_PART
 from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.records.caveats import Caveat, sentences
 from experiment_core_utils.records.result_files import field_fault, read_versioned_object
 
 SCHEMA_VERSION = 1
@@ -349,9 +350,9 @@ class Provenance(Record):
         task: object, next rows.
         experimental_variables: object, next rows: the parameters as asked for.
         preparation: object, next rows: how requests were prepared by the main process when the setting was saved.
-        caveats: sentences that belong beside the numbers (random weights; several processes on one CPU; fewer than 500
-            samples behind a comparison of settings; of this setting alone, those that begin with `drift:`,
-            `throttled:`, `foreign load:` and `energy:`); `[]` for none.
+        caveats: the sentences of `caveat_records`, which belong beside the numbers; `[]` for none.
+        caveat_records: list of objects, below: what weakens the numbers of this setting or of the whole run; `[]` for
+            none, and in files from before the key was there.
     """
 
     experiment_id: str | None = None
@@ -368,6 +369,15 @@ class Provenance(Record):
     experimental_variables: Variables = Variables()
     preparation: Preparation | None = None
     caveats: list[str] = []
+    caveat_records: list[Caveat] = []
+
+    def with_caveats(self, found: list[Caveat]) -> Self:
+        """With these caveats in place of those of the same kinds; a file without records keeps sentences alone."""
+        if self.caveats and not self.caveat_records:
+            return self.with_keys(caveats=[*self.caveats, *sentences(found)])
+        kinds = {each.kind for each in found}
+        records = [*(each for each in self.caveat_records if each.kind not in kinds), *found]
+        return self.with_keys(caveats=sentences(records), caveat_records=records)
 
 
 class RunTimes(Record):

@@ -31,6 +31,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
 )
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.ledger import RunPlan
 from experiment_core_utils.records.requests import KnobProof
@@ -73,7 +74,7 @@ RECORDS: dict[str, type] = {
     for record in (
         KnobProof, FailedSample, HardwareUtilisation, RunPlan, SettingResult, WarmUpRuns, Conditions, Drift, Precision,
         Memory, ProcessLoad, MemoryTimeline, Energy, StageFigure, EnergySummary, EnergyClosure, EnergyIdle,
-        SampleResult, RunTimes, Provenance,
+        SampleResult, RunTimes, Provenance, Caveat,
     )
 }  # fmt: skip
 

@@ -8,15 +8,16 @@ import pandas as pd
 
 from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.primitives.knobs import own_target
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.setting_result import RescoredResult, SettingResult
 from experiment_core_utils.tasks.comparison import PairedComparison
-from experiment_core_utils.tasks.sampling import few_samples_sentence
+from experiment_core_utils.tasks.sampling import few_samples_caveats
 
 
 def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
-    """What must stand under a comparison of settings that too few samples stand behind; None where it is fair."""
+    """The sentence under a comparison of settings with too few samples; None where it is fair."""
     fewest = min((result.num_samples for result in results), default=0)
-    return few_samples_sentence(len(results), fewest)
+    return next((each.sentence for each in few_samples_caveats(len(results), fewest)), None)
 
 
 def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
@@ -30,28 +31,21 @@ def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
     return lines
 
 
-# Beginnings of the caveats that belong to single settings, not to the whole run.
-UNSTEADY = ("drift: ", "throttled: ", "foreign load: ", "energy: ")
-
-
-# How the caveats begin that a run also prints.
-PRINTED = (*UNSTEADY, "pictures: ")
-
-
 def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
-    """For each kind of printed caveat the first setting that has it, and how many have."""
+    """For each kind of warning the worst one, and how many settings have it; sentences of files without records."""
+    warnings: dict[str, list[tuple[str, Caveat]]] = {}
+    for result in results:
+        for each in result.provenance.caveat_records:
+            # That of few samples stands right under the table.
+            if each.severity == "warning" and each.kind != "few_samples":
+                warnings.setdefault(each.kind, []).append((setting_key(result), each))
     lines = []
-    for kind in PRINTED:
-        found = [
-            (setting_key(result), caveat)
-            for result in results
-            for caveat in result.provenance.caveats
-            if caveat.startswith(kind)
-        ]
-        if found:
-            key, caveat = found[0]
-            lines.append(f"{caveat} ({key}; {len(found)} of {len(results)} settings)")
-    return lines
+    for found in warnings.values():
+        key, worst = max(found, key=lambda each: each[1].extent)
+        lines.append(f"{worst.sentence} ({key}; {len(found)} of {len(results)} settings)")
+    without = [each.provenance.caveats for each in results if not each.provenance.caveat_records]
+    counts = Counter(sentence for sentences in without for sentence in dict.fromkeys(sentences))
+    return lines + [f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()]
 
 
 def places_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:

@@ -10,6 +10,7 @@ from experiment_core_utils.primitives.device import out_of_memory_named, release
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, SampleError, SampleTimedOut
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest
 from experiment_core_utils.records.settings import FailedSample, MeasuredSample
 from experiment_core_utils.sweep.requests import RequestSource
@@ -22,12 +23,12 @@ Prepared = tuple[Sample, PreparedRequest]
 _BATCHES_PREPARED = 4
 
 
-def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str) -> list[str]:
+def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str) -> list[Caveat]:
     """What a reader must know where samples are answered in batches in another precision than float32."""
     if num_latency_samples is None or num_latency_samples >= num_samples or dtype == "float32":
         return []
     answered = num_samples - num_latency_samples
-    return [f"{answered} of {num_samples} samples are answered in batches: in {dtype} some answers may differ for it"]
+    return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]
 
 
 class BatchAnswerer:

@@ -23,6 +23,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import field_fault, read_json
 from experiment_core_utils.records.setting_result import Drift
@@ -37,9 +38,6 @@ CONTROL_SAMPLES = 3
 
 # Where samples cannot be read, so many are tried before the check is given up.
 _MOST_CANDIDATES = 12
-
-
-CAVEAT = "drift: "
 
 
 # Why the result of a run that was killed, or that still runs, has no readings.
@@ -224,9 +222,9 @@ def fill_in_drift(folder: Path, ledger: Ledger, keys: Iterable[str]) -> None:
         assert path is not None
         run, provenance = result.provenance.experiment_id, result.provenance
         drift = [_filled_in(each, _readings_of_run(folder, each.rank, run)) for each in result.drift]
-        caveat = drift_caveat(drift)
-        if caveat is not None:
-            provenance = provenance.with_keys(caveats=[*provenance.caveats, caveat])
+        found = drift_caveat(drift)
+        if found is not None:
+            provenance = provenance.with_caveats([found])
         write_json_atomically(result.with_keys(drift=drift, provenance=provenance).content(), path)
 
 
@@ -250,11 +248,11 @@ def _filled_in(entry: Drift, readings: Sequence[DriftReading]) -> Drift:
     )
 
 
-def drift_caveat(entries: Sequence[Drift]) -> str | None:
-    """The sentence for the ratio that is furthest from 1; None where none is more than 5 % off."""
+def drift_caveat(entries: Sequence[Drift]) -> Caveat | None:
+    """The caveat for the ratio that is furthest from 1; None where none is more than 5 % off."""
     pairs = [pair for entry in entries for pair in ((entry.before, "before"), (entry.after, "after"))]
     ratios = [(ratio, when) for ratio, when in pairs if ratio is not None]
     ratio, when = max(ratios, key=lambda each: abs(each[0] - 1), default=(1.0, ""))
     if abs(ratio - 1) <= DRIFT_LIMIT:
         return None
-    return f"{CAVEAT}{when} this setting the control setting took {ratio:.2f} times as long as when the run began"
+    return caveat("drift", ratio=ratio, when=when)

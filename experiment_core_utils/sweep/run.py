@@ -26,6 +26,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import progress_of
+from experiment_core_utils.records.caveats import Caveat, sentences
 from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
 from experiment_core_utils.records.setting_result import Preparation, Provenance, SettingResult
@@ -47,7 +48,7 @@ from experiment_core_utils.sweep.requests import request_source_for
 from experiment_core_utils.sweep.steadiness import conditions_caveats, steadiness_part
 from experiment_core_utils.tasks.interface import Task, answer_of
 from experiment_core_utils.tasks.registry import get_metric
-from experiment_core_utils.tasks.sampling import few_samples_sentence, shards_of
+from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 
 
 def context_of(asked: AskedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
@@ -227,13 +228,11 @@ class ProfilingRun:
         )
         own_caveats = conditions_caveats(steadiness.conditions) + energy_caveats(energy_of(merged.energy))
         if is_search:
-            few = few_samples_sentence(len(self.asked.settings), len(merged.samples))
-            own_caveats += [few] if few is not None else []
+            own_caveats += few_samples_caveats(len(self.asked.settings), len(merged.samples))
         provenance = self.provenance.with_keys(
             preparation=Preparation(**self.requests.describe()),
             experiment_ids=list(merged.experiment_ids),
-            caveats=[*self.provenance.caveats, *own_caveats],
-        )
+        ).with_caveats(own_caveats)
         return setting_result(
             setting,
             self.model.num_total_blocks,
@@ -273,19 +272,20 @@ def provenance_of_run(
     """
     config, source = asked.config, asked.source
     choice = block_choice_of(config, source.folder)
-    of_pictures = picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures)
+    caveats = [
+        *caveats_of(config, device, processes_here, asked.task.source),
+        *picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures),
+        *batching_caveats(len(asked.drawn), config.num_latency_samples, described["dtype"]),
+        *run_few_samples_caveats(asked),
+    ]
     return Provenance.model_validate(
         {
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **described},
             "task": task_entry(asked.task),
             "experimental_variables": variables_of(config, max_new_tokens_of(config, asked.task), choice),
-            "caveats": [
-                *caveats_of(config, device, processes_here, asked.task.source),
-                *of_pictures,
-                *batching_caveats(len(asked.drawn), config.num_latency_samples, described["dtype"]),
-                *few_samples_caveats(asked),
-            ],
+            "caveats": sentences(caveats),
+            "caveat_records": caveats,
         }
     )
 
@@ -301,9 +301,8 @@ def task_entry(task: Task) -> dict[str, Any]:
     }
 
 
-def few_samples_caveats(asked: AskedRun) -> list[str]:
+def run_few_samples_caveats(asked: AskedRun) -> list[Caveat]:
     """Of a whole run; in a search each setting has a number of samples, and so a caveat, of its own."""
     if asked.config.pareto_search:
         return []
-    sentence = few_samples_sentence(len(asked.settings), len(asked.drawn))
-    return [] if sentence is None else [sentence]
+    return few_samples_caveats(len(asked.settings), len(asked.drawn))

@@ -8,6 +8,7 @@ from typing import Any
 from experiment_core_utils.meters.nvml import THROTTLING
 from experiment_core_utils.primitives.distributions import relative_half_width
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import Conditions, Order, Precision, SteadinessPart, WarmUpRuns
 from experiment_core_utils.records.settings import (
     ConditionsReading,
@@ -116,20 +117,18 @@ def _gpu_fields(
     }
 
 
-def conditions_caveats(entries: Sequence[Conditions]) -> list[str]:
-    """A sentence each for throttling and for foreign load, of the process that had most of it; none where none had."""
+def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
+    """A caveat each for throttling and for foreign load, of the process that had most of it; none where none had."""
     caveats = []
     throttled = [each for each in entries if _throttling(each)]
     if throttled:
         what = sorted({name for each in throttled for name in _throttling(each)})
-        caveats.append(
-            f"throttled: the GPU's clocks were held down ({', '.join(what)}) while this setting was measured"
-        )
+        caveats.append(caveat("throttled", reasons=what))
     cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
     if cpu > FOREIGN_LOAD:
-        caveats.append(f"foreign load: other processes used {cpu:.0%} of the CPUs while this setting was measured")
+        caveats.append(caveat("foreign_load_cpu", cpu_fraction=cpu))
     if any(_has_company(each) for each in entries):
-        caveats.append("foreign load: other processes computed on the GPU when the measuring of this setting began")
+        caveats.append(caveat("foreign_load_gpu"))
     return caveats
 
 

@@ -12,6 +12,7 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.caveats import Caveat, caveat
 
 # Below this, differences between settings are mostly noise: the published minimum behind a Pareto comparison.
 LEAST_SAMPLES_TO_COMPARE = 500
@@ -171,14 +172,11 @@ def _listed(ids: Sequence[int]) -> str:
     return shown if len(ids) <= 5 else f"{shown} and {len(ids) - 5} more"
 
 
-def few_samples_sentence(num_settings: int, num_samples: int) -> str | None:
-    """The sentence for that many settings with that many samples each; None for one setting or enough samples."""
+def few_samples_caveats(num_settings: int, num_samples: int) -> list[Caveat]:
+    """The caveat of that many settings with that many samples each; none for one setting or enough samples."""
     if num_settings < 2 or num_samples >= LEAST_SAMPLES_TO_COMPARE:
-        return None
-    return (
-        f"{num_samples} samples stand behind a comparison of {num_settings} settings: differences in accuracy and "
-        f"Pareto fronts need at least {LEAST_SAMPLES_TO_COMPARE}"
-    )
+        return []
+    return [caveat("few_samples", num_samples=num_samples, num_settings=num_settings, least=LEAST_SAMPLES_TO_COMPARE)]
 
 
 def shard_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -> tuple[int, ...]:

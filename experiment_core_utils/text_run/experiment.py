@@ -29,6 +29,7 @@ from experiment_core_utils.meters.load import LoadSampler, load_sampler
 from experiment_core_utils.models.text_generation import logits_problem
 from experiment_core_utils.primitives.collectives import of_all_processes, outcome_of_all, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
+from experiment_core_utils.records.caveats import Caveat, caveat, sentences
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import ApportionedEnergy, InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
@@ -80,7 +81,7 @@ def measure_experiment(
     entry: dict[str, Any] = {}
     if accelerator.is_main_process:
         problem = logits_problem(model, tokenised, accelerator.device)
-        caveats += [] if problem is None else [problem]
+        caveats += [] if problem is None else [caveat("model_output", problem=problem)]
         generated = generation_metrics(model, accelerator.device, pooled, config)
         of_all = {**compute, **generated, "memory_by_process": memories}
         if config.memory_timeline:
@@ -117,7 +118,7 @@ def _entry(
     pooled: InferenceResults,
     parts: Mapping[str, Any],
     experiment_id: str,
-    caveats: list[str],
+    caveats: list[Caveat],
     save: Callable[[Mapping[str, Any], str], None],
 ) -> dict[str, Any]:
     """What stands in the results file: every part is saved under its name, and all of them make the entry."""
@@ -133,7 +134,7 @@ def _entry(
         "experiment_id": experiment_id,
         "digest": due.digest,
         "varied": dict(due.varied),
-        "caveats": caveats,
+        "caveats": sentences(caveats),
         "prompts": {
             **due.prompts.source,
             "num_prompts": len(due.chosen.texts),
@@ -174,10 +175,10 @@ def _token_ids(pooled: InferenceResults) -> dict[str, Any]:
     return {"output_token_ids": [query["output_token_ids"] for query in pooled["queries"]]}
 
 
-def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextConfig) -> list[str]:
+def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextConfig) -> list[Caveat]:
     """What a reader must know before quoting the figures."""
     here = processes_on_this_machine(accelerator)
     found = shared_cores_caveats(accelerator.device, here)
     if pooled["simulated_delay_s"] > 0 and config.energy_wanted != "off":
-        found.append(f"the energy of the whole run holds {pooled['simulated_delay_s']:.3g} s of simulated waiting")
+        found.append(caveat("simulated_waiting", waiting_s=pooled["simulated_delay_s"]))
     return found

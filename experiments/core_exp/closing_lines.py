@@ -18,7 +18,7 @@ def closing_lines(report: RunReport) -> list[str]:
         lines.append(closing_table(report.results, places_of(report.search)))
         warning = few_samples_warning(report.results)
         if warning is not None:
-            lines.append(f"warning: {warning} (--num_samples)")
+            lines.append(f"warning: {warning}")
     lines += [*caveat_lines(report.results), *failed_sample_lines(report.results)]
     for key, failure in report.failed.items():
         lines.append(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")

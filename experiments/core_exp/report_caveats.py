@@ -9,11 +9,12 @@ from experiments.core_exp.report_analyses import Analyses, Missing
 from experiments.core_exp.report_parts import Caveat
 from experiments.core_exp.sweep_results import StoredSetting
 
-# Beginnings of the caveats of single settings, and what they say together.
+# Kinds of the caveats of single settings, and what they say together.
 OF_SINGLE_SETTINGS = {
-    "drift: ": "Drift: the speed of the machine changed while the sweep ran",
-    "throttled: ": "Throttling: the GPU's clocks were held down",
-    "foreign load: ": "Foreign load: other processes used the machine while settings were measured",
+    "drift": "Drift: the speed of the machine changed while the sweep ran",
+    "throttled": "Throttling: the GPU's clocks were held down",
+    "foreign_load_cpu": "Foreign load: other processes used the CPUs while settings were measured",
+    "foreign_load_gpu": "Foreign load: other processes used the GPU when the measuring of settings began",
 }
 
 
@@ -30,9 +31,11 @@ def report_caveats(found: Analyses) -> list[Caveat]:
 def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
     carried: dict[str, list[str]] = {}
     for each in settings:
-        for text in each.result.provenance.caveats:
-            if not text.startswith(tuple(OF_SINGLE_SETTINGS)):
-                carried.setdefault(text, []).append(f"{each.task} {each.key}")
+        provenance = each.result.provenance
+        texts = [found.sentence for found in provenance.caveat_records if found.kind not in OF_SINGLE_SETTINGS]
+        # Files from before the records were there have sentences alone.
+        for text in texts if provenance.caveat_records else provenance.caveats:
+            carried.setdefault(text, []).append(f"{each.task} {each.key}")
     for text, names in carried.items():
         yield Caveat(_sentence(text), *_scope(names, len(settings)))
 
@@ -40,14 +43,14 @@ def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
 def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
     for kind, text in OF_SINGLE_SETTINGS.items():
         found = [
-            (f"{each.task} {each.key}", caveat.removeprefix(kind))
+            (f"{each.task} {each.key}", caveat.sentence)
             for each in settings
-            for caveat in each.result.provenance.caveats
-            if caveat.startswith(kind)
+            for caveat in each.result.provenance.caveat_records
+            if caveat.kind == kind
         ]
         if not found:
             continue
-        if kind == "drift: ":
+        if kind == "drift":
             ratios = drift_ratios(settings)
             text += (
                 f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"

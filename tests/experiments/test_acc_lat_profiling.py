@@ -282,7 +282,7 @@ def test_a_setting_that_cannot_run_is_a_line_and_exit_code_1_and_the_others_are_
     assert main() == 0
     printed = capsys.readouterr().out
     assert "failed:" not in printed
-    assert "\nwarning: 2 samples stand behind a comparison of 2 settings: " in printed
+    assert "\nwarning: only 2 samples per setting: " in printed
     assert len(list(tmp_path.glob("*_imgsizetier-medium_*.json"))) == 1
     assert low.stat().st_mtime_ns == written
 

@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from experiment_core_utils.records.caveats import caveat
 from experiments.core_exp.budget_guardrail import GuardrailCounts
 from experiments.core_exp.estimator_plots import errors_plot, guardrail_plot, predicted_plot
 from experiments.core_exp.estimator_validation import Coverage, Errors, Repeatability, Validation
@@ -53,10 +54,11 @@ def test_the_statements_are_of_the_data(report: Report) -> None:
 
 def test_the_caveats_are_each_said_once_with_their_settings(report: Report) -> None:
     caveats = {each.text: each for each in report.caveats}
-    assert caveats["Few samples."].scope is None
+    assert caveats["Only 4 samples per setting: use --num_samples 500 or more before comparing accuracy."].scope is None
     throttled = caveats["Throttling: the GPU's clocks were held down."]
     assert throttled.scope == "4 of 4 settings" and len(throttled.details) == 4
-    assert throttled.details[0] == f"signs tier-low_topk2_blocks2: {HOSTILE}"
+    assert throttled.details[0].startswith("signs tier-low_topk2_blocks2: throttled: ")
+    assert f"({HOSTILE})" in throttled.details[0]
     assert "A P95 of fewer than 20 times stands on the longest one of them; the fewest here are 4." in caveats
 
 
@@ -73,7 +75,8 @@ def test_the_drift_of_all_settings_is_one_caveat(tmp_path: Path) -> None:
     two = [result(setting(top_k=top_k)) for top_k in (2, 3)]
     for each, ratio in zip(two, (0.9, 1.4), strict=True):
         each["drift"] = [{"rank": 0, "control": "x", "before": 1.0, "after": ratio, "reason": None}]
-        each["provenance"]["caveats"] = [f"drift: {ratio}"]
+        found = caveat("drift", ratio=ratio, when="after")
+        each["provenance"] |= {"caveats": [found.sentence], "caveat_records": [found.model_dump()]}
     (drift,) = [each for each in report_of(analyse([write(tmp_path, *two)])).caveats if each.text.startswith("Drift")]
     assert "0.90 to 1.40 times" in drift.text and drift.scope == "2 of 2 settings"
 

@@ -71,11 +71,11 @@ def test_a_stage_whose_longest_window_was_too_short_tells_its_error_and_the_goal
     for name, act_s in {"prefill": 0.020, "decode": 0.015, "end_to_end": 0.045}.items():
         assert errors[name] == pytest.approx((0.0081 + act_s) / 4.05, rel=0.03)
     entry = energy_of(SettingEnergy("0001", 0, 7, found, {}, None))
-    (caveat,) = [each for each in energy_caveats(entry) if "goal" in each]
-    assert caveat.startswith(
+    (caveat,) = [each for each in energy_caveats(entry) if each.kind == "energy_goal_missed"]
+    assert caveat.sentence.startswith(
         "energy: the longest windows leave an error of up to prefill 0.7%, decode 0.6%, end_to_end"
     )
-    assert caveat.endswith("more than the goal of 0.5%")
+    assert caveat.sentence.endswith("more than the goal of 0.5%")
 
 
 def test_idle_energy_is_taken_off_for_the_net() -> None:

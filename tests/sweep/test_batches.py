@@ -122,8 +122,8 @@ def test_a_slow_preparation_fails_alone_and_a_slow_batch_is_answered_one_by_one(
 
 
 def test_lower_precision_is_a_caveat_where_there_are_batches() -> None:
-    assert batching_caveats(10, 4, "bfloat16") == [
-        "6 of 10 samples are answered in batches: in bfloat16 some answers may differ for it"
-    ]
+    (found,) = batching_caveats(10, 4, "bfloat16")
+    assert found.figures == {"num_batched": 6, "num_samples": 10, "dtype": "bfloat16"}
+    assert found.sentence.startswith("6 of 10 samples are answered in batches: in bfloat16 some answers may differ")
     assert batching_caveats(10, 4, "float32") == batching_caveats(10, None, "float16") == []
     assert batching_caveats(10, 10, "bfloat16") == []

@@ -8,6 +8,7 @@ import pytest
 from experiment_core_utils.primitives.errors import OutOfMemory, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.stability import drift_ratio
+from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import Drift
 from experiment_core_utils.sweep.drift import (
@@ -20,6 +21,8 @@ from experiment_core_utils.sweep.drift import (
     read_drift,
 )
 from tests.hand_made_records import measured_sample, part, result_of
+
+WEIGHTS = caveat("random_weights")
 
 
 class Script:
@@ -49,9 +52,11 @@ def check(folder: Path, script: Script, every: int = 2, rank: int = 0, run: str 
     return DriftCheck(folder, rank, 1, run, "control", every, script, clock=lambda: float(next(seconds)))
 
 
-def save(drift: DriftCheck, ledger: Ledger, folder: Path, key: str, run: str = "0007") -> None:
+def save(drift: DriftCheck, ledger: Ledger, folder: Path, key: str, run: str = "0007", is_old: bool = False) -> None:
+    """A file from before caveats were records has sentences alone."""
+    now = {"caveats": [WEIGHTS.sentence]} | ({} if is_old else {"caveat_records": [WEIGHTS]})
     made = result_of(part(measured_sample(0)))
-    provenance = made.provenance.with_keys(experiment_id=run, caveats=["random weights"])
+    provenance = made.provenance.with_keys(experiment_id=run, **now)
     content = made.with_keys(provenance=provenance, drift=drift.unfilled()).content()
     write_json_atomically(content, folder / f"{key}.json")
     ledger.mark_done(key, f"{key}.json")
@@ -66,12 +71,13 @@ def test_the_ratio_is_the_median_over_samples() -> None:
     assert drift_ratio({1: 1.0}, {2: 1.0}) is None
 
 
-def test_each_setting_gets_the_readings_around_it(tmp_path: Path, ledger: Ledger) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_each_setting_gets_the_readings_around_it(tmp_path: Path, ledger: Ledger, is_old: bool) -> None:
     drift = check(tmp_path, Script(times(1.0), times(1.02), times(1.25)))
     drift.begin()
     for number, key in enumerate(("a", "b", "c")):
         drift.after(is_last=number == 2)
-        save(drift, ledger, tmp_path, key)
+        save(drift, ledger, tmp_path, key, is_old=is_old)
         assert saved(tmp_path, key)["drift"][0]["reason"] == NOT_CLOSED
     fill_in_drift(tmp_path, ledger, "abc")
     before = saved(tmp_path, "c")
@@ -83,11 +89,17 @@ def test_each_setting_gets_the_readings_around_it(tmp_path: Path, ledger: Ledger
         "b": [1.0, pytest.approx(1.02)],
         "c": [pytest.approx(1.02), pytest.approx(1.25)],
     }
-    assert saved(tmp_path, "a")["provenance"]["caveats"] == ["random weights"]
-    assert saved(tmp_path, "c")["provenance"]["caveats"] == [
-        "random weights",
-        "drift: after this setting the control setting took 1.25 times as long as when the run began",
+    assert saved(tmp_path, "a")["provenance"]["caveats"] == [WEIGHTS.sentence]
+    provenance = saved(tmp_path, "c")["provenance"]
+    assert provenance["caveats"] == [
+        WEIGHTS.sentence,
+        "drift: machine speed changed by up to 25 % during this run; do not compare times across it",
     ]
+    if is_old:
+        assert "caveat_records" not in provenance
+    else:
+        assert [each["kind"] for each in provenance["caveat_records"]] == ["random_weights", "drift"]
+        assert provenance["caveat_records"][1]["figures"] == {"ratio": pytest.approx(1.25), "when": "after"}
     readings = read_drift(drift_path(tmp_path, 0))
     assert [(each.when, each.num_settings_before, each.since_start_s) for each in readings] == [
         ("start", 0, 1.0), ("between", 2, 2.0), ("end", 3, 3.0),
@@ -171,10 +183,10 @@ def test_without_readings_there_are_reasons(tmp_path: Path, ledger: Ledger) -> N
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("after", "says"), [(1.049, None), (1.06, "1.06"), (0.94, "0.94"), (None, None)])
+@pytest.mark.parametrize(("after", "says"), [(1.049, None), (1.06, "6 %"), (0.94, "6 %"), (None, None)])
 def test_more_than_five_percent_is_a_caveat(after: float | None, says: str | None) -> None:
-    caveat = drift_caveat([Drift(before=1.0, after=1.0), Drift(before=1.01, after=after)])
-    assert (caveat is None) if says is None else (caveat is not None and f"took {says} times" in caveat)
+    found = drift_caveat([Drift(before=1.0, after=1.0), Drift(before=1.01, after=after)])
+    assert (found is None) if says is None else (found is not None and f"by up to {says} during" in found.sentence)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 9, "readings": []}', '{"schema_version": 1}'])

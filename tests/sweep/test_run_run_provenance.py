@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.sweep.plan import AskedRun, asked_run
-from experiment_core_utils.sweep.run import few_samples_caveats, provenance_of_run
+from experiment_core_utils.sweep.run import provenance_of_run, run_few_samples_caveats
 
 
 def asked(*flags: str) -> AskedRun:
@@ -33,17 +33,17 @@ def test_caveats_come_from_the_machine_the_batches_and_the_number_of_samples() -
     run = asked("--num_latency_samples", "1")
     device = torch.device("cpu")
     alone = provenance_of_run(run, Accelerator(cpu=True), device, 1, "0001", {"dtype": "float32"}).caveats
-    assert [each[:24] for each in alone] == ["4 samples stand behind a"]
+    assert [each[:24] for each in alone] == ["only 4 samples per setti"]
     shared = provenance_of_run(run, Accelerator(cpu=True), device, 2, "0001", {"dtype": "bfloat16"}).caveats
     assert [each[:24] for each in shared] == [
         "2 processes share the CP",
         "3 of 4 samples are answe",
-        "4 samples stand behind a",
+        "only 4 samples per setti",
     ]
 
 
 def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
     run = asked()
-    assert len(run.settings) > 1 and len(few_samples_caveats(run)) == 1
-    assert few_samples_caveats(replace(run, settings=run.settings[:1])) == []
-    assert few_samples_caveats(replace(run, config=replace(run.config, pareto_search=True))) == []
+    assert len(run.settings) > 1 and len(run_few_samples_caveats(run)) == 1
+    assert run_few_samples_caveats(replace(run, settings=run.settings[:1])) == []
+    assert run_few_samples_caveats(replace(run, config=replace(run.config, pareto_search=True))) == []

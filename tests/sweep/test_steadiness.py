@@ -6,6 +6,7 @@ import pytest
 
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.stability import warm_up_of
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import Order, SettingResult
 from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, MeasuringOrder, When
 from experiment_core_utils.saved_results.terminal import caveat_lines
@@ -81,7 +82,7 @@ def test_without_a_gpu_its_figures_are_null_with_a_reason() -> None:
     assert entry.sm_clock_mhz is entry.throttle_reasons is entry.power_throttled_s is None
 
 
-def caveats(close: GpuReading, foreign_s: float = 0.0, opened: GpuReading = GPU) -> list[str]:
+def caveats(close: GpuReading, foreign_s: float = 0.0, opened: GpuReading = GPU) -> list[Caveat]:
     readings = [reading("open", 0, 0, 0, opened), reading("close", 10, 10 + foreign_s, 10, close)]
     return conditions_caveats(conditions_of(readings))
 
@@ -93,14 +94,14 @@ def test_a_quiet_machine_has_no_caveat() -> None:
 
 def test_heat_power_and_others_are_caveats() -> None:
     (hot,) = caveats(replace(GPU, throttle_reasons=("gpu_idle", "hw_thermal_slowdown")))
-    assert hot.startswith("throttled: ") and "(hw_thermal_slowdown)" in hot
+    assert hot.kind == "throttled" and "(hw_thermal_slowdown)" in hot.sentence
     (counted,) = caveats(replace(GPU, power_throttled_s=5.2))
-    assert "(power limit)" in counted
+    assert "(power limit)" in counted.sentence
     (load,) = caveats(GPU, foreign_s=8.0)
-    assert load == "foreign load: other processes used 20% of the CPUs while this setting was measured"
+    assert load.sentence.startswith("foreign load: other processes used 20% of the CPUs during this setting; ")
     busy = replace(GPU, foreign_processes=1, utilisation_percent=50)
     (company,) = caveats(GPU, opened=busy)
-    assert company.startswith("foreign load: other processes computed on the GPU")
+    assert company.kind == "foreign_load_gpu"
     assert caveats(GPU, opened=replace(busy, utilisation_percent=10)) == []
     assert caveats(GPU, opened=replace(busy, foreign_processes=None)) == []
 
@@ -133,13 +134,21 @@ def test_the_precision_is_that_of_all_processes_together() -> None:
 
 
 def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:
-    def result(top_k: int, *found: str) -> SettingResult:
+    def result(top_k: int, *found: Caveat) -> SettingResult:
         made = result_of(part(measured_sample(0)), KnobSetting(tier_target("low"), top_k, (0, 1, 3)))
-        return made.with_keys(provenance=made.provenance.with_keys(caveats=["random weights", *found]))
+        provenance = made.provenance.with_keys(caveats=[], caveat_records=[])
+        return made.with_keys(provenance=provenance.with_caveats([caveat("random_weights"), *found]))
 
-    results = [result(1), result(2, "drift: a", "foreign load: b"), result(4, "drift: c")]
+    drift = [caveat("drift", ratio=ratio, when="after") for ratio in (1.06, 0.93)]
+    results = [result(1), result(2, drift[0], caveat("foreign_load_gpu")), result(4, drift[1])]
     assert caveat_lines(results) == [
-        "drift: a (tier-low_topk2_blocks3; 2 of 3 settings)",
-        "foreign load: b (tier-low_topk2_blocks3; 1 of 3 settings)",
+        f"{drift[1].sentence} (tier-low_topk4_blocks3; 2 of 3 settings)",
+        f"{caveat('foreign_load_gpu').sentence} (tier-low_topk2_blocks3; 1 of 3 settings)",
     ]
     assert caveat_lines([result(1)]) == []
+
+
+def test_sentences_of_files_without_records_are_shown_as_they_stand() -> None:
+    made = result_of(part(measured_sample(0)))
+    old = made.with_keys(provenance=made.provenance.with_keys(caveats=["drift: a", "b"], caveat_records=[]))
+    assert caveat_lines([old, old]) == ["drift: a (2 of 2 settings)", "b (2 of 2 settings)"]

@@ -47,7 +47,7 @@ def test_rescoring_prints_old_beside_new(results: Path, capsys: pytest.CaptureFi
     assert head.split() == "setting read_off (before) vqa_score [95 %] samples unparsed".split()
     assert small.split()[:3] == ["tier-low_topk2_blocks3", "1.000", "0.000"]
     assert full.split()[:3] == ["tier-low_topk4_blocks4", "1.000", "1.000"]
-    assert warning.startswith("warning: 3 samples stand behind a comparison of 2 settings")
+    assert warning.startswith("warning: only 3 samples per setting")
     folder = results / "rescored_vqa_score"
     assert (where, table) == (f"2 settings in {folder}", f"table of settings: {folder / 'signs_settings.csv'}")
 
@@ -60,7 +60,7 @@ def test_comparing_prints_a_row_for_each_other_setting(results: Path, capsys: py
     assert title == "signs, vqa_score: settings against tier-low_topk4_blocks4, on the samples that both have"
     # All three worse: Wilson's bound for 0 of 3, 3.8415 / 6.8415 = 0.561, twice that from -1.
     assert row.split() == "tier-low_topk2_blocks3 0.000 -1.000 [-1.000, +0.123] 0 3 0 0.25 0".split()
-    assert warning.startswith("warning: 3 samples")
+    assert warning.startswith("warning: only 3 samples")
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,7 @@ def test_every_line_in_its_place() -> None:
     table, *lines = closing_lines(report)
     assert table == closing_table(results)
     assert lines == [
-        "warning: 2 samples stand behind a comparison of 2 settings: differences in accuracy and Pareto fronts need at "
-        "least 500 (--num_samples)",
+        "warning: only 2 samples per setting: use --num_samples 500 or more before comparing accuracy",
         "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3",
         "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory",
         "left out by the sampling strategy: top-k 8 (--sampling_strategy full measures all)",

@@ -1,0 +1,146 @@
+"""What a reader must know before quoting numbers: caveats as records, and the sentence of each kind."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Severity = Literal["warning", "note"]
+
+
+class Caveat(BaseModel):
+    """Something that weakens the numbers of a result.
+
+    Attributes:
+        kind: what it is about, such as `drift` or `few_samples`.
+        severity: `warning` where the numbers of this result may mislead, `note` where it matters how they were made.
+        figures: object of what was found, such as `ratio` and `when`; `{}` for none.
+        advice: what to do about it; None if nothing can be advised.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+    kind: str
+    severity: Severity
+    figures: dict[str, Any]
+    advice: str | None
+
+    @model_validator(mode="after")
+    def _figures_make_a_sentence(self) -> Self:
+        try:
+            _ = self.sentence
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"the figures of a caveat of kind {self.kind!r} do not fit: {error!r}") from error
+        return self
+
+    @property
+    def sentence(self) -> str:
+        """What happened, then what to do. A kind that is not known, of a later version, shows its figures."""
+        known = _KINDS.get(self.kind)
+        what = f"{self.kind}: {self.figures}" if known is None else known.what(self.figures)
+        return what if self.advice is None else f"{what}; {self.advice}"
+
+    @property
+    def extent(self) -> float:
+        """How far a ratio is from 1, to find the worst drift; 0 for other kinds."""
+        return abs(self.figures["ratio"] - 1) if self.kind == "drift" else 0.0
+
+
+class _Kind(NamedTuple):
+    severity: Severity
+    what: Callable[[Mapping[str, Any]], str]
+    advice: str | None = None
+
+
+# Fields of `figures` are those that each sentence names.
+_KINDS = {
+    "data_commit_unknown": _Kind(
+        "note",
+        lambda found: "the commit of the data on the hub is not known",
+        "use --dataset_revision COMMIT to make the run repeatable",
+    ),
+    "random_weights": _Kind(
+        "note",
+        lambda found: "random weights: accuracy means nothing, routing may be more even than a trained model's",
+    ),
+    "shared_cores": _Kind(
+        "note",
+        "{num_processes} processes share the CPU cores: times are not those of one process alone".format_map,
+    ),
+    "pictures_not_shown": _Kind(
+        "warning",
+        lambda found: "pictures: a text model was asked the questions without their pictures",
+        "do not read its accuracy as that of a model that sees them",
+    ),
+    "batched_answers": _Kind(
+        "note",
+        "{num_batched} of {num_samples} samples are answered in batches: in {dtype} some answers may differ".format_map,
+        "use --precision float32 for the same answers",
+    ),
+    "few_samples": _Kind(
+        "warning",
+        lambda found: (
+            f"only {found['num_samples']} samples per setting: use --num_samples {found['least']} or more "
+            "before comparing accuracy"
+        ),
+    ),
+    "drift": _Kind(
+        "warning",
+        lambda found: f"drift: machine speed changed by up to {100 * abs(found['ratio'] - 1):.0f} % during this run",
+        "do not compare times across it",
+    ),
+    "throttled": _Kind(
+        "warning",
+        lambda found: f"throttled: the GPU lowered its clocks ({', '.join(found['reasons'])}) during this setting",
+        "cool the GPU or lower its load, and measure the setting again",
+    ),
+    "foreign_load_cpu": _Kind(
+        "warning",
+        "foreign load: other processes used {cpu_fraction:.0%} of the CPUs during this setting".format_map,
+        "stop them and measure the setting again",
+    ),
+    "foreign_load_gpu": _Kind(
+        "warning",
+        lambda found: "foreign load: other processes used the GPU when this setting began",
+        "stop them and measure the setting again",
+    ),
+    "energy_not_measured": _Kind("warning", "energy: not measured: {reason}".format_map),
+    "energy_closure_unknown": _Kind(
+        "warning",
+        lambda found: "energy: a stage was not measured: whether the stages add up to the whole is not known",
+    ),
+    "energy_closure": _Kind(
+        "warning",
+        "energy: the stages and the whole request differ by {fraction:+.1%}".format_map,
+        "do not add the energy of stages up",
+    ),
+    "energy_short_windows": _Kind(
+        "warning",
+        lambda found: f"energy: the windows of {', '.join(found['stages'])} are shorter than {found['least_s']:g} s",
+    ),
+    "energy_goal_missed": _Kind(
+        "warning",
+        lambda found: (
+            "energy: the longest windows leave an error of up to "
+            + ", ".join(f"{stage} {error:.1%}" for stage, error in found["errors"].items())
+            + f", more than the goal of {found['goal']:.1%}"
+        ),
+    ),
+    "energy_estimated": _Kind("warning", "energy: estimated by {source}, not measured".format_map),
+    "energy_without_gpu": _Kind("warning", lambda found: "energy: the GPU's own energy is not in it"),
+    "simulated_waiting": _Kind(
+        "note", "the energy of the whole run contains {waiting_s:.3g} s of simulated waiting".format_map
+    ),
+    "model_output": _Kind("warning", "{problem}".format_map),
+}
+
+
+def caveat(kind: str, **figures: Any) -> Caveat:
+    """A caveat of a known kind, with the severity and the advice of its kind."""
+    known = _KINDS[kind]
+    return Caveat(kind=kind, severity=known.severity, figures=figures, advice=known.advice)
+
+
+def sentences(caveats: Sequence[Caveat]) -> list[str]:
+    """The sentence of each caveat, in their order."""
+    return [each.sentence for each in caveats]
