@@ -17,7 +17,6 @@ import pytest
 
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.journal import read_journal
-from experiment_core_utils.saved_results.terminal import UNSTEADY
 from tests.conftest import save_tiny, tiny_config
 from tests.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
 
@@ -113,10 +112,18 @@ def _without_times(table: pd.DataFrame) -> str:
     return table.drop(columns=[name for name in table if name.startswith("T_") or name.endswith("_ms")]).to_csv()
 
 
+# Caveats that two runs of the same settings need not share: their sentences, and their kinds.
+UNSTEADY = ("drift", "throttled", "foreign load", "foreign_load", "energy")
+
+
+def is_unsteady(entry: Any) -> bool:
+    said = entry.get("kind") if isinstance(entry, dict) else entry
+    return isinstance(said, str) and said.startswith(UNSTEADY)
+
+
 def without(content: Any, left_out: set[str]) -> Any:
     if isinstance(content, list):
-        kept = [each for each in content if not (isinstance(each, str) and each.startswith(UNSTEADY))]
-        return [without(each, left_out) for each in kept]
+        return [without(each, left_out) for each in content if not is_unsteady(each)]
     if not isinstance(content, dict):
         return content
     return {
