@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.text import TextConfig, judged
-from experiment_core_utils.j_results_saving import loads_of, timelines_of
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.architecture import computing_dtype, quantisation_in_force, stored_bytes
@@ -50,11 +49,22 @@ from experiment_core_utils.records.compute import (
     LoadTrace,
     MemoryParts,
     ModelBytes,
+    memory_timeline,
     utilisation_of,
 )
 from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
-from experiment_core_utils.records.setting_result import ComputePart, Memory, Utilisation
-from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting
+from experiment_core_utils.records.setting_result import (
+    ComputePart,
+    Memory,
+    MemoryTimeline,
+    ProcessLoad,
+    Utilisation,
+)
+from experiment_core_utils.records.settings import (
+    MeasuredSample,
+    MeasuredSetting,
+    SettingLoad,
+)
 from experiment_core_utils.records.text import (
     BatchRecord,
     ComputeMetrics,
@@ -63,6 +73,29 @@ from experiment_core_utils.records.text import (
     InferenceResults,
     ProcessPlace,
 )
+
+
+def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
+    """`compute_utilisation`: one entry for each window."""
+    return [
+        ProcessLoad.model_construct(
+            rank=each.rank,
+            experiment_id=each.experiment_id,
+            window_s=each.trace.samples[-1].at_s,
+            **utilisation_of(each.trace),
+        )
+        for each in loads
+    ]
+
+
+def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
+    """`memory_timeline`: one entry for each window; None where none was asked for."""
+    timelines = [
+        MemoryTimeline.model_construct(rank=each.rank, experiment_id=each.experiment_id, **memory_timeline(each.trace))
+        for each in loads
+        if each.has_timeline
+    ]
+    return timelines or None
 
 
 def share_of_peak(amount: float | None, seconds: float | None, peak_per_s: float | None) -> float | None:

@@ -22,7 +22,6 @@ from experiment_core_utils.primitives.errors import (
 from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.primitives.units import milliseconds
-from experiment_core_utils.records.compute import memory_timeline, utilisation_of
 from experiment_core_utils.records.requests import StagedRun, VisionGeometry
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
@@ -40,9 +39,7 @@ from experiment_core_utils.records.setting_result import (
     DecoderPart,
     Drift,
     FailedRecord,
-    MemoryTimeline,
     Metadata,
-    ProcessLoad,
     Provenance,
     RunTimes,
     SampleResult,
@@ -55,7 +52,6 @@ from experiment_core_utils.records.settings import (
     AccuracySummary,
     MeasuredSample,
     MeasuredSetting,
-    SettingLoad,
     SettingSummary,
 )
 from experiment_core_utils.records.text import ProcessPlace
@@ -460,26 +456,3 @@ def add_to_results(
         json_path = save_aggregated_results_json(results_dict, task_type, results_dir=results_dir)
         experiments = load_aggregated_results(task_type, results_dir=results_dir)
         return json_path, flatten_results_to_csv(experiments, task_type, results_dir=results_dir)
-
-
-def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
-    """`compute_utilisation`: one entry for each window."""
-    return [
-        ProcessLoad.model_construct(
-            rank=each.rank,
-            experiment_id=each.experiment_id,
-            window_s=each.trace.samples[-1].at_s,
-            **utilisation_of(each.trace),
-        )
-        for each in loads
-    ]
-
-
-def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
-    """`memory_timeline`: one entry for each window; None where none was asked for."""
-    timelines = [
-        MemoryTimeline.model_construct(rank=each.rank, experiment_id=each.experiment_id, **memory_timeline(each.trace))
-        for each in loads
-        if each.has_timeline
-    ]
-    return timelines or None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.j_results_saving import loads_of, timelines_of
+from experiment_core_utils.h_metrics_compute import loads_of, timelines_of
 from experiment_core_utils.meters.load import LoadSampler, SilentGpu
 from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
 from experiment_core_utils.records.compute import LoadSample, LoadTrace
