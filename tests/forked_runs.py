@@ -41,7 +41,8 @@ class Run:
         environment: added to this process's.
         kill_after_s: SIGKILL after that time, counted from the fork.
         kill_at_call: SIGKILL at the n-th changing call, from 0.
-        signal_when: (pattern of paths, number): that signal is sent as soon as a path fits the pattern.
+        signal_when: (pattern of paths, number): the process gets that signal after the changing call that made a
+            path of that pattern.
         file_limit_bytes: no file can grow beyond that: what a full disk is to a program.
         calls_file: where the number of changing calls goes at the end of the process.
         program: the name of the driver.

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 # The drivers import pipelines where they need them; here that is before the fork.
 import experiment_core_utils.pipeline
-import experiment_core_utils.saved_results.terminal  # noqa: F401  # noqa: F401
+import experiment_core_utils.saved_results.terminal  # noqa: F401
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
@@ -71,7 +71,6 @@ def _answer_once(model: str) -> None:
 
 def _watch(runs: Sequence[Run], children: dict[int, int], started: float) -> dict[int, tuple[int, float]]:
     waiting = {pid: runs[index] for pid, index in children.items()}
-    signalled = set()
     ended: dict[int, tuple[int, float]] = {}
     while waiting:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -82,9 +81,6 @@ def _watch(runs: Sequence[Run], children: dict[int, int], started: float) -> dic
         for each, run in waiting.items():
             if gone_s > (LONGEST_S if run.kill_after_s is None else run.kill_after_s):
                 os.kill(each, signal.SIGKILL)
-            elif run.signal_when is not None and each not in signalled and glob.glob(run.signal_when[0]):
-                os.kill(each, run.signal_when[1])
-                signalled.add(each)
         time.sleep(0.002)
     return ended
 
@@ -99,7 +95,7 @@ def _fork(run: Run) -> int:
         os.dup2(1 if run.errors is None else _opened(run.errors), 2)
         os.environ.update(run.environment)
         sys.argv = [run.program, *run.arguments]
-        calls = _count_calls(run.kill_at_call)
+        calls = _count_calls(run.kill_at_call, run.signal_when)
         if run.file_limit_bytes is not None:
             _limit_files(run.file_limit_bytes)
         code = PROGRAMS[run.program]()
@@ -123,15 +119,25 @@ def _limit_files(size_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def _count_calls(kill_at: int | None) -> Callable[[], int]:
+def _count_calls(kill_at: int | None, signal_when: tuple[str, int] | None) -> Callable[[], int]:
+    """Counts the calls that change files; the process signals itself, so that a busy machine cannot delay a signal."""
     count = 0
+    signalled = False
+
+    def signal_once() -> None:
+        nonlocal signalled
+        if signal_when is not None and not signalled and glob.glob(signal_when[0]):
+            signalled = True
+            os.kill(os.getpid(), signal_when[1])
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
             nonlocal count
             count += 1
             if count - 1 != kill_at:
-                return call(*arguments, **keywords)
+                returned = call(*arguments, **keywords)
+                signal_once()
+                return returned
             if name == "write":
                 call(arguments[0], arguments[1][: len(arguments[1]) // 2])
             elif count % 2:

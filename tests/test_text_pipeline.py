@@ -347,13 +347,18 @@ def prompt_lengths(values: dict[str, Any]) -> list[int]:
 
 def test_batches_and_queries_have_their_energy_and_the_run_two_sources(values: dict[str, Any], tmp_path: Path) -> None:
     """Beside a device that draws 100 W whatever runs, energies are 100 times seconds."""
-    sources = EnergySources(scripted_library(), instruments_of(device_in_real_time(), sample_every_s=0.005), 0.05)
-    folder = tmp_path / "results"
     grid = combinations({**values, "track_energy": True, "country_iso_code": "FRA"})
-    report = run_text_experiments(grid, folder, lambda line: None, sources)
-    (result,) = report.results.values()
-    (experiment_id,) = ids_of(report)
-    raw = folder / "raw_results" / experiment_id
+    # A busy machine can keep the reader of power from its turn; its integral is then rightly absent.
+    for attempt in range(5):
+        sources = EnergySources(scripted_library(), instruments_of(device_in_real_time(), sample_every_s=0.005), 0.05)
+        folder = tmp_path / f"results_{attempt}"
+        report = run_text_experiments(grid, folder, lambda line: None, sources)
+        (result,) = report.results.values()
+        (experiment_id,) = ids_of(report)
+        raw = folder / "raw_results" / experiment_id
+        local = json.loads((raw / f"{experiment_id}_6_local_energy_results_process_0.json").read_text())
+        if local["gpu_power_integral_j"] is not None:
+            break
     found = json.loads((raw / f"{experiment_id}_7_apportioned_energy.json").read_text())
     for batch in found["batches"]:
         # The device is synchronised and the marks are read within the window.
@@ -365,7 +370,6 @@ def test_batches_and_queries_have_their_energy_and_the_run_two_sources(values: d
     assert metrics["energy_per_batch_j"]["n"] == metrics["num_batches"]
     assert metrics["energy_per_query_j"]["n"] == len(PROMPTS)
     assert metrics["energy_per_output_token_j"] == pytest.approx(total / metrics["total_output_tokens"])
-    local = json.loads((raw / f"{experiment_id}_6_local_energy_results_process_0.json").read_text())
     assert local["gpu_energy_kwh"] == 3e-3 and local["gpu_counter_j"] > 0
     assert local["gpu_source_ratio"] == local["gpu_power_integral_j"] / local["gpu_counter_j"]
     assert local["gpu_idle_j"] is not None

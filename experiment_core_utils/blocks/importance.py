@@ -200,8 +200,6 @@ def passed_through(block: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-
-
 def select_block_sets(
     score: Callable[[Sequence[Blocks]], Sequence[float]],
     total_blocks: int,

@@ -1,6 +1,5 @@
 """In: a sweep; out: the stage times of each measured generation, token by token."""
 
-
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.setting_result import SampleResult
 from experiments.core_exp.stage_decomposition import Generation
