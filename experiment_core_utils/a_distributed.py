@@ -18,8 +18,8 @@ from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import InitProcessGroupKwargs
 from torch import distributed
 
-from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.config.text import TextConfig, judged
+from experiment_core_utils.config.parts import MachineConfig
+from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.primitives.collectives import lost_processes_named, of_main_process
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost, first_line
@@ -208,7 +208,7 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
     one process to each of them, and every one would believe it was the main one.
 
     Args:
-        experiment_config: a `ProfilingConfig`, or a text experiment in any form that `text_config.judged` takes. The
+        experiment_config: a `MachineConfig`, or a text experiment in any form that `config.text.validated` takes. The
             `mixed_precision` of the latter acts on a model that goes through `Accelerator.prepare_model`.
 
     Raises:
@@ -217,7 +217,7 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
         ConfigurationError: more processes were launched on this machine than it has GPUs, a GPU is asked for and there
             is none, or the device has no such mixed precision.
     """
-    config = experiment_config if isinstance(experiment_config, ProfilingConfig) else judged(experiment_config)
+    config = experiment_config if isinstance(experiment_config, MachineConfig) else validated(experiment_config)
     on_cpu = choose_device(config.device).type == "cpu"
     if not on_cpu:
         _refuse_shared_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())

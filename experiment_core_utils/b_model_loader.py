@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.config.text import Quantisation, judged
+from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.config.text import Quantisation, validated
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
@@ -141,7 +141,7 @@ def _molmoe_limits(config: MolmoeConfig) -> KnobLimits:
 
 
 @dataclass(frozen=True)
-class AskedQuantisation:
+class RequestedQuantisation:
     """The flags of a profiling run as a `QuantisationWish`."""
 
     model_name: str
@@ -149,27 +149,36 @@ class AskedQuantisation:
     quantization_config: Quantisation
 
     @classmethod
-    def of(cls, config: ProfilingConfig) -> "AskedQuantisation":
+    def of(cls, config: ModelConfig) -> "RequestedQuantisation":
         """4 and 8 bits by bitsandbytes' defaults."""
         width = config.quantization
         wanted = Quantisation(quantization=width != "none", load_in_4bit=width == "4bit", load_in_8bit=width == "8bit")
         return cls(config.model_path, config.precision, wanted)
 
 
-def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torch.device) -> StagedModel:
-    """The model on `device`, in the precision asked for, ready to be profiled.
+def load_staged_model(
+    config: ModelConfig, source: ModelSource, device: torch.device, *, is_profiled: bool = False
+) -> StagedModel:
+    """The model on `device`, in the requested precision, ready to be measured.
 
     With `random_weights` the weights come from a fixed seed; config, tokenizer and image processor are read.
+
+    Args:
+        is_profiled: whether PyTorch's profiler is used on it.
     """
     refuse_hub_code(config.attn_implementation, "--attn_implementation")
     dtype = choose_dtype(config.precision, device)
     if source.foreign is not None:
         wish = LoadWish(
-            dtype, device, config.attn_implementation, config.experts_implementation, AskedQuantisation.of(config)
+            dtype, device, config.attn_implementation, config.experts_implementation, RequestedQuantisation.of(config)
         )
         foreign = load_foreign(source.foreign, wish, config.random_weights)
         return TransformersModel(
-            source.name, foreign, source.foreign.requests, config.execution, eager_reason=eager_reason(config)
+            source.name,
+            foreign,
+            source.foreign.requests,
+            config.execution,
+            eager_reason=eager_reason(config, is_profiled),
         )
     if config.quantization != "none":
         raise ConfigurationError(
@@ -193,15 +202,17 @@ def load_staged_model(config: ProfilingConfig, source: ModelSource, device: torc
         model = _load_native(source, dtype)
     _choose_implementations(model, config)
     model = model.to(device).eval()
-    return MolmoeStagedModel(source.name, model, load_processor(source), config.execution, eager_reason(config))
+    return MolmoeStagedModel(
+        source.name, model, load_processor(source), config.execution, eager_reason(config, is_profiled)
+    )
 
 
-def eager_reason(config: ProfilingConfig) -> str | None:
+def eager_reason(config: ModelConfig, is_profiled: bool) -> str | None:
     """Why `--execution auto` leaves the modules in place, whatever the model: another flag is about them."""
     if config.execution != "auto":
         return None
     about_modules = (
-        ("--use_profiler", config.profiler is not None),
+        ("--use_profiler", is_profiled),
         ("--attn_implementation", config.attn_implementation is not None),
         ("--experts_implementation", config.experts_implementation is not None),
     )
@@ -236,7 +247,7 @@ def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device)
         torch.set_default_dtype(before)
 
 
-def _choose_implementations(model: MolmoeForConditionalGeneration, config: ProfilingConfig) -> None:
+def _choose_implementations(model: MolmoeForConditionalGeneration, config: ModelConfig) -> None:
     """Raises ConfigurationError for a name that transformers does not know."""
     with vendor_errors_named("the implementation asked for is not available"):
         if config.attn_implementation is not None:
@@ -305,12 +316,12 @@ def check_loadable(configs: Any) -> None:
     config also has weights.
 
     Args:
-        configs: in any form that `text_config.judged` takes.
+        configs: in any form that `config.text.validated` takes.
 
     Raises:
         ConfigurationError: see `causal_lm.judge_loadable`.
     """
-    judge_loadable(judged(configs))
+    judge_loadable(validated(configs))
 
 
 def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
@@ -320,13 +331,13 @@ def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
     the left with its end-of-sequence token.
 
     Args:
-        configs: in any form that `text_config.judged` takes.
+        configs: in any form that `config.text.validated` takes.
 
     Raises:
         ConfigurationError: see `check_loadable`; or weights are not there, or do not fit the config one to one.
         OutOfMemory: the model does not fit the device, or with `device_map` all GPUs together.
     """
-    config = judged(configs)
+    config = validated(configs)
     source = judge_loadable(config)
     tokenizer = load_tokenizer(config, source)
     model = load_language_model(config, source)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.primitives.texts import short_digest
@@ -22,8 +22,8 @@ from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_
 _SAMPLES_LOOKED_AT = 8
 
 
-def open_task(config: ProfilingConfig) -> Task:
-    """The split of the dataset that was asked for; raises ConfigurationError where it is not there."""
+def open_task(config: TaskConfig) -> Task:
+    """The requested split of the dataset; raises ConfigurationError where it is not there."""
     return load_task(
         config.dataset_name,
         config.split,
@@ -34,8 +34,8 @@ def open_task(config: ProfilingConfig) -> Task:
     )
 
 
-def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
-    """The samples that the flags ask for, in the order in which every setting measures them.
+def draw_samples(task: Task, config: TaskConfig, *, may_stop_early: bool = False) -> SampledDataset[Sample]:
+    """The requested samples, in the order in which every setting measures them.
 
     Ids ascend, so that neighbours that share a picture stay neighbours. Where a setting may stop early
     (`--until_precision`) they are shuffled by the seed: any beginning is then a random sample of the whole, and the
@@ -48,7 +48,7 @@ def draw_samples(task: Task, config: ProfilingConfig) -> SampledDataset[Sample]:
         task, config.num_samples, config.seed, stratify_by_type=config.sample_by == "question_type", ids=config.ids
     )
     ascending = tuple(sorted(drawn.sample_ids))
-    in_order = ascending if config.until_precision is None else shuffled(ascending, config.seed)
+    in_order = shuffled(ascending, config.seed) if may_stop_early else ascending
     return replace(drawn, sample_ids=in_order)
 
 

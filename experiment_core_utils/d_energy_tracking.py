@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.parts import Device, EnergyMode
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.meters.codecarbon import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
 from experiment_core_utils.meters.energy_files import (
@@ -256,8 +256,8 @@ def _written(tracker: EnergyTracker, row: Mapping[str, Cell] | None, beside: Ene
     return tracker.path
 
 
-def check_energy(config: ProfilingConfig, given: StageMeasurement | None) -> None:
-    """Before anything is written: whether a wish for required energy can be met at all.
+def check_energy(device: Device, output_dir: Path, given: StageMeasurement | None) -> None:
+    """Before anything is written: whether energy, which is required, can be measured at all.
 
     A run whose folder is there already may have nothing left to measure; `means_of` judges it once that is known.
 
@@ -267,12 +267,14 @@ def check_energy(config: ProfilingConfig, given: StageMeasurement | None) -> Non
     Raises:
         MeterUnavailable: energy is required, and there is nothing to measure that of this machine's first device with.
     """
-    if config.energy == "required" and not config.output_dir.exists():
-        _require_any(given.using if given is not None else _instruments(config, 0))
+    if not output_dir.exists():
+        _require_any(given.using if given is not None else _instruments(device, 0))
 
 
-def means_of(config: ProfilingConfig, local_rank: int, given: StageMeasurement | None) -> StageMeasurement | None:
-    """What this process measures energy with; None where it is not asked for.
+def means_of(
+    mode: EnergyMode, device: Device, local_rank: int, seed: int, given: StageMeasurement | None
+) -> StageMeasurement | None:
+    """What this process measures energy with; None where it is not requested.
 
     Counters and power readings count as sources, estimates from load do not: a stage has no load of its own.
 
@@ -282,12 +284,12 @@ def means_of(config: ProfilingConfig, local_rank: int, given: StageMeasurement |
     Raises:
         MeterUnavailable: energy is required and there is nothing to measure it with.
     """
-    if config.energy == "off":
+    if mode == "off":
         return None
-    using = given.using if given is not None else _instruments(config, local_rank)
-    if config.energy == "required":
+    using = given.using if given is not None else _instruments(device, local_rank)
+    if mode == "required":
         _require_any(using)
-    return given if given is not None else StageMeasurement(using.calibrated(), WindowGoal(), seed=config.seed)
+    return given if given is not None else StageMeasurement(using.calibrated(), WindowGoal(), seed=seed)
 
 
 def _require_any(using: Instruments) -> None:
@@ -297,8 +299,8 @@ def _require_any(using: Instruments) -> None:
         raise MeterUnavailable(f"--energy required: {error}; --energy optional goes on without it") from error
 
 
-def _instruments(config: ProfilingConfig, local_rank: int) -> Instruments:
-    return find_instruments(uuids_of([choose_device(config.device, local_rank)]), HostClock())
+def _instruments(device: Device, local_rank: int) -> Instruments:
+    return find_instruments(uuids_of([choose_device(device, local_rank)]), HostClock())
 
 
 def runs_beside_power(
@@ -404,7 +406,7 @@ class TextEnergy:
         codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence
         costs its own figures alone.
         """
-        wanted = self._config.energy_wanted
+        wanted = self._config.energy_mode
         if wanted == "off":
             return NOT_ASKED
         if not self._accelerator.is_local_main_process:
@@ -438,7 +440,7 @@ class TextEnergy:
 
     def power(self) -> Instruments | None:
         """What reads the power of the devices that this process computes on; None where energy is not asked for."""
-        if self._config.energy_wanted == "off":
+        if self._config.energy_mode == "off":
             return None
         if self._sources.instruments is not None:
             return self._sources.instruments
@@ -486,6 +488,6 @@ class TextEnergy:
 
     def _do_without(self, error: MeterUnavailable) -> None:
         """Remember why there is no figure; raises the error where energy is required."""
-        if self._config.energy_wanted == "required":
+        if self._config.energy_mode == "required":
             raise error
         self.reason = str(error)

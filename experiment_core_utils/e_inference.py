@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.config.text import LatencySimulation, TextConfig, judged
+from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.windows import NOT_ASKED, energy_of_part, no_energy, share_of_query, why_no_power
 from experiment_core_utils.models.interface import StagedModel
@@ -316,7 +316,7 @@ def run_gen_inference(
     Args:
         model: with transformers' `generate()`; what `accelerator.prepare` made of it will do.
         tokenised_prompts: all prompts, the same in every process, padded on the left.
-        experiment_config: anything that `judged` takes.
+        experiment_config: anything that `validated` takes.
         stop: asked between two batches and while waiting; None never stops.
 
     Raises:
@@ -421,7 +421,7 @@ def _warm_share(
     power: Instruments | None,
 ) -> TextShare:
     """This process's part, judged and warmed up."""
-    config = judged(experiment_config)
+    config = validated(experiment_config)
     ids, mask = _checked_prompts(tokenised_prompts)
     plain_model = accelerator.unwrap_model(model)
     check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, plain_model.config)

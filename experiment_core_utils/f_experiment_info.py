@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from experiment_core_utils.b_model_loader import ModelWrapper
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, run_facts
 from experiment_core_utils.models.architecture import (
     MIB,
@@ -60,9 +60,9 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
     driver tells of each GPU that this process sees.
 
     Args:
-        experiment_config: in any form that `text_config.judged` takes.
+        experiment_config: in any form that `config.text.validated` takes.
     """
-    config = judged(experiment_config)
+    config = validated(experiment_config)
     info = {
         "experiment_id": experiment_id,
         "cycle_id": config.cycle_id,
@@ -118,9 +118,9 @@ def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariabl
     `latency_simulation`; all others have their own. `num_processes` is the number launched where none was asked for.
 
     Args:
-        experiment_config: in any form that `text_config.judged` takes.
+        experiment_config: in any form that `config.text.validated` takes.
     """
-    config = judged(experiment_config)
+    config = validated(experiment_config)
     others = config.model_dump()
     variables = {
         "model_name": others.pop("model_name"),
@@ -171,45 +171,45 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
 
 
 def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> dict[str, Any]:
-    """The experimental parameters as asked for; `max_new_tokens` and the choice of blocks as they came out."""
+    """The experimental parameters as requested; `max_new_tokens` and the choice of blocks as they came out."""
     return {
-        "num_samples": config.num_samples,
-        "sample_by": config.sample_by,
-        "seed": config.seed,
-        "ids": list(config.ids) if config.ids is not None else None,
-        "prompt_template": config.prompt_template,
-        "dataset_revision": config.dataset_revision,
+        "num_samples": config.task.num_samples,
+        "sample_by": config.task.sample_by,
+        "seed": config.task.seed,
+        "ids": list(config.task.ids) if config.task.ids is not None else None,
+        "prompt_template": config.task.prompt_template,
+        "dataset_revision": config.task.dataset_revision,
         "max_new_tokens": max_new_tokens,
-        "num_runs_per_sample": config.num_runs_per_sample,
-        "num_warmup_runs": config.num_warmup_runs,
-        "max_warmup_runs": config.max_warmup_runs,
-        "until_precision": config.until_precision,
-        "drift_check_every": config.drift_check_every,
-        "energy": config.energy,
-        "num_latency_samples": config.num_latency_samples,
-        "accuracy_batch_size": config.accuracy_batch_size,
-        "precision": config.precision,
-        "execution": config.execution,
-        "quantization": config.quantization,
-        "num_threads": config.num_threads,
+        "num_runs_per_sample": config.measuring.num_runs_per_sample,
+        "num_warmup_runs": config.measuring.num_warmup_runs,
+        "max_warmup_runs": config.measuring.max_warmup_runs,
+        "until_precision": config.measuring.until_precision,
+        "drift_check_every": config.measuring.drift_check_every,
+        "energy": config.measuring.energy,
+        "num_latency_samples": config.measuring.num_latency_samples,
+        "accuracy_batch_size": config.measuring.accuracy_batch_size,
+        "precision": config.model.precision,
+        "execution": config.model.execution,
+        "quantization": config.model.quantization,
+        "num_threads": config.machine.num_threads,
         "batch_size": 1,
         "decoding": "greedy",
-        "sampling_strategy": config.sampling_strategy,
+        "sampling_strategy": config.knobs.sampling_strategy,
         "importance_scores_file": str(choice.file) if choice.scores is not None else None,
         "block_sets_file": str(choice.file) if choice.sets is not None else None,
-        "random_weights": config.random_weights,
-        "enable_memory_optimization": config.enable_memory_optimization,
-        "max_config_retries": config.max_config_retries,
-        "sample_timeout_s": config.sample_timeout,
-        "profiler": config.profiler,
-        "use_profiler_on_all_samples": config.use_profiler_on_all_samples,
-        "pareto_search": config.pareto_search,
+        "random_weights": config.model.random_weights,
+        "enable_memory_optimization": config.machine.enable_memory_optimization,
+        "max_config_retries": config.measuring.max_config_retries,
+        "sample_timeout_s": config.measuring.sample_timeout,
+        "profiler": config.measuring.profiler,
+        "use_profiler_on_all_samples": config.measuring.use_profiler_on_all_samples,
+        "pareto_search": config.search.pareto_search,
         "first_block_top_k_rule": "the first block with experts keeps the model's own top-k",
     }
 
 
 def caveats_of(
-    config: ProfilingConfig, device: torch.device, processes_here: int, data_source: Mapping[str, str]
+    random_weights: bool, device: torch.device, processes_here: int, data_source: Mapping[str, str]
 ) -> list[Caveat]:
     """What a reader must know before quoting the numbers.
 
@@ -219,7 +219,7 @@ def caveats_of(
     caveats = []
     if data_source.get("read_from") == "hub" and not _COMMIT.fullmatch(data_source["revision"]):
         caveats.append(caveat("data_commit_unknown"))
-    if config.random_weights:
+    if random_weights:
         caveats.append(caveat("random_weights"))
     return [*caveats, *shared_cores_caveats(device, processes_here)]
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.config.text import TextConfig, judged
+from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.architecture import computing_dtype, quantisation_in_force, stored_bytes
@@ -285,7 +285,7 @@ def generation_metrics(
     Raises:
         ConfigurationError: a value of the configuration is not allowed.
     """
-    config = judged(experiment_config)
+    config = validated(experiment_config)
     # The other processes wait for this one meanwhile.
     flops = generation_flops(model, results, min(COUNTING_LIMIT_S, config.worker_timeout / 2))
     known, reason = _known_cache(model, config)
@@ -569,7 +569,7 @@ def combine_comp_metrics(
     Raises:
         ConfigurationError: a value of the configuration is not allowed, or as `count_prompt_flops`.
     """
-    config = judged(experiment_config)
+    config = validated(experiment_config)
     memory = get_memory(device)
     parts = text_memory(model, device, config, results, memory["gpu_max_memory_allocated_bytes"])
     utilisation = get_gpu_cpu_utilisation(device) if load is None else utilisation_of(load)

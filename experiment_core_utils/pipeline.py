@@ -89,34 +89,35 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     Args:
         energy: what `--energy` measures with; None finds it on the machine.
     """
+    folder, is_search = config.machine.output_dir, config.search.pareto_search
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
-    accelerator = setup_distributed(config)
+    accelerator = setup_distributed(config.machine)
     asked = asked_run(config)
     check_and_make_folder(asked, energy)
     fingerprint = agreed_fingerprint(config, asked.source, asked.task, asked.drawn.sample_ids, accelerator)
-    ledger = Ledger(config.output_dir, fingerprint)
+    ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
-        of_main_process(lambda: stack.enter_context(only_run_in(config.output_dir / PARTS_FOLDER)), accelerator)
-        due_keys = of_main_process(lambda: due_and_tidy(config, asked.order, ledger), accelerator)
+        of_main_process(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)
+        due_keys = of_main_process(lambda: due_and_tidy(folder, asked.order, ledger, is_search=is_search), accelerator)
         due = settings_of(due_keys, asked.settings)
-        experiment_id, failed = new_run_id(config.output_dir, accelerator) if due else None, {}
+        experiment_id, failed = new_run_id(folder, accelerator) if due else None, {}
         plan = plan_of(asked, experiment_id, ledger, due, accelerator.num_processes)
-        of_main_process(lambda: write_plan(plan, config.output_dir), accelerator)
+        of_main_process(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
             failed = measure_due(asked, due, accelerator, ledger, experiment_id, energy)
         if not accelerator.is_main_process:
-            return RunReport(experiment_id, False, (), failed, (), config.output_dir, None)
+            return RunReport(experiment_id, False, (), failed, (), folder, None)
         results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
-        csv_path = write_tables(results, asked.task.name, config.output_dir)
+        csv_path = write_tables(results, asked.task.name, folder)
     return RunReport(
         experiment_id,
         True,
         results,
         failed,
-        left_out_by(config, asked.source, asked.settings),
-        config.output_dir,
+        left_out_by(config.knobs, asked.source, asked.settings),
+        folder,
         csv_path,
-        finished_search(config, asked.keys, ledger),
+        finished_search(folder, asked.keys, ledger) if is_search else None,
     )
 
 
@@ -130,32 +131,37 @@ def measure_due(
 ) -> dict[str, SettingFailure]:
     """Load once, gather the facts, then measure, pool and save what is due; returns the settings that failed."""
     config = asked.config
-    within_s = min(FOLDER_SEEN_WITHIN_S, config.worker_timeout / 2)
+    within_s = min(FOLDER_SEEN_WITHIN_S, config.machine.worker_timeout / 2)
     marker = f"{ledger.fingerprint} {experiment_id}"
-    check_folder_is_shared(config.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
+    check_folder_is_shared(config.machine.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
+
+    mode = config.measuring.energy
 
     def find_meters() -> StageMeasurement | None:
-        return outcome_of_all(lambda: means_of(config, accelerator.local_process_index, energy), accelerator)
+        return outcome_of_all(
+            lambda: means_of(mode, config.machine.device, accelerator.local_process_index, config.task.seed, energy),
+            accelerator,
+        )
 
     # Where energy is required, a meter that is not there is reported before the weights are read.
-    required = find_meters() if config.energy == "required" else None
+    required = find_meters() if mode == "required" else None
     processes_here = processes_on_this_machine(accelerator)
     context = context_of(asked, accelerator, ledger, experiment_id)
     bench = load_bench(asked, context, accelerator, processes_here)
     model = bench.model
     provenance = provenance_of_run(asked, accelerator, model.device, processes_here, experiment_id, model.describe())
     run = ProfilingRun(asked, context, bench, provenance, asked.control, required or find_meters())
-    return run.search_front(due) if config.pareto_search else run.measure_all(due)
+    return run.search_front(due) if config.search.pareto_search else run.measure_all(due)
 
 
 def check_and_make_folder(asked: AskedRun, energy: StageMeasurement | None) -> None:
     """Refuse what can be known to fail before anything is written, then make the folder of the results."""
     config = asked.config
-    if config.pareto_search:
+    if config.search.pareto_search:
         check_searchable(get_metric(asked.task.metric), len(asked.drawn))
-    if config.energy == "required":
-        check_energy(config, energy)
-    make_output_dir(config.output_dir)
+    if config.measuring.energy == "required":
+        check_energy(config.machine.device, config.machine.output_dir, energy)
+    make_output_dir(config.machine.output_dir)
 
 
 def new_run_id(output_dir: Path, accelerator: Accelerator) -> str:

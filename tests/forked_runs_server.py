@@ -60,7 +60,7 @@ def _serve(model: str) -> None:
 def _answer_once(model: str) -> None:
     """What torch, transformers and the task keep after a first request is there when a child begins."""
     config = parse_config(["--model_path", model])
-    staged = load_staged_model(config, find_model(model), torch.device("cpu"))
+    staged = load_staged_model(config.model, find_model(model), torch.device("cpu"))
     task = load_task("reference_vqa", "validation")
     sample = task[0]
     setting = KnobSetting(tier_target("low"), 4, tuple(range(len(staged.decoder_blocks))))

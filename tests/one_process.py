@@ -11,7 +11,7 @@ def run_alone(
     asked: AskedRun, ledger: Ledger, experiment_id: str, energy: StageMeasurement | None = None
 ) -> ProfilingRun:
     """The model of `asked` loaded, ready to measure its settings."""
-    accelerator = setup_distributed(asked.config)
+    accelerator = setup_distributed(asked.config.machine)
     context = context_of(asked, accelerator, ledger, experiment_id)
     bench = load_bench(asked, context, accelerator, 1)
     model = bench.model

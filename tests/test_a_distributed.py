@@ -20,7 +20,7 @@ from experiment_core_utils.a_distributed import (
     setup_distributed,
 )
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.config.text import judged, published_form
+from experiment_core_utils.config.text import published_form, validated
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
 
 
@@ -41,13 +41,13 @@ def test_one_process_on_the_cpu(accelerator: Accelerator) -> None:
     assert accelerator.device.type == "cpu"
 
 
-@pytest.mark.parametrize("config", [{"device": "cpu"}, published_form(device="cpu"), judged({"device": "cpu"})])
+@pytest.mark.parametrize("config", [{"device": "cpu"}, published_form(device="cpu"), validated({"device": "cpu"})])
 def test_a_text_experiment_in_any_form(config: object) -> None:
     assert setup_distributed(config).mixed_precision == "no"
 
 
 def test_a_configuration_of_the_profiler(tmp_path: Path) -> None:
-    assert setup_distributed(parse_config(["--device", "cpu"])).device.type == "cpu"
+    assert setup_distributed(parse_config(["--device", "cpu"]).machine).device.type == "cpu"
 
 
 def test_mixed_precision_acts_on_a_prepared_model_and_can_be_changed() -> None:

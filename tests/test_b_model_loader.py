@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ from experiment_core_utils.b_model_loader import (
     load_model_tokenizer,
     load_staged_model,
 )
-from experiment_core_utils.config.profiling import Precision, ProfilingConfig, parse_config
-from experiment_core_utils.config.text import judged, published_form
+from experiment_core_utils.config.parts import Precision
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.config.text import published_form, validated
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
@@ -43,7 +43,7 @@ def without_weights(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def loaded(config: ProfilingConfig) -> MolmoeStagedModel:
-    model = load_staged_model(config, find_model(config.model_path), CPU)
+    model = load_staged_model(config.model, find_model(config.model.model_path), CPU)
     assert isinstance(model, MolmoeStagedModel)
     return model
 
@@ -99,11 +99,11 @@ def test_a_folder_without_a_supported_model(content: str | None, message: str, t
 
 def test_a_folder_without_weights_is_refused_with_the_way_out(config: ProfilingConfig, without_weights: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no \*\.safetensors; .*or --random_weights"):
-        loaded(replace(config, model_path=str(without_weights)))
+        loaded(config.replaced(model_path=str(without_weights)))
 
 
 def test_random_weights_need_no_file_and_are_the_same_each_time(config: ProfilingConfig, without_weights: Path) -> None:
-    random = replace(config, model_path=str(without_weights), random_weights=True, precision="bfloat16")
+    random = config.replaced(model_path=str(without_weights), random_weights=True, precision="bfloat16")
     first, second = loaded(random).model.state_dict(), loaded(random).model.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert {tensor.dtype for tensor in first.values() if tensor.is_floating_point()} == {torch.bfloat16}
@@ -111,28 +111,28 @@ def test_random_weights_need_no_file_and_are_the_same_each_time(config: Profilin
 
 
 def test_turning_knobs_does_not_change_the_source(config: ProfilingConfig) -> None:
-    source = find_model(config.model_path)
-    model = load_staged_model(replace(config, random_weights=True), source, CPU)
+    source = find_model(config.model.model_path)
+    model = load_staged_model(config.model.model_copy(update={"random_weights": True}), source, CPU)
     model.apply(KnobSetting(tier_target("low"), 1, (0, 1)))
     assert source.limits.num_total_blocks == 4
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_precision_asked_for_is_what_runs(config: ProfilingConfig, precision: Precision) -> None:
-    described = loaded(replace(config, precision=precision)).describe()
+    described = loaded(config.replaced(precision=precision)).describe()
     assert described["dtype"] == precision
     assert described["num_total_blocks"] == 4
 
 
 def test_implementations_asked_for_are_what_runs(config: ProfilingConfig) -> None:
-    described = loaded(replace(config, attn_implementation="eager", experts_implementation="eager")).describe()
+    described = loaded(config.replaced(attn_implementation="eager", experts_implementation="eager")).describe()
     assert (described["attn_implementation"], described["experts_implementation"]) == ("eager", "eager")
 
 
 @pytest.mark.parametrize("what", ["attn_implementation", "experts_implementation"])
 def test_an_unknown_implementation_is_refused(config: ProfilingConfig, what: str) -> None:
     with pytest.raises(ConfigurationError, match="implementation asked for is not available"):
-        loaded(replace(config, **{what: "abacus"}))  # type: ignore[arg-type]
+        loaded(config.replaced(**{what: "abacus"}))  # type: ignore[arg-type]
 
 
 # --- text experiments -----------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_the_embedded_model_generates_in_padded_batches_what_it_generates_alone(
 def test_a_checkpoint_loads_from_every_form_of_a_configuration(tmp_path: Path) -> None:
     folder = save_checkpoint(tiny_llama(), tmp_path)
     values = {"model_name": str(folder), "device": "cpu", "fp_precision": "bfloat16"}
-    for form in (values, judged(values), published_form(**values)):
+    for form in (values, validated(values), published_form(**values)):
         check_loadable(form)
         model, tokenizer = load_model_tokenizer(form)
         assert (type(model).__name__, model.dtype, model.training) == ("LlamaForCausalLM", torch.bfloat16, False)
@@ -213,7 +213,7 @@ def test_the_default_takes_engines_unless_a_flag_is_about_the_modules(
 ) -> None:
     """Of the embedded model every stage has a compiled kernel."""
     config = parse_config(["--device", "cpu", "--precision", "float32", *flags])
-    described = load_staged_model(config, find_model(config.model_path), CPU).describe()
+    described = load_staged_model(config.model, find_model(config.model.model_path), CPU).describe()
     assert described["execution"] == runs
     said = described["execution_reason"]
     assert said is None if reason is None else said.endswith(reason)

@@ -26,12 +26,12 @@ from tests.tiny_text_model import PROMPTS, tiny_tokenizer
 def test_the_flags_choose_the_samples_and_their_ids_ascend() -> None:
     """RandomState(42).choice(2000, 3, replace=False) is 1860, 353, 1333 in its own order."""
     task = load_task("reference_vqa", "validation")
-    drawn = draw_samples(task, parse_config(["--num_samples", "3"]))
+    drawn = draw_samples(task, parse_config(["--num_samples", "3"]).task)
     assert drawn.sample_ids == (353, 1333, 1860)
     assert drawn.sampling == Sampling("random", 42, 3, 2000)
-    chosen = draw_samples(task, parse_config(["--ids", "99", "3", "17", "3"]))
+    chosen = draw_samples(task, parse_config(["--ids", "99", "3", "17", "3"]).task)
     assert (chosen.sample_ids, chosen.sampling) == ((3, 17, 99), Sampling("ids", None, 3, 2000))
-    by_type = draw_samples(task, parse_config(["--num_samples", "10", "--sample_by", "question_type"]))
+    by_type = draw_samples(task, parse_config(["--num_samples", "10", "--sample_by", "question_type"]).task)
     assert by_type.sampling == Sampling("question_type", 42, 10, 2000)
     assert {task.question_type(index) for index in by_type.sample_ids} == {
         task.question_type(index) for index in range(len(task))
@@ -40,15 +40,15 @@ def test_the_flags_choose_the_samples_and_their_ids_ascend() -> None:
 
 def test_samples_that_may_end_early_are_shuffled_by_the_seed() -> None:
     task = load_task("reference_vqa", "validation")
-    flags = ["--ids", "3", "17", "50", "99", "--until_precision", "0.02", "--seed"]
+    flags = ["--ids", "3", "17", "50", "99", "--seed"]
     # numpy.random.RandomState(0).permutation(4) is [2, 3, 1, 0].
-    assert draw_samples(task, parse_config([*flags, "0"])).sample_ids == (50, 99, 17, 3)
-    assert draw_samples(task, parse_config([*flags, "1"])).sample_ids == (99, 50, 3, 17)
+    assert draw_samples(task, parse_config([*flags, "0"]).task, may_stop_early=True).sample_ids == (50, 99, 17, 3)
+    assert draw_samples(task, parse_config([*flags, "1"]).task, may_stop_early=True).sample_ids == (99, 50, 3, 17)
 
 
 def test_ids_outside_the_split_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="sample ids 2000 are outside the split; it has 0 to 1999"):
-        draw_samples(load_task("reference_vqa", "validation"), parse_config(["--ids", "3", "2000"]))
+        draw_samples(load_task("reference_vqa", "validation"), parse_config(["--ids", "3", "2000"]).task)
 
 
 class TextTask:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from experiment_core_utils.config.profiling import build_parser, parse_config
+from experiment_core_utils.config.profiling import ProfilingConfig, build_parser, parse_config
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.g_metrics_inference import QUANTITIES
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
@@ -206,20 +206,16 @@ def test_every_variable_and_dataset_of_the_runner_is_documented() -> None:
 
 def test_every_flag_is_documented_with_its_default() -> None:
     flags = {action.option_strings[0]: action for action in build_parser()._actions if action.dest != "help"}
+    parts = [part.annotation for part in ProfilingConfig.model_fields.values()]
+    defaults = {f"--{name}": field.default for part in parts for name, field in part.model_fields.items()}
     rows = dict(re.findall(r"^\| `(--\w+)` \| (.*) \|$", PROFILING, re.MULTILINE))
     assert set(rows) == set(flags)
     for flag, action in flags.items():
         default = rows[flag].split(" | ")[0]
-        if isinstance(action.default, int | float) and not isinstance(action.default, bool):
-            assert default == f"`{action.default}`"
-        if action.default is False:
+        if defaults[flag] is False:
             assert default == "off"
-        if isinstance(action.default, str) and flag != "--model_path":
-            assert default == f"`{action.default}`"
-        if isinstance(action.default, Path):
-            assert default == f"`{action.default}`"
-        if isinstance(action.default, list):
-            assert default == " ".join(f"`{value}`" for value in action.default)
+        elif isinstance(defaults[flag], int | float | str | Path) and flag != "--model_path":
+            assert default == f"`{defaults[flag]}`"
         for choice in action.choices or ():
             assert f"`{choice}`" in rows[flag]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.e_inference import WARM_UP_TOKENS, OwnPrompts, TextShare, run_share
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.text_generation import TextGenerator, generation_values
@@ -23,7 +23,7 @@ ROWS = [[60, 1], [61, 1, 1, 1], [62], [63, 1, 1], [64]]
 
 def share(model: ScriptedTextModel, first: int = 0, step: int = 1, rows: Any = ROWS, **values: Any) -> TextShare:
     batching = {"batch_size___fixed_batching": 2, **values.pop("batching_options", {})}
-    config = judged({"max_output_tokens": 4, "num_warmup_batches": 0, "batching_options": batching, **values})
+    config = validated({"max_output_tokens": 4, "num_warmup_batches": 0, "batching_options": batching, **values})
     prompts = left_padded(rows)
     indices = tuple(range(first, first + step * len(rows), step))
     generator = TextGenerator(model, generation_values(config, model, NumberTokenizer()), config.random_seed)

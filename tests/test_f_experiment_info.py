@@ -68,7 +68,7 @@ def test_data_of_the_hub_whose_commit_is_not_known_is_a_caveat() -> None:
         ({"read_from": "hub", "revision": "a" * 40}, 0),
         ({"read_from": "hub", "revision": "unknown"}, 1),
     ):
-        assert len(caveats_of(config, CPU, 1, source)) == caveats
+        assert len(caveats_of(config.model.random_weights, CPU, 1, source)) == caveats
 
 
 # --- text experiments -----------------------------------------------------------------------------------------------

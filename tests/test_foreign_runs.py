@@ -111,7 +111,7 @@ def test_a_second_call_measures_nothing_and_more_values_only_themselves(
     mixture: tuple[ProfilingConfig, Results],
 ) -> None:
     config, results = mixture
-    written = {path: path.stat().st_mtime_ns for path in config.output_dir.glob("*blocks*.json")}
+    written = {path: path.stat().st_mtime_ns for path in config.machine.output_dir.glob("*blocks*.json")}
     again = run_profiling(config)
     assert again.experiment_id is None and by_key(again) == results
     assert {path: path.stat().st_mtime_ns for path in written} == written

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.h_metrics_compute import generation_metrics, products_dtype, text_memory
 from experiment_core_utils.models.prompt_flops import generation_flops
 from tests.models.tiny_families import build
@@ -15,7 +15,7 @@ from tests.tiny_causal_models import causal_model, llama_config, olmoe_config
 
 CPU = torch.device("cpu")
 RUN = text_run([[(5, 3), (2, 1)], [(9, 2)]])
-PLAIN = judged({})
+PLAIN = validated({})
 # Embedding and head 2 * 64 * 32, blocks, last norm, the rotary embedding's 4 frequencies twice; 4 bytes each.
 LLAMA_BYTES = 4 * (2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32 + 8)
 
@@ -47,7 +47,7 @@ def test_a_windows_memory_in_parts() -> None:
     ("model", "config", "reason"),
     [
         (build(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=97)), PLAIN, "no formula is known for 'gpt2'"),
-        (causal_model(llama_config()), judged({"mixed_precision": "bf16"}), "under mixed_precision bf16"),
+        (causal_model(llama_config()), validated({"mixed_precision": "bf16"}), "under mixed_precision bf16"),
         (torch.nn.Linear(2, 2), PLAIN, "no formula is known for a Linear"),
     ],
 )
@@ -62,6 +62,6 @@ def test_the_number_format_of_products() -> None:
     model: Any = causal_model(llama_config())
     assert products_dtype(model, PLAIN) == "float32"
     assert products_dtype(model.to(torch.float16), PLAIN) == "float16"
-    assert products_dtype(model, judged({"mixed_precision": "bf16"})) == "bfloat16"
+    assert products_dtype(model, validated({"mixed_precision": "bf16"})) == "bfloat16"
     model.config.quantization_config = {"quant_method": "fp8"}
     assert products_dtype(model, PLAIN) == "float8"

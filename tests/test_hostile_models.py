@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.config.command import libraries_loading, run_command
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiments.core_exp import acc_lat_profiling
@@ -326,7 +326,7 @@ def test_a_tokenizer_that_is_not_the_processors_is_one_line(tmp_path: Path, capf
 def test_a_full_standard_error_does_not_pass_for_unreadable_weights(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = judged({"model_name": str(llama), "device": "cpu"})
+    wanted = validated({"model_name": str(llama), "device": "cpu"})
     with Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)
         model, _ = load_model_tokenizer(wanted)

@@ -113,7 +113,7 @@ def test_how_samples_were_chosen_and_scored_is_in_every_result(results: dict[str
 
 def test_stored_answers_scored_again_give_the_same_accuracy(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4", "--ids", "5", "6")
-    (measured,) = (each.content() for each in run_profiling(replace(config, num_active_blocks_list=(4,))).results)
+    (measured,) = (each.content() for each in run_profiling(config.replaced(num_active_blocks_list=(4,))).results)
     (again,) = rescore(tmp_path, get_metric("vqa_score"), None).after
     content = again.content()
     assert content.pop("rescored")["accuracy_before"] == measured["accuracy"]
@@ -122,12 +122,12 @@ def test_stored_answers_scored_again_give_the_same_accuracy(tiny_checkpoint: Pat
 
 def test_ids_and_limits_given_are_those_used(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4", "--ids", "8", "2")
-    config = replace(config, num_active_blocks_list=(4,), num_runs_per_sample=1)
+    config = config.replaced(num_active_blocks_list=(4,), num_runs_per_sample=1)
     (result,) = (each.content() for each in run_profiling(config).results)
     assert result["sample_ids"] == [sample["sample_id"] for sample in result["per_sample_results"]] == [2, 8]
     assert result["sampling"] == {"how": "ids", "seed": None, "num_asked": 2, "num_in_split": 2000}
     assert result["provenance"]["experimental_variables"]["max_new_tokens"] == 4
-    (own_limit,) = (each.content() for each in run_profiling(replace(config, max_new_tokens=None)).results)
+    (own_limit,) = (each.content() for each in run_profiling(config.replaced(max_new_tokens=None)).results)
     assert own_limit["provenance"]["experimental_variables"]["max_new_tokens"] == 16
     assert own_limit["provenance"]["task"]["max_new_tokens"] == 16
     assert own_limit["fingerprint"] != result["fingerprint"]
@@ -185,12 +185,12 @@ def test_flops_fall_with_every_knob(results: dict[str, dict]) -> None:
 
 def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "2", "4")
-    first = run_profiling(replace(config, num_active_blocks_list=(4,)))
+    first = run_profiling(config.replaced(num_active_blocks_list=(4,)))
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*topk*.json")}
     assert len(written) == 2
     lost = next(path for path in written if "topk2" in path.name)
     lost.unlink()
-    again = run_profiling(replace(config, num_active_blocks_list=(4,)))
+    again = run_profiling(config.replaced(num_active_blocks_list=(4,)))
     assert [result.top_k for result in again.results] == [result.top_k for result in first.results]
     for path, modified in written.items():
         assert (path.stat().st_mtime_ns == modified) == (path != lost)
@@ -209,18 +209,18 @@ def test_a_run_is_not_gone_on_with_by_another_engine(
     decode_step._decode.cache_clear()
     assert run_profiling(config).experiment_id is None
     with pytest.raises(ConfigurationError, match=r"other engines \(.*decode cpu step\) than .* decode reference\)"):
-        run_profiling(replace(config, num_active_blocks_list=(3, 4)))
+        run_profiling(config.replaced(num_active_blocks_list=(3, 4)))
     assert len(list(tmp_path.glob("*topk*.json"))) == 1
-    elsewhere = replace(config, output_dir=tmp_path / "other")
+    elsewhere = config.replaced(output_dir=tmp_path / "other")
     assert run_profiling(elsewhere).results[0].content()["provenance"]["model"]["execution"] == "reference"
     decode_step._decode.cache_clear()
 
 
 def test_other_samples_are_another_run(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4")
-    config = replace(config, num_active_blocks_list=(4,))
+    config = config.replaced(num_active_blocks_list=(4,))
     first = run_profiling(config).results[0].content()
-    other = run_profiling(replace(config, seed=1)).results[0].content()
+    other = run_profiling(config.replaced(seed=1)).results[0].content()
     assert first["fingerprint"] != other["fingerprint"]
     assert [s["sample_id"] for s in first["per_sample_results"]] != [
         s["sample_id"] for s in other["per_sample_results"]
@@ -229,8 +229,8 @@ def test_other_samples_are_another_run(tiny_checkpoint: Path, tmp_path: Path) ->
 
 def test_another_run_in_the_same_folder_does_not_pass_for_this_one(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4")
-    config = replace(config, num_active_blocks_list=(4,))
-    first, other, again = (run_profiling(replace(config, seed=seed)) for seed in (42, 1, 42))
+    config = config.replaced(num_active_blocks_list=(4,))
+    first, other, again = (run_profiling(config.replaced(seed=seed)) for seed in (42, 1, 42))
     assert again.results[0].fingerprint == first.results[0].fingerprint != other.results[0].fingerprint
     assert again.experiment_id is not None
     done = run_profiling(config)
@@ -240,14 +240,14 @@ def test_another_run_in_the_same_folder_does_not_pass_for_this_one(tiny_checkpoi
 
 def test_values_that_the_strategy_leaves_out_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "1", "2", "3", "4", "5")
-    report = run_profiling(replace(config, num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1))
+    report = run_profiling(config.replaced(num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1))
     assert [result.top_k for result in report.results] == [1, 2, 4, 5]
     assert report.left_out == ("top-k 3",)
 
 
 def test_a_prompt_beyond_the_context_fails_its_setting(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--vision_tokens_list", "8640", "--top_k_list", "4")
-    config = replace(config, num_active_blocks_list=(4,), num_samples=1, config_retry_delay=0.0, max_config_retries=1)
+    config = config.replaced(num_active_blocks_list=(4,), num_samples=1, config_retry_delay=0.0, max_config_retries=1)
     report = run_profiling(config)
     (failure,) = report.failed.values()
     assert "is longer than the model's context of 4096" in failure.reason

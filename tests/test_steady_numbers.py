@@ -1,7 +1,7 @@
 """Whole runs: the order of settings, warm-ups, and samples until the mean is precise."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -85,9 +85,10 @@ class CountingTask(ReferenceVQA):
 
 def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> CountingTask:
     """The settings of `config`, from wherever an earlier call left them."""
-    source, task = find_model(config.model_path), CountingTask(breaks_after)
-    ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
-    asked = AskedRun(config, source, plan_for(config, source), task, draw_samples(task, config))
+    source, task = find_model(config.model.model_path), CountingTask(breaks_after)
+    ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
+    drawn = draw_samples(task, config.task, may_stop_early=True)
+    asked = AskedRun(config, source, plan_for(config, source), task, drawn)
     run = run_alone(asked, ledger, experiment_id)
     run.measure_all([setting for setting in asked.settings if ledger.result(setting.key) is None])
     return task
@@ -97,7 +98,7 @@ def test_a_setting_ends_when_its_mean_is_precise_and_a_resumed_one_at_the_same_s
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     config = config_for(tiny_checkpoint, tmp_path, "--until_precision", "0.99", "--num_samples", "14")
-    config = replace(config, top_k_list=(2, 4), num_warmup_runs=0)
+    config = config.replaced(top_k_list=(2, 4), num_warmup_runs=0)
     with pytest.raises(KeyboardInterrupt):
         measure(config, 4, "0001")
     measure(config, 1000, "0002")
@@ -110,7 +111,7 @@ def test_a_setting_ends_when_its_mean_is_precise_and_a_resumed_one_at_the_same_s
     assert first["conditions"][0]["foreign_cpu_share"] is None
     assert 0.0 <= first["conditions"][1]["foreign_cpu_share"] <= 1.0
     assert first["conditions"][1]["gpu_reason"] == "no GPU is used"
-    order = draw_samples(ReferenceVQA("validation"), config).sample_ids
+    order = draw_samples(ReferenceVQA("validation"), config.task, may_stop_early=True).sample_ids
     assert len(order) == 14 and list(order) != sorted(order)
     for result in (first, second):
         assert result["num_samples"] == 10
@@ -123,6 +124,6 @@ def test_a_setting_ends_when_its_mean_is_precise_and_a_resumed_one_at_the_same_s
 
 def test_a_goal_out_of_reach_takes_every_sample(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = config_for(tiny_checkpoint, tmp_path, "--until_precision", "0.000001", "--num_samples", "12")
-    (result,) = run_profiling(replace(config, top_k_list=(4,), num_warmup_runs=0)).results
+    (result,) = run_profiling(config.replaced(top_k_list=(4,), num_warmup_runs=0)).results
     assert result.num_samples == 12
     assert result.precision is not None and result.precision.stopped_by == "num_samples"

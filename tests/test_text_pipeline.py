@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.config.text_grid import combinations
 from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import save_aggregated_results_json
@@ -265,7 +265,7 @@ def test_simulated_waiting_in_the_energy_is_a_caveat(values: dict[str, Any], tmp
 
 
 def test_another_number_of_processes_is_another_experiment(values: dict[str, Any]) -> None:
-    config = judged(values)
+    config = validated(values)
     source, prompts = judge_loadable(config), read_prompts(config.prompts)
     one, two = (SimpleNamespace(num_processes=number, device=torch.device("cpu")) for number in (1, 2))
     assert experiment_digest(config, source, prompts, one) != experiment_digest(config, source, prompts, two)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Files of importance scores or of block sets, and which blocks are active for each number of blocks.
 
-What a file says is judged here; whether it fits the model is judged when the blocks are chosen.
+What a file says is validated here; whether it fits the model, when the blocks are chosen.
 """
 
 import sys

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Places = tuple[int, ...]
 
 
-STRATEGIES = ("full", "balanced", "stratified", "boundary", "lhs")
+Strategy = Literal["full", "balanced", "stratified", "boundary", "lhs"]
 
 
 BALANCED_VALUES = 4
@@ -36,7 +36,7 @@ _LHS_EXCHANGES = 30
 
 
 def plan_settings(
-    strategy: str,
+    strategy: Strategy,
     targets: Sequence[VisionTarget],
     top_k_values: Sequence[int | None],
     block_counts: Sequence[int],
@@ -65,13 +65,9 @@ def plan_settings(
         choice: which blocks run for a count; None takes the first ones.
 
     Raises:
-        ConfigurationError: another strategy, a block count that the model does not have or `choice` no blocks for,
-            `num_configs` with another strategy than `lhs` or larger than the grid.
+        ConfigurationError: a block count that the model does not have or `choice` no blocks for, or a `num_configs`
+            larger than the grid.
     """
-    if strategy not in STRATEGIES:
-        raise ConfigurationError(f"unknown sampling strategy {strategy!r}; choose among {', '.join(STRATEGIES)}")
-    if num_configs is not None and strategy != "lhs":
-        raise ConfigurationError(f"--num_configs {num_configs} is for --sampling_strategy lhs, not for {strategy}")
     given = _KnobValues(tuple(targets), tuple(top_k_values), tuple(block_counts)).each(distinct)
     grid = _grid_of(strategy, given)
     blocks_of = (choice or BlockChoice()).blocks

@@ -1,7 +1,7 @@
 """The configuration of one text experiment, from YAML, a notebook object or flags.
 
 Notebooks hold the published form, an object with plain dicts that may be changed between two steps
-(`config.decoder_config["decoding_mode"] = "top_k"`); every lettered step takes it through `judged`. Nothing here
+(`config.decoder_config["decoding_mode"] = "top_k"`); every lettered step takes it through `validated`. Nothing here
 imports torch.
 """
 
@@ -10,18 +10,31 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from experiment_core_utils.config.profiling import Device, EnergyWish
+from experiment_core_utils.config.parts import (
+    AttnImplementation,
+    Count,
+    CountInMemory,
+    CountOrZero,
+    Delay,
+    Device,
+    Energy,
+    EnergyMode,
+    MemoryTimeline,
+    NumProcesses,
+    NumThreads,
+    Part,
+    Seed,
+    TimeLimit,
+    WorkerTimeout,
+    validated_as,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.units import MOST_SECONDS, MOST_TIMES
 
 FpPrecision = Literal["auto", "float32", "float16", "bfloat16", "float8"]
-
-
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
-
 
 _USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "greedy": frozenset(),
@@ -30,7 +43,6 @@ _USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "top_p": frozenset({"decoder_temperature", "decoder_top_p"}),
 }
 
-
 _FILE_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -38,20 +50,7 @@ class ImpossibleCombination(ConfigurationError):
     """Each value by itself is allowed, together they are not: a grid leaves the combination out and says why."""
 
 
-class _Part(BaseModel):
-    """Frozen; unknown keys are errors; None stands for the default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none_is_absent(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return {key: value for key, value in given.items() if value is not None}
-        return given
-
-
-class Quantisation(_Part):
+class Quantisation(Part):
     """Weights in 8 or 4 bits by bitsandbytes.
 
     Attributes:
@@ -63,8 +62,21 @@ class Quantisation(_Part):
     load_in_8bit: bool = False
     bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None
 
+    @model_validator(mode="after")
+    def _check_width(self) -> Self:
+        chosen = self.load_in_4bit + self.load_in_8bit
+        if self.quantization and chosen != 1:
+            raise ImpossibleCombination(
+                "quantization_config.quantization needs exactly one of load_in_4bit and load_in_8bit"
+            )
+        if chosen and not self.quantization:
+            raise ImpossibleCombination("load_in_4bit and load_in_8bit need quantization_config.quantization: true")
+        if self.bnb_4bit_quant_type is not None and not self.load_in_4bit:
+            raise ImpossibleCombination(f"bnb_4bit_quant_type {self.bnb_4bit_quant_type} needs load_in_4bit")
+        return self
 
-class Batching(_Part):
+
+class Batching(Part):
     """Which prompts run together.
 
     Attributes:
@@ -73,23 +85,34 @@ class Batching(_Part):
         halve_on_out_of_memory: a batch that does not fit is run in halves, and the record says so.
     """
 
-    batch_size___fixed_batching: int = Field(default=16, ge=1, le=MOST_TIMES)
+    batch_size___fixed_batching: Count = 16
     adaptive_batching: bool = False
-    adaptive_max_tokens: int = Field(default=2048, ge=1, le=MOST_TIMES)
-    max_batch_size___adaptive_batching: int = Field(default=32, ge=1, le=MOST_TIMES)
+    adaptive_max_tokens: Count = 2048
+    max_batch_size___adaptive_batching: Count = 32
     halve_on_out_of_memory: bool = False
 
 
-class Decoding(_Part):
+class Decoding(Part):
     """How the next token is chosen; a mode uses the temperature and the number of its own name only."""
 
     decoding_mode: DecodingMode = "greedy"
-    decoder_temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    decoder_top_k: int | None = Field(default=None, ge=1, le=MOST_TIMES)
+    decoder_temperature: float | None = Field(default=None, ge=0)
+    decoder_top_k: Count | None = None
     decoder_top_p: float | None = Field(default=None, gt=0, le=1)
 
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        mode = self.decoding_mode
+        if mode != "greedy" and getattr(self, f"decoder_{mode}") is None:
+            raise ImpossibleCombination(f"decoding_mode {mode} needs decoder_{mode}")
+        if mode != "greedy" and self.decoder_temperature == 0:
+            raise ImpossibleCombination(
+                f"decoder_temperature 0 leaves {mode} nothing to draw; use decoding_mode greedy"
+            )
+        return self
 
-class LatencySimulation(_Part):
+
+class LatencySimulation(Part):
     """Waiting before batches as if requests arrived late; in seconds, never part of a measured time.
 
     Attributes:
@@ -98,14 +121,22 @@ class LatencySimulation(_Part):
     """
 
     simulate: bool = False
-    delay_min: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
-    delay_max: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    delay_min: Delay = 0.0
+    delay_max: Delay = 0.0
     simulate_burst: bool = False
-    burst_interval: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
-    burst_size: int = Field(default=1, ge=1, le=MOST_TIMES)
+    burst_interval: Delay = 0.0
+    burst_size: Count = 1
+
+    @model_validator(mode="after")
+    def _check_delays(self) -> Self:
+        if self.delay_min > self.delay_max:
+            raise ImpossibleCombination(f"delay_min {self.delay_min} is more than delay_max {self.delay_max}")
+        if self.simulate_burst and not self.simulate:
+            raise ImpossibleCombination("simulate_burst needs simulate: true")
+        return self
 
 
-class PromptSource(_Part):
+class PromptSource(Part):
     """Where prompts come from: the embedded set, a file, or a dataset.
 
     Attributes:
@@ -122,8 +153,18 @@ class PromptSource(_Part):
     column: str = "text"
     revision: str | None = None
 
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.path is not None and self.dataset_name is not None:
+            raise ImpossibleCombination("prompts.path and prompts.dataset_name are both given; choose one")
+        if self.dataset_name is None and (self.config_name is not None or self.revision is not None):
+            raise ImpossibleCombination(
+                "prompts.config_name and prompts.revision belong to prompts.dataset_name, which is not given"
+            )
+        return self
 
-class TextConfig(_Part):
+
+class TextConfig(Part):
     """One text experiment: a model, prompts, and how they are run. See `docs/text_generation.md` for every key.
 
     Attributes:
@@ -139,37 +180,37 @@ class TextConfig(_Part):
     fp_precision: FpPrecision = "auto"
     quantization_config: Quantisation = Quantisation()
     device_map: Literal["auto"] | None = None
-    attn_implementation: str | None = None
+    attn_implementation: AttnImplementation = None
 
     device: Device = "auto"
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
-    num_processes: int | None = Field(default=None, ge=1, le=MOST_TIMES)
-    num_threads: int | None = Field(default=None, ge=1, le=MOST_TIMES)
-    worker_timeout: float = Field(default=3600.0, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    num_processes: NumProcesses = None
+    num_threads: NumThreads = None
+    worker_timeout: WorkerTimeout = 3600.0
 
     prompts: PromptSource = PromptSource()
-    num_input_prompts: int | None = Field(default=None, ge=1, le=MOST_TIMES)
-    max_input_tokens: int = Field(default=512, ge=1, le=MOST_TIMES)
+    num_input_prompts: Count | None = None
+    max_input_tokens: Count = 512
     sort_prompts: bool = True
 
-    max_output_tokens: int = Field(default=64, ge=1, le=1_000_000)
+    max_output_tokens: CountInMemory = 64
     batching_options: Batching = Batching()
     decoder_config: Decoding = Decoding()
     latency_simulation: LatencySimulation = LatencySimulation()
-    random_seed: int = Field(default=42, ge=0, lt=2**32)
-    num_warmup_batches: int | None = Field(default=None, ge=0, le=MOST_TIMES)
+    random_seed: Seed = 42
+    num_warmup_batches: CountOrZero | None = None
 
     task_type: str = "text_generation"
-    cycle_id: int = Field(default=1, ge=0, le=MOST_TIMES)
+    cycle_id: CountOrZero = 1
     decode_token_to_text: bool = True
     save_outputs: bool = False
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
     track_energy: bool = True
-    energy: EnergyWish = "required"
+    energy: Energy = "required"
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
     flops_method: Literal["formula", "counter", "ptflops"] = "formula"
-    memory_timeline: bool = False
-    flops_timeout_s: float = Field(default=10.0, gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    memory_timeline: MemoryTimeline = False
+    flops_timeout_s: TimeLimit = 10.0
     further: Mapping[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -210,6 +251,18 @@ class TextConfig(_Part):
                 raise ValueError(f"custom_metrics names {name!r}; write package.module:function")
         return self
 
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.fp_precision == "float8" and self.quantization_config.quantization:
+            raise ImpossibleCombination(
+                "fp_precision float8 quantises the weights itself; choose it or bitsandbytes, not both"
+            )
+        if self.energy == "required" and not self.track_energy:
+            raise ImpossibleCombination(
+                "energy: required and track_energy: false contradict each other; to measure none, write energy: off"
+            )
+        return self
+
     @property
     def batch_size(self) -> int | None:
         """Prompts of a fixed batch; None where batches are adaptive."""
@@ -217,7 +270,7 @@ class TextConfig(_Part):
         return None if options.adaptive_batching else options.batch_size___fixed_batching
 
     @property
-    def energy_wanted(self) -> EnergyWish:
+    def energy_mode(self) -> EnergyMode:
         """What `energy` says; `track_energy: false` is an older name of `off`."""
         return self.energy if self.track_energy else "off"
 
@@ -241,12 +294,12 @@ class TextConfig(_Part):
                 "latency_simulation": simulation if simulation.simulate else LatencySimulation(),
                 "quantization_config": self.quantization_config.model_copy(update={"bnb_4bit_quant_type": quant_type}),
                 "random_seed": self.random_seed if draws else 0,
-                "track_energy": self.energy_wanted != "off",
+                "track_energy": self.energy_mode != "off",
             }
         )
 
 
-def judged(experiment_config: Any) -> TextConfig:
+def validated(experiment_config: Any) -> TextConfig:
     """The frozen form of whatever holds a text experiment.
 
     Args:
@@ -259,9 +312,7 @@ def judged(experiment_config: Any) -> TextConfig:
     """
     if isinstance(experiment_config, TextConfig):
         return experiment_config
-    config = _validated(_as_mapping(experiment_config))
-    _check_together(config)
-    return config
+    return validated_as(TextConfig, _as_mapping(experiment_config), lambda location: ".".join(map(str, location)))
 
 
 def published_form(**values: Any) -> SimpleNamespace:
@@ -270,7 +321,7 @@ def published_form(**values: Any) -> SimpleNamespace:
     Raises:
         ConfigurationError: a value is not allowed.
     """
-    return SimpleNamespace(**judged(values).model_dump())
+    return SimpleNamespace(**validated(values).model_dump())
 
 
 def _as_mapping(given: Any) -> Mapping[str, Any]:
@@ -286,95 +337,3 @@ def _as_mapping(given: Any) -> Mapping[str, Any]:
     own = vars(given) if hasattr(given, "__dict__") else {}
     further = {name: value for name, value in own.items() if name not in known and not name.startswith("_")}
     return {**known, "further": {**(known.get("further") or {}), **further}}
-
-
-def _validated(values: Mapping[str, Any]) -> TextConfig:
-    try:
-        return TextConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigurationError(_one_line(error)) from None
-
-
-def _one_line(error: ValidationError) -> str:
-    first, *others = error.errors()
-    where = ".".join(map(str, first["loc"]))
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = f"there is no such key; known are {', '.join(_keys_beside(first['loc']))}"
-    message += _written_as_text(first["input"]) if first["type"] in ("float_type", "int_type") else ""
-    given = f" (given: {first['input']!r})" if where and first["type"] != "extra_forbidden" else ""
-    more = f"; {len(others)} more like it" if others else ""
-    return f"{where + ': ' if where else ''}{message}{given}{more}"
-
-
-def _written_as_text(given: Any) -> str:
-    """What to write instead of a number that YAML reads as text: `1e-1` has no point."""
-    try:
-        return f"; write {float(given):.12g} without quotes" if isinstance(given, str) else ""
-    except ValueError:
-        return ""
-
-
-def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    """Keys that are allowed where an unknown one was found."""
-    model: type[BaseModel] = TextConfig
-    for name in location[:-1]:
-        annotation = model.model_fields[str(name)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        model = annotation
-    return [name for name in model.model_fields if name != "further"]
-
-
-def _check_together(config: TextConfig) -> None:
-    for check in (_check_quantisation, _check_decoding, _check_simulation, _check_source, _check_energy):
-        problem = check(config)
-        if problem is not None:
-            raise ImpossibleCombination(problem)
-
-
-def _check_quantisation(config: TextConfig) -> str | None:
-    wanted = config.quantization_config
-    chosen = wanted.load_in_4bit + wanted.load_in_8bit
-    if wanted.quantization and chosen != 1:
-        return "quantization_config.quantization needs exactly one of load_in_4bit and load_in_8bit"
-    if chosen and not wanted.quantization:
-        return "load_in_4bit and load_in_8bit need quantization_config.quantization: true"
-    if wanted.bnb_4bit_quant_type is not None and not wanted.load_in_4bit:
-        return f"bnb_4bit_quant_type {wanted.bnb_4bit_quant_type} needs load_in_4bit"
-    if chosen and config.fp_precision == "float8":
-        return "fp_precision float8 quantises the weights itself; choose it or bitsandbytes, not both"
-    return None
-
-
-def _check_decoding(config: TextConfig) -> str | None:
-    wanted = config.decoder_config
-    needed = {"top_k": wanted.decoder_top_k, "top_p": wanted.decoder_top_p, "temperature": wanted.decoder_temperature}
-    if wanted.decoding_mode != "greedy" and needed[wanted.decoding_mode] is None:
-        return f"decoding_mode {wanted.decoding_mode} needs decoder_{wanted.decoding_mode}"
-    if wanted.decoding_mode != "greedy" and wanted.decoder_temperature == 0:
-        return f"decoder_temperature 0 leaves {wanted.decoding_mode} nothing to draw; use decoding_mode greedy"
-    return None
-
-
-def _check_simulation(config: TextConfig) -> str | None:
-    wanted = config.latency_simulation
-    if wanted.delay_min > wanted.delay_max:
-        return f"delay_min {wanted.delay_min} is more than delay_max {wanted.delay_max}"
-    if wanted.simulate_burst and not wanted.simulate:
-        return "simulate_burst needs simulate: true"
-    return None
-
-
-def _check_source(config: TextConfig) -> str | None:
-    source = config.prompts
-    if source.path is not None and source.dataset_name is not None:
-        return "prompts.path and prompts.dataset_name are both given; choose one"
-    if source.dataset_name is None and (source.config_name is not None or source.revision is not None):
-        return "prompts.config_name and prompts.revision belong to prompts.dataset_name, which is not given"
-    return None
-
-
-def _check_energy(config: TextConfig) -> str | None:
-    if config.energy == "required" and not config.track_energy:
-        return "energy: required and track_energy: false contradict each other; to measure none, write energy: off"
-    return None

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, judged
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import read_regular_file
 
@@ -130,7 +130,7 @@ def _combination(content: Mapping[str, Any], chosen: Mapping[Key, Any]) -> Combi
         place[key[-1]] = value
     varied = {".".join(key): value for key, value in chosen.items() if len(_at(content, key)) > 1}
     try:
-        return Combination(varied, judged(values), None)
+        return Combination(varied, validated(values), None)
     except ImpossibleCombination as error:
         return Combination(varied, None, str(error))
 

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import torch
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.meters.counters import counter_delta
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.interface import EnergyCounter, PowerProbe

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.config.profiling import ExecutionMode
+from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.architecture import (
     computing_dtype,
     count_parameters,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.l_results_csv_cleaning import (
     CORRECT_ANSWER_COLUMNS,
     ENERGY_COLUMNS,

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
@@ -77,7 +77,7 @@ def read_drift(path: Path) -> tuple[DriftReading, ...]:
 class ControlRuns:
     """Runs the control setting on this process's first samples that can be read, always the same ones."""
 
-    def __init__(self, config: ProfilingConfig, context: RunContext, bench: Bench, control: KnobSetting) -> None:
+    def __init__(self, config: MeasuringConfig, context: RunContext, bench: Bench, control: KnobSetting) -> None:
         self._config = config
         self._context = context
         self._bench = bench

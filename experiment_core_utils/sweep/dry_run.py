@@ -8,11 +8,13 @@ follows from them is computed in `estimate.py`.
 
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.config.parts import MeasuringConfig, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
@@ -65,16 +67,17 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     """
     asked = asked_run(config)
     source, task, drawn = asked.source, asked.task, asked.drawn
-    accelerator = setup_distributed(config)
-    device = choose_device(config.device, accelerator.local_process_index)
-    set_cpu_threads(config.num_threads, processes_on_this_machine(accelerator))
-    dtype = choose_dtype(config.precision, device)
-    limit = max_new_tokens_of(config, task)
+    accelerator = setup_distributed(config.machine)
+    device = choose_device(config.machine.device, accelerator.local_process_index)
+    set_cpu_threads(config.machine.num_threads, processes_on_this_machine(accelerator))
+    dtype = choose_dtype(config.model.precision, device)
+    limit = max_new_tokens_of(config.task, task)
     planned = work_of(source, task, drawn.sample_ids, limit)
-    ledger = Ledger(config.output_dir, agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator))
-    earlier = earlier_results(config, source, task, device, dtype)
+    ledger = Ledger(config.machine.output_dir, agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator))
+    earlier = earlier_results(config.machine.output_dir, config.model, source, task, device, dtype)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
-    size = PlanSize(len(drawn), config.num_runs_per_sample, config.num_warmup_runs, accelerator.num_processes)
+    measuring = config.measuring
+    size = PlanSize(len(drawn), measuring.num_runs_per_sample, measuring.num_warmup_runs, accelerator.num_processes)
     matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
     weights_bytes = planned.weight_elements * dtype.itemsize
     estimates = []
@@ -85,22 +88,22 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     lines = [
-        f"plan: {len(asked.settings)} settings by {config.sampling_strategy}, {source.name} on {task.name} "
+        f"plan: {len(asked.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
         f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
-        *less_sentences(config, len(drawn)),
+        *less_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
     ]
     return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
 
 
-def less_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
+def less_sentences(config: MeasuringConfig, num_drawn: int, *, is_search: bool) -> list[str]:
     """Why a run may take less than the estimate, which counts every sample drawn as measured at every setting."""
     reasons = []
-    if config.pareto_search:
+    if is_search:
         reasons.append("--pareto_search stops at a third of this model time")
     if config.until_precision is not None:
         reasons.append("--until_precision may end each setting before its last sample")
@@ -113,10 +116,9 @@ def less_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
 
 
 def earlier_results(
-    config: ProfilingConfig, source: ModelSource, task: Task, device: torch.device, dtype: torch.dtype
+    folder: Path, config: ModelConfig, source: ModelSource, task: Task, device: torch.device, dtype: torch.dtype
 ) -> EarlierResults:
     """What results of the same model, hardware and precision in the output folder say; empty where there are none."""
-    folder = config.output_dir
     found = list(read_results(folder).values()) if folder.is_dir() and any(folder.glob(RESULT_FILES)) else []
     same = [result for result in found if is_comparable(result.provenance, config, source, device, dtype)]
     of_task = {
@@ -130,12 +132,12 @@ def earlier_results(
 
 def is_comparable(
     provenance: Provenance,
-    config: ProfilingConfig,
+    config: ModelConfig,
     source: ModelSource,
     device: torch.device,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether times of that run are times of this one: model, precision, what was asked for, hardware."""
+    """Whether times of that run are times of this one: model, precision, what was requested, hardware."""
     model, there, here = provenance.model, provenance.hardware, describe_hardware(device)
     same_hardware = (
         there.gpu_name == here["gpu_name"] is not None

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.parts import MachineConfig, MeasuringConfig
 from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, first_line
@@ -80,7 +80,8 @@ class FrontSearch:
 
     def __init__(
         self,
-        config: ProfilingConfig,
+        measuring: MeasuringConfig,
+        machine: MachineConfig,
         context: RunContext,
         bench: Bench,
         measurer: ShardMeasurer,
@@ -88,7 +89,7 @@ class FrontSearch:
         sample_ids: Sequence[int],
         rules: SearchRules,
     ) -> None:
-        self._config = config
+        self._measuring, self._machine = measuring, machine
         self._context = context
         self._bench = bench
         self._measurer = measurer
@@ -118,7 +119,7 @@ class FrontSearch:
                 others = [self._settings[each] for each in keys[place + 1 :] + keys[:place]]
                 self._measurer.measure_shard(self._settings[key], progress, others, shards[context.rank])
                 found[key] = self._collect(key, shards)
-                if self._config.enable_memory_optimization:
+                if self._machine.enable_memory_optimization:
                     release_cached_memory(self._bench.model.device)
         return found
 
@@ -131,7 +132,7 @@ class FrontSearch:
             context.fingerprint,
             context.experiment_id,
             shards,
-            self._config.worker_timeout,
+            self._machine.worker_timeout,
             context.stop,
         )
         new = {sample_id for shard in shards.values() for sample_id in shard}
@@ -144,7 +145,7 @@ class FrontSearch:
         elif not observed:
             first = next(failure for failure in merged.failures if failure.sample_id in new)
             reason = f"all {len(new)} samples of a round failed, the first with: {first.reason}"
-            self.failures[key] = SettingFailure(first.error, reason, self._config.max_config_retries + 1)
+            self.failures[key] = SettingFailure(first.error, reason, self._measuring.max_config_retries + 1)
         else:
             self.measured[key] = merged
             return observed
@@ -211,11 +212,9 @@ def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) 
     }
 
 
-def finished_search(config: ProfilingConfig, keys: Sequence[str], ledger: Ledger) -> Mapping[str, Any] | None:
+def finished_search(folder: Path, keys: Sequence[str], ledger: Ledger) -> Mapping[str, Any] | None:
     """The run's own `pareto_search.json`, None where there is none of these settings with all their results."""
-    if not config.pareto_search:
-        return None
-    path = config.output_dir / SEARCH_FILE
+    path = folder / SEARCH_FILE
     try:
         content = parsed_json(read_regular_file(path))
     except (OSError, ValueError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
 from experiment_core_utils.e_inference import record_of_runs, run_staged
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
@@ -185,7 +185,7 @@ class ShardMeasurer:
 
     def __init__(
         self,
-        config: ProfilingConfig,
+        config: MeasuringConfig,
         context: RunContext,
         bench: Bench,
         profiles: TorchProfiles | None = None,

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from experiment_core_utils.b_model_loader import ModelSource, find_model
 from experiment_core_utils.c_prompt_processing import draw_samples, fingerprint_of_ids, open_task
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, read_importance
+from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import plan_settings
 from experiment_core_utils.meters.host_facts import environment_stamp
@@ -31,18 +32,16 @@ from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.sampling import SampledDataset
 
 
-def block_choice_of(config: ProfilingConfig, folder: Path) -> BlockChoice:
+def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> BlockChoice:
     """What the flags name; else the scores in the model's folder, which random weights have no use for; else neither.
 
     Raises:
         ConfigurationError: the scores in the folder cannot be read.
     """
-    if config.block_sets is not None:
-        return BlockChoice(sets=config.block_sets, file=config.block_sets_file)
-    if config.importance_scores is not None:
-        return BlockChoice(scores=config.importance_scores, file=config.importance_scores_file)
+    if knobs.block_choice is not None:
+        return knobs.block_choice
     own = folder / OWN_SCORES_FILE
-    if config.use_own_scores and not config.random_weights and own.is_file():
+    if not random_weights and own.is_file():
         return BlockChoice(scores=read_importance(own), file=own)
     return BlockChoice()
 
@@ -63,20 +62,20 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         ConfigurationError: more experts or blocks than the model has, a knob that cannot be turned in it, or scores
             or sets of blocks that do not fit it.
     """
-    asked = asked_values(config, source)
+    asked = asked_values(config.knobs, source)
     return plan_settings(
-        config.sampling_strategy,
+        config.knobs.sampling_strategy,
         asked.targets,
         asked.top_k,
         asked.block_counts,
         source.limits.num_total_blocks,
-        block_choice_of(config, source.folder),
-        config.num_configs,
-        config.seed,
+        block_choice_of(config.knobs, config.model.random_weights, source.folder),
+        config.knobs.num_configs,
+        config.task.seed,
     )
 
 
-def asked_values(config: ProfilingConfig, source: ModelSource) -> AskedValues:
+def asked_values(knobs: KnobConfig, source: ModelSource) -> AskedValues:
     """The flags' values; without them three tiers, half and all of the experts, three quarters and all of the blocks.
 
     A knob that cannot be turned stays at the model's own value.
@@ -85,28 +84,28 @@ def asked_values(config: ProfilingConfig, source: ModelSource) -> AskedValues:
         ConfigurationError: another value was given for it, or more experts than the model has.
     """
     limits, name = source.limits, source.name
-    return AskedValues(_targets(config, limits, name), _top_k(config, limits, name), _blocks(config, limits, name))
+    return AskedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(knobs, limits, name))
 
 
-def _targets(config: ProfilingConfig, limits: KnobLimits, name: str) -> tuple[VisionTarget, ...]:
+def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[VisionTarget, ...]:
     if limits.vision_refusal is None:
-        return config.vision_targets
-    if config.vision_targets_given:
+        return knobs.vision_targets
+    if knobs.tier_list is not None or knobs.vision_tokens_list is not None:
         raise ConfigurationError(
             f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_refusal}; drop them"
         )
     return (own_target(),)
 
 
-def _top_k(config: ProfilingConfig, limits: KnobLimits, name: str) -> tuple[int | None, ...]:
+def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None, ...]:
     own = limits.default_top_k
     if limits.top_k_refusal is not None:
-        foreign = [top_k for top_k in config.top_k_list or () if top_k != own]
+        foreign = [top_k for top_k in knobs.top_k_list or () if top_k != own]
         if foreign:
             raise ConfigurationError(f"--top_k_list {foreign[0]} cannot be set in {name}: {limits.top_k_refusal}")
         return (own,)
     assert own is not None and limits.num_experts is not None
-    values = config.top_k_list or _unique(max(own // 2, 1), own)
+    values = knobs.top_k_list or _unique(max(own // 2, 1), own)
     for top_k in values:
         if top_k > limits.num_experts:
             raise ConfigurationError(
@@ -116,27 +115,27 @@ def _top_k(config: ProfilingConfig, limits: KnobLimits, name: str) -> tuple[int 
     return values
 
 
-def _blocks(config: ProfilingConfig, limits: KnobLimits, name: str) -> tuple[int, ...]:
+def _blocks(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int, ...]:
     total = limits.num_total_blocks
     if limits.blocks_refusal is not None:
-        foreign = [count for count in config.num_active_blocks_list or () if count != total]
+        foreign = [count for count in knobs.num_active_blocks_list or () if count != total]
         if foreign:
             raise ConfigurationError(
                 f"--num_active_blocks_list {foreign[0]} cannot be set in {name}: {limits.blocks_refusal}"
             )
         return (total,)
-    return config.num_active_blocks_list or _unique(-(-3 * total // 4), total)
+    return knobs.num_active_blocks_list or _unique(-(-3 * total // 4), total)
 
 
-def left_out_by(config: ProfilingConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
+def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
     """What was asked for and is in no setting: other strategies than `full` may leave values out."""
-    asked = asked_values(config, source)
-    knobs = (
+    asked = asked_values(knobs, source)
+    values_of = (
         ("vision targets", [each.label for each in asked.targets], {each.vision.label for each in settings}),
-        ("top-k", config.top_k_list or (), {each.top_k for each in settings}),
-        ("block counts", config.num_active_blocks_list or (), {each.num_active_blocks for each in settings}),
+        ("top-k", knobs.top_k_list or (), {each.top_k for each in settings}),
+        ("block counts", knobs.num_active_blocks_list or (), {each.num_active_blocks for each in settings}),
     )
-    missing = [(name, [value for value in given if value not in used]) for name, given, used in knobs]
+    missing = [(name, [value for value in given if value not in used]) for name, given, used in values_of]
     return tuple(f"{name} {', '.join(map(str, values))}" for name, values in missing if values)
 
 
@@ -167,7 +166,7 @@ class AskedRun:
     @property
     def order(self) -> MeasuringOrder:
         """In which the settings are measured."""
-        return measuring_order(self.keys, self.config.setting_order, self.config.seed)
+        return measuring_order(self.keys, self.config.measuring.setting_order, self.config.task.seed)
 
     @property
     def control(self) -> KnobSetting:
@@ -181,24 +180,25 @@ def asked_run(config: ProfilingConfig) -> AskedRun:
     Raises:
         ConfigurationError: what was asked for does not fit the model or the task, or one of them is not there.
     """
-    source = find_model(config.model_path, config.hf_cache_dir)
+    source = find_model(config.model.model_path, config.task.hf_cache_dir)
     settings = plan_for(config, source)
-    task = open_task(config)
-    return AskedRun(config, source, settings, task, draw_samples(task, config))
+    task = open_task(config.task)
+    drawn = draw_samples(task, config.task, may_stop_early=config.measuring.until_precision is not None)
+    return AskedRun(config, source, settings, task, drawn)
 
 
-def due_and_tidy(config: ProfilingConfig, order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
+def due_and_tidy(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: bool) -> tuple[str, ...]:
     """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order.
 
     A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
     """
-    remove_leftovers(config.output_dir)
-    fill_in_drift(config.output_dir, ledger, order.keys)
+    remove_leftovers(folder)
+    fill_in_drift(folder, ledger, order.keys)
     is_saved = {key: ledger.result(key) is not None for key in order.keys}
-    if config.pareto_search:
-        search = finished_search(config, order.keys, ledger)
+    if is_search:
+        search = finished_search(folder, order.keys, ledger)
         is_saved = dict.fromkeys(is_saved, search is not None and not search["failed"])
-    tidy_journals(config.output_dir / PARTS_FOLDER, ledger.fingerprint, lambda key: is_saved.get(key, False))
+    tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: is_saved.get(key, False))
     return tuple(key for key, saved in is_saved.items() if not saved)
 
 
@@ -219,7 +219,7 @@ def plan_of(
     asked: AskedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[KnobSetting], num_processes: int
 ) -> RunPlan:
     """What this run sets out to do, for those who ask how far it has come."""
-    journals = asked.config.output_dir / PARTS_FOLDER
+    journals = asked.config.machine.output_dir / PARTS_FOLDER
     before = [finished_samples(journals, setting.key, ledger.fingerprint) for setting in due]
     return RunPlan(
         schema_version=PLAN_VERSION,
@@ -266,41 +266,41 @@ def fingerprint_parts(
     config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
 ) -> tuple[object, ...]:
     """What must be the same in all processes; of the weights the names and sizes."""
-    choice, threads = block_choice_of(config, source.folder), environment_threads()
+    choice, threads = block_choice_of(config.knobs, config.model.random_weights, source.folder), environment_threads()
     return (
         source.revision,
-        config.random_weights,
-        config.dataset_name,
+        config.model.random_weights,
+        config.task.dataset_name,
         task.split,
-        config.dataset_revision,
-        config.prompt_template,
+        config.task.dataset_revision,
+        config.task.prompt_template,
         task.metric,
         sorted(task.source.items()),
         fingerprint_of_ids(sample_ids),
-        max_new_tokens_of(config, task),
-        config.num_runs_per_sample,
-        config.num_warmup_runs,
-        config.max_warmup_runs,
-        config.until_precision,
-        answered_in_batches(config, len(sample_ids)),
-        config.device,
-        config.num_threads,
-        config.precision,
-        config.experts_implementation,
-        config.attn_implementation,
+        max_new_tokens_of(config.task, task),
+        config.measuring.num_runs_per_sample,
+        config.measuring.num_warmup_runs,
+        config.measuring.max_warmup_runs,
+        config.measuring.until_precision,
+        answered_in_batches(config.measuring, len(sample_ids)),
+        config.machine.device,
+        config.machine.num_threads,
+        config.model.precision,
+        config.model.experts_implementation,
+        config.model.attn_implementation,
         sorted((choice.scores or {}).items()),
         [(name, size) for name, size, _ in weights_stamp(source.folder)],
-        str(config.data_dir),
+        str(config.task.data_dir),
         most_processes_per_device(accelerator),
-        (config.profiler, config.use_profiler_on_all_samples),
-        (config.pareto_margin, config.pareto_alpha) if config.pareto_search else None,
+        (config.measuring.profiler, config.measuring.use_profiler_on_all_samples),
+        (config.search.pareto_margin, config.search.pareto_alpha) if config.search.pareto_search else None,
         environment_stamp(accelerator.device),
         # Not where it is off: results from before the flag was there still count.
-        *((("energy", config.energy),) if config.energy != "off" else ()),
-        *((("quantization", config.quantization),) if config.quantization != "none" else ()),
-        *((("OMP_NUM_THREADS", threads),) if config.num_threads is None and threads is not None else ()),
-        *((("execution", config.execution),) if config.execution != "eager" else ()),
-        *(("memory_timeline",) if config.memory_timeline else ()),
+        *((("energy", config.measuring.energy),) if config.measuring.energy != "off" else ()),
+        *((("quantization", config.model.quantization),) if config.model.quantization != "none" else ()),
+        *((("OMP_NUM_THREADS", threads),) if config.machine.num_threads is None and threads is not None else ()),
+        *((("execution", config.model.execution),) if config.model.execution != "eager" else ()),
+        *(("memory_timeline",) if config.measuring.memory_timeline else ()),
         *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
     )
 
@@ -363,13 +363,13 @@ def most_processes_per_device(accelerator: Accelerator) -> int:
     return max(on_machines) if accelerator.device.type == "cpu" else 1
 
 
-def answered_in_batches(config: ProfilingConfig, num_samples: int) -> tuple[int, int] | None:
+def answered_in_batches(config: MeasuringConfig, num_samples: int) -> tuple[int, int] | None:
     """How many samples are measured and how many of the others are answered together; None where all are measured."""
     if config.num_latency_samples is None or config.num_latency_samples >= num_samples:
         return None
     return config.num_latency_samples, config.accuracy_batch_size
 
 
-def max_new_tokens_of(config: ProfilingConfig, task: Task) -> int:
-    """The limit that was asked for, else the task's own."""
+def max_new_tokens_of(config: TaskConfig, task: Task) -> int:
+    """The requested limit, else the task's own."""
     return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
-from experiment_core_utils.config.profiling import ProfilerMode
+from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.models.components import Component
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages

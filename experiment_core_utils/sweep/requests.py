@@ -225,8 +225,8 @@ def request_source_for(
     """The source that a process of a run needs, with the memory that was asked for or a quarter of what is free."""
     budget_bytes = (
         available_memory_bytes() / 4 / processes_here
-        if config.request_cache_gb is None
-        else config.request_cache_gb * BYTES_PER_GB
+        if config.machine.request_cache_gb is None
+        else config.machine.request_cache_gb * BYTES_PER_GB
     )
     cores = len(os.sched_getaffinity(0)) // processes_here
     return RequestSource(
@@ -235,8 +235,8 @@ def request_source_for(
         own_ids,
         int(budget_bytes),
         num_preparation_workers(device, cores),
-        config.sample_timeout,
-        keep_pictures=len(config.vision_targets) > 1,
+        config.measuring.sample_timeout,
+        keep_pictures=len(config.knobs.vision_targets) > 1,
     )
 
 

@@ -54,7 +54,7 @@ from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 def context_of(asked: AskedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
     """The place of this process in the run."""
     shards = shards_of(asked.drawn.sample_ids, accelerator.num_processes)
-    journals = asked.config.output_dir / PARTS_FOLDER
+    journals = asked.config.machine.output_dir / PARTS_FOLDER
     return RunContext(experiment_id, accelerator.process_index, shards, ledger, journals, StopRequest())
 
 
@@ -65,15 +65,15 @@ def load_bench(asked: AskedRun, context: RunContext, accelerator: Accelerator, p
         WorkerLost, ConfigurationError: as `refuse_other_engines`.
     """
     config, task = asked.config, asked.task
-    device = choose_device(config.device, accelerator.local_process_index)
-    set_cpu_threads(config.num_threads, processes_here)
-    model = load_staged_model(config, asked.source, device)
+    device = choose_device(config.machine.device, accelerator.local_process_index)
+    set_cpu_threads(config.machine.num_threads, processes_here)
+    model = load_staged_model(config.model, asked.source, device, is_profiled=config.measuring.profiler is not None)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, asked.keys, context.journals, accelerator)
-    latency_ids = choose_latency_ids(asked.drawn.sample_ids, config.num_latency_samples, config.seed)
+    latency_ids = choose_latency_ids(asked.drawn.sample_ids, config.measuring.num_latency_samples, config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
     requests = request_source_for(config, task, model, taken, device, processes_here)
-    return Bench(model, requests, max_new_tokens_of(config, task), get_metric(task.metric), latency_ids, engines)
+    return Bench(model, requests, max_new_tokens_of(config.task, task), get_metric(task.metric), latency_ids, engines)
 
 
 class ProfilingRun:
@@ -99,16 +99,16 @@ class ProfilingRun:
         self.bench, self.model, self.requests, self.metric = bench, bench.model, bench.requests, bench.metric
         self.provenance = provenance
         profiles = TorchProfiles(
-            self.config.output_dir,
-            self.config.profiler,
-            self.config.use_profiler_on_all_samples,
+            self.config.machine.output_dir,
+            self.config.measuring.profiler,
+            self.config.measuring.use_profiler_on_all_samples,
             context.is_main,
             asked.keys,
             asked.drawn.sample_ids,
         )
-        self.measurer = ShardMeasurer(self.config, context, bench, profiles, energy=energy)
+        self.measurer = ShardMeasurer(self.config.measuring, context, bench, profiles, energy=energy)
         # A search measures its settings again in every round, and has no control setting beside them.
-        self.drift = None if control is None or self.config.pareto_search else self._drift_check(control)
+        self.drift = None if control is None or self.config.search.pareto_search else self._drift_check(control)
 
     def measure_all(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
         """Measure, merge and save each setting before the next; returns those that failed.
@@ -133,22 +133,22 @@ class ProfilingRun:
                     failure = self._merge_and_save(setting) if self.context.is_main else done.failure
                     if failure is not None:
                         failed[setting.key] = failure
-                    if self.config.enable_memory_optimization:
+                    if self.config.machine.enable_memory_optimization:
                         release_cached_memory(self.model.device)
             finally:
                 if self.context.is_main:
-                    fill_in_drift(self.config.output_dir, self.ledger, [setting.key for setting in settings])
+                    fill_in_drift(self.config.machine.output_dir, self.ledger, [setting.key for setting in settings])
         return failed
 
     def _drift_check(self, control: KnobSetting) -> DriftCheck:
         return DriftCheck(
-            self.config.output_dir,
+            self.config.machine.output_dir,
             self.context.rank,
             self.context.num_processes,
             self.context.experiment_id,
             control.key,
-            self.config.drift_check_every,
-            ControlRuns(self.config, self.context, self.bench, control),
+            self.config.measuring.drift_check_every,
+            ControlRuns(self.config.measuring, self.context, self.bench, control),
         )
 
     def search_front(self, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
@@ -158,9 +158,11 @@ class ProfilingRun:
             As `measure_all`.
         """
         config, context = self.config, self.context
-        rules = SearchRules(margin=config.pareto_margin, alpha=config.pareto_alpha, best=self.metric.best)
-        order = random_order(self.asked.drawn.sample_ids, config.seed)
-        search = FrontSearch(config, context, self.bench, self.measurer, settings, order, rules)
+        rules = SearchRules(margin=config.search.pareto_margin, alpha=config.search.pareto_alpha, best=self.metric.best)
+        order = random_order(self.asked.drawn.sample_ids, config.task.seed)
+        search = FrontSearch(
+            config.measuring, config.machine, context, self.bench, self.measurer, settings, order, rules
+        )
         with self.requests, signals_stop(context.stop):
             result = search.run()
         tell_over(context.journals, context.rank, context.experiment_id)
@@ -172,9 +174,13 @@ class ProfilingRun:
                 else:
                     files[setting.key] = self._save(setting, search.measured[setting.key])
             content = search_content(result, rules, context.fingerprint, files, search.failures)
-            write_json_atomically(content, config.output_dir / SEARCH_FILE)
+            write_json_atomically(content, config.machine.output_dir / SEARCH_FILE)
             is_over = wait_until_all_are_over(
-                context.journals, context.num_processes, context.experiment_id, config.worker_timeout, context.stop
+                context.journals,
+                context.num_processes,
+                context.experiment_id,
+                config.machine.worker_timeout,
+                context.stop,
             )
             if is_over and not search.failures:
                 # Not before: the journals are what a stopped search goes on from, and what other processes look at.
@@ -191,7 +197,7 @@ class ProfilingRun:
             context.fingerprint,
             context.experiment_id,
             context.shards,
-            self.config.worker_timeout,
+            self.config.machine.worker_timeout,
             context.stop,
         )
         merged = merge_parts(parts, self.asked.drawn.sample_ids)
@@ -199,7 +205,7 @@ class ProfilingRun:
             # Its journals stay: tried again by a later run, it goes on behind the samples that did run.
             self.ledger.mark_failed(setting.key, merged.failure)
             return merged.failure
-        failure = failure_where_no_sample_ran(merged, self.config.max_config_retries + 1)
+        failure = failure_where_no_sample_ran(merged, self.config.measuring.max_config_retries + 1)
         if failure is not None:
             self.ledger.mark_failed(setting.key, failure)
         else:
@@ -211,7 +217,7 @@ class ProfilingRun:
         """Write the file of a setting and remember it; returns its name."""
         result = self._result(setting, merged)
         name = setting_file_name(self.asked.task.name, setting, merged.samples)
-        write_json_atomically(result.content(), self.config.output_dir / name)
+        write_json_atomically(result.content(), self.config.machine.output_dir / name)
         self.ledger.mark_done(setting.key, name)
         return name
 
@@ -222,9 +228,9 @@ class ProfilingRun:
         accuracy = summarise_accuracy(answers, scoring, self.metric)
         summary = summarise(merged.samples, accuracy, len(merged.failures))
         compute = setting_compute(setting, merged, self.model, self.provenance.model.dtype)
-        is_search = self.config.pareto_search
+        is_search = self.config.search.pareto_search
         steadiness = steadiness_part(
-            setting.key, self.asked.order, self.config.until_precision, merged, is_search=is_search
+            setting.key, self.asked.order, self.config.measuring.until_precision, merged, is_search=is_search
         )
         own_caveats = conditions_caveats(steadiness.conditions) + energy_caveats(energy_of(merged.energy))
         if is_search:
@@ -271,11 +277,11 @@ def provenance_of_run(
         described: what the loaded model says of itself.
     """
     config, source = asked.config, asked.source
-    choice = block_choice_of(config, source.folder)
+    choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
-        *caveats_of(config, device, processes_here, asked.task.source),
+        *caveats_of(config.model.random_weights, device, processes_here, asked.task.source),
         *picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures),
-        *batching_caveats(len(asked.drawn), config.num_latency_samples, described["dtype"]),
+        *batching_caveats(len(asked.drawn), config.measuring.num_latency_samples, described["dtype"]),
         *run_few_samples_caveats(asked),
     ]
     return Provenance.model_validate(
@@ -283,7 +289,7 @@ def provenance_of_run(
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **described},
             "task": task_entry(asked.task),
-            "experimental_variables": variables_of(config, max_new_tokens_of(config, asked.task), choice),
+            "experimental_variables": variables_of(config, max_new_tokens_of(config.task, asked.task), choice),
             "caveats": sentences(caveats),
             "caveat_records": caveats,
         }
@@ -303,6 +309,6 @@ def task_entry(task: Task) -> dict[str, Any]:
 
 def run_few_samples_caveats(asked: AskedRun) -> list[Caveat]:
     """Of a whole run; in a search each setting has a number of samples, and so a caveat, of its own."""
-    if asked.config.pareto_search:
+    if asked.config.search.pareto_search:
         return []
     return few_samples_caveats(len(asked.settings), len(asked.drawn))

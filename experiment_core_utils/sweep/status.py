@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, journals_in, read_journal

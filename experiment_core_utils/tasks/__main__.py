@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.saved_results.rescoring import by_task, compare_folder, rescore
 from experiment_core_utils.saved_results.terminal import comparison_table, few_samples_warning, rescoring_table

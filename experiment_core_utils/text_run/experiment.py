@@ -124,7 +124,7 @@ def _entry(
     """What stands in the results file: every part is saved under its name, and all of them make the entry."""
     for result_type, part in parts.items():
         save(part, result_type)
-    if due.config.energy_wanted != "off":
+    if due.config.energy_mode != "off":
         save(_apportioned(pooled), "apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
@@ -179,6 +179,6 @@ def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextCon
     """What a reader must know before quoting the figures."""
     here = processes_on_this_machine(accelerator)
     found = shared_cores_caveats(accelerator.device, here)
-    if pooled["simulated_delay_s"] > 0 and config.energy_wanted != "off":
+    if pooled["simulated_delay_s"] > 0 and config.energy_mode != "off":
         found.append(caveat("simulated_waiting", waiting_s=pooled["simulated_delay_s"]))
     return found

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser, parse_config
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
@@ -102,9 +103,9 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
 
 def _asked(loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]) -> list[tuple[Request, float]]:
     """Each sample that can be used, prepared at all tiers, with each budget in seconds."""
-    task = open_task(loaded.config)
-    requests, _ = prepare_requests(loaded.model, task, draw_samples(task, loaded.config).sample_ids, tiers)
-    limit = max_new_tokens_of(loaded.config, task)
+    task = open_task(loaded.config.task)
+    requests, _ = prepare_requests(loaded.model, task, draw_samples(task, loaded.config.task).sample_ids, tiers)
+    limit = max_new_tokens_of(loaded.config.task, task)
     return [(request_of(request, limit), budget / 1000) for request in requests for budget in budgets_ms]
 
 
@@ -114,12 +115,12 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
     Raises:
         ConfigurationError: flags that do not allow it.
     """
-    config, native = replace(parse_config(rest), random_weights=True), shape_config(shape)
+    config, native = parse_config(rest).replaced(random_weights=True), shape_config(shape)
     text = native.text_config
     limits = KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
     source = ModelSource(shape, EMBEDDED_MODEL, native, limits, is_published_layout=False, revision=None)
-    set_cpu_threads(config.num_threads, 1)
-    model = load_staged_model(config, source, choose_device(config.device))
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, choose_device(config.machine.device))
     assert isinstance(model, MolmoeStagedModel)
     model.eos_token_ids = frozenset()
     return LoadedModel(config, source, model, BlockChoice())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically

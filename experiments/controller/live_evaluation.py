@@ -102,21 +102,26 @@ def open_live(
         ResultsError: the file is no checkpoint.
     """
     config = parse_config(flags)
-    source = find_model(config.model_path, config.hf_cache_dir)
+    source = find_model(config.model.model_path, config.task.hf_cache_dir)
     refuse_other_model(grid, source.name, "the answers are", "give the grid's as --model_path, or a grid of this one")
     if learned is not None:
         if source.foreign is not None:
             raise ConfigurationError(f"--learned pauses inside MolmoE, and {source.name} is no MolmoE; drop it")
         refuse_other_controller(learned, config, source)
     space = published_space(source.limits)
-    task = open_task(config)
-    drawn = draw_samples(task, config)
-    device = choose_device(config.device, 0)
-    set_cpu_threads(config.num_threads, 1)
-    model = load_staged_model(config, source, device)
-    blocks, limit = block_choice_of(config, source.folder), max_new_tokens_of(config, task)
+    task = open_task(config.task)
+    drawn = draw_samples(task, config.task)
+    device = choose_device(config.machine.device, 0)
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, device)
+    blocks, limit = (
+        block_choice_of(config.knobs, config.model.random_weights, source.folder),
+        max_new_tokens_of(config.task, task),
+    )
     requests, failed = prepare_requests(model, task, drawn.sample_ids, space.tiers)
-    chosen = choose_latency_ids([each.sample.sample_id for each in requests], config.num_latency_samples, config.seed)
+    chosen = choose_latency_ids(
+        [each.sample.sample_id for each in requests], config.measuring.num_latency_samples, config.task.seed
+    )
     measured = tuple(each for each in requests if each.sample.sample_id in chosen)
     if not measured:
         raise ConfigurationError(f"none of {len(drawn)} samples can be measured; give others, or --num_latency_samples")
@@ -181,7 +186,7 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
             choices = [policy.choose(request.features, budget_s) for request in job.requests]
             scores = scores_of_choices(
                 job.model, job.metric, job.requests, choices, job.space, job.blocks, job.max_new_tokens,
-                job.config.accuracy_batch_size,
+                job.config.measuring.accuracy_batch_size,
             )  # fmt: skip
             known = scores[np.isfinite(scores)] / job.metric.best
             values.append(
@@ -236,4 +241,6 @@ def host_caveats(controllers: Sequence[Controller]) -> list[str]:
 
 
 def _weights_caveats(config: ProfilingConfig) -> list[str]:
-    return ["the model's weights are random, and not those that two_stage was trained with"] * config.random_weights
+    return [
+        "the model's weights are random, and not those that two_stage was trained with"
+    ] * config.model.random_weights

@@ -30,7 +30,7 @@ class LoadedModel:
     @property
     def described(self) -> dict[str, str]:
         """Name and digest of the weights; random ones have none."""
-        if self.config.random_weights:
+        if self.config.model.random_weights:
             return {"name": self.source.name}
         return {"name": self.source.name, "weights_sha256": weights_digest(self.source.folder)}
 
@@ -64,17 +64,17 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
     source = find_molmoe(config)
     if controller is not None:
         refuse_other_controller(controller, config, source)
-    set_cpu_threads(config.num_threads, 1)
-    model = load_staged_model(config, source, choose_device(config.device))
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, choose_device(config.machine.device))
     assert isinstance(model, MolmoeStagedModel)
-    return LoadedModel(config, source, model, block_choice_of(config, source.folder))
+    return LoadedModel(config, source, model, block_choice_of(config.knobs, config.model.random_weights, source.folder))
 
 
 def find_molmoe(config: ProfilingConfig) -> ModelSource:
     """No weights are read; raises ConfigurationError for another model."""
-    source = find_model(config.model_path, config.hf_cache_dir)
+    source = find_model(config.model.model_path, config.task.hf_cache_dir)
     if source.foreign is not None:
         raise ConfigurationError(
-            f"{config.model_path} is no MolmoE; the two-stage controller pauses inside MolmoE only"
+            f"{config.model.model_path} is no MolmoE; the two-stage controller pauses inside MolmoE only"
         )
     return source

@@ -113,7 +113,7 @@ def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSo
     """
     refuse_misfit(path, load_networks(path), source)
     made_with = model_of(stored_environment(path))
-    if config.random_weights or "weights_sha256" not in made_with:
+    if config.model.random_weights or "weights_sha256" not in made_with:
         return
     if weights_digest(source.folder) != made_with["weights_sha256"]:
         raise ConfigurationError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, check_share, check_within

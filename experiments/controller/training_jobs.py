@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -191,7 +191,9 @@ def _record(
                 f"{given.init_from} chooses among other knobs than the grid has ({differing}); give a checkpoint of "
                 "such a grid, or drop --init_from"
             )
-    tasks = {name: open_task(replace(config, dataset_name=name)) for name in dict.fromkeys(grid.tasks)}
+    tasks = {
+        name: open_task(config.task.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(grid.tasks)
+    }
     refuse_other_source(grid, {name: task.split for name, task in tasks.items()}, source.name)
     asked = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
     loaded = load_model(rest, given.init_from)
@@ -205,8 +207,8 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
     loaded = load_model(rest, given.init_from)
     config, model = loaded.config, loaded.model
     networks = loaded.networks(published_space(loaded.source.limits), plan.seed, given.init_from)
-    space, task = networks.space, open_task(config)
-    requests, failed = prepare_requests(model, task, draw_samples(task, config).sample_ids, space.knobs.tiers)
+    space, task = networks.space, open_task(config.task)
+    requests, failed = prepare_requests(model, task, draw_samples(task, config.task).sample_ids, space.knobs.tiers)
     if not requests:
         raise ConfigurationError(f"none of {len(failed)} samples can be used; give others")
     left_out = {f"{task.name} {at}": why for at, why in failed.items()}
@@ -215,7 +217,7 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
     metric = get_metric(task.metric)
     # Before the budgets are measured.
     check_scored(metric, requests)
-    limit = max_new_tokens_of(config, task)
+    limit = max_new_tokens_of(config.task, task)
     # A training that goes on is asked at the budgets that it began with.
     went = stored_environment(given.controller_dir / CHECKPOINT) if given.resume else None
     if went is not None and went["kind"] == "live":

@@ -22,7 +22,7 @@ def main() -> int:
     try:
         config = parse_config()
         # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
-        if config.dry_run:
+        if config.machine.dry_run:
             with libraries_loading():
                 from experiment_core_utils.sweep.dry_run import describe_plan
 

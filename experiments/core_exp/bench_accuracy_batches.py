@@ -58,12 +58,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     own, flags = parser.parse_known_args()
     config = parse_config(["--num_samples", str(own.num_samples), *flags])
-    set_cpu_threads(config.num_threads, 1)
-    model = load_staged_model(config, find_model(config.model_path), choose_device(config.device))
-    task = load_task(config.dataset_name, config.split)
-    steps = task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
-    samples = [task[sample_id] for sample_id in draw_samples(task, config).sample_ids]
-    for target in config.vision_targets:
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
+    task = load_task(config.task.dataset_name, config.task.split)
+    steps = task.max_new_tokens if config.task.max_new_tokens is None else config.task.max_new_tokens
+    samples = [task[sample_id] for sample_id in draw_samples(task, config.task).sample_ids]
+    for target in config.knobs.vision_targets:
         requests = [model.prepare(sample, task.prompt(sample), target.crops) for sample in samples]
         inputs = [model.to_device(request.inputs) for request in requests]
         ways: dict[int, Callable[[], Answers]] = {1: partial(one_by_one, model, inputs, steps)}

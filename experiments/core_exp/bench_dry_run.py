@@ -14,8 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
@@ -37,10 +35,10 @@ def estimate_from_ends(config: ProfilingConfig, results: Sequence[SettingResult]
     """The estimate that the results of the first and the last setting alone give."""
     ends = {setting_key(results[0]), setting_key(results[-1])}
     with tempfile.TemporaryDirectory() as folder:
-        for name, result in read_results(config.output_dir).items():
+        for name, result in read_results(config.machine.output_dir).items():
             if setting_key(result) in ends:
-                shutil.copy(config.output_dir / name, folder)
-        return describe_plan(replace(config, output_dir=Path(folder)))
+                shutil.copy(config.machine.output_dir / name, folder)
+        return describe_plan(config.replaced(output_dir=folder))
 
 
 def line(name: str, ratios: Sequence[float]) -> str:
@@ -55,8 +53,10 @@ def main() -> int:
     """Exit code: 0 compared, 1 or 2 as the driver."""
     try:
         config = parse_config()
-        if config.output_dir.is_dir() and any(config.output_dir.glob(RESULT_FILES)):
-            raise ConfigurationError(f"--output_dir {config.output_dir} holds results already; give an empty folder")
+        if config.machine.output_dir.is_dir() and any(config.machine.output_dir.glob(RESULT_FILES)):
+            raise ConfigurationError(
+                f"--output_dir {config.machine.output_dir} holds results already; give an empty folder"
+            )
         before = describe_plan(config)
         started, processor_started = time.perf_counter(), time.process_time()
         report = run_profiling(config)

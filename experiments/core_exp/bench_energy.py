@@ -57,9 +57,9 @@ def load_request(
     """The model, and its task's first sample on the model's device; answers always have their full length."""
     flags = ["--model_path", str(model_path)] if model_path else []
     config = parse_config([*flags, "--execution", execution, *(["--random_weights"] if random_weights else [])])
-    model = load_staged_model(config, find_model(config.model_path), device)
+    model = load_staged_model(config.model, find_model(config.model.model_path), device)
     model.eos_token_ids = frozenset()
-    task = load_task(config.dataset_name, config.split)
+    task = load_task(config.task.dataset_name, config.task.split)
     sample = task[0]
     request = model.prepare(sample, task.prompt(sample), tier_target(tier).crops)
     return model, model.to_device(request.inputs)

@@ -31,7 +31,8 @@ from transformers import OlmoeForCausalLM, PreTrainedModel
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import ExecutionMode, parse_config
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
 from experiment_core_utils.models.foreign_requests import ForeignRequests
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
@@ -142,9 +143,9 @@ def _stages(runs: Sequence[StagedRun]) -> dict[str, list[float]]:
 def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
     """The grid of quickstart; every setting with the same samples."""
     config = parse_config([*QUICKSTART, "--num_samples", str(num_samples)])
-    task = open_task(config)
-    drawn = draw_samples(task, config)
-    for setting in plan_for(config, find_model(config.model_path)):
+    task = open_task(config.task)
+    drawn = draw_samples(task, config.task)
+    for setting in plan_for(config, find_model(config.model.model_path)):
         for sample_id in drawn.sample_ids:
             sample = task[sample_id]
             request = model.prepare(sample, task.prompt(sample), setting.vision.crops)
@@ -243,7 +244,7 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[
         if given.decoder_alone:
             raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
         config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
-        eager = load_staged_model(config, find_model(config.model_path), device)
+        eager = load_staged_model(config.model, find_model(config.model.model_path), device)
         assert isinstance(eager, MolmoeStagedModel)
         model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
     else:

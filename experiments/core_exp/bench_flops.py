@@ -29,7 +29,7 @@ from transformers import (
 
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.h_metrics_compute import FlopMethod, count_prompt_flops
 from experiment_core_utils.primitives.device import set_cpu_threads
 
@@ -64,7 +64,7 @@ def small_configs() -> list[PreTrainedConfig]:
 
 def models() -> Iterator[tuple[str, nn.Module]]:
     """By name, one in memory at a time."""
-    model, _ = load_model_tokenizer(judged({"device": "cpu"}))
+    model, _ = load_model_tokenizer(validated({"device": "cpu"}))
     yield "embedded model", model
     for config in small_configs():
         torch.manual_seed(0)

@@ -78,13 +78,15 @@ def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 def loaded_cases(config: ProfilingConfig, device: torch.device) -> Iterator[Case]:
     """The first drawn sample at each vision target; raises ConfigurationError for MolmoE, which has its own stages."""
-    source = find_model(config.model_path)
-    model = load_staged_model(config, source, device)
+    source = find_model(config.model.model_path)
+    model = load_staged_model(config.model, source, device)
     if not isinstance(model, TransformersModel):
-        raise ConfigurationError(f"{config.model_path} is a MolmoE, which runs in stages; bench_marks measures those")
-    task = open_task(config)
-    sample = task[draw_samples(task, config).sample_ids[0]]
-    for target in asked_values(config, source).targets:
+        raise ConfigurationError(
+            f"{config.model.model_path} is a MolmoE, which runs in stages; bench_marks measures those"
+        )
+    task = open_task(config.task)
+    sample = task[draw_samples(task, config.task).sample_ids[0]]
+    for target in asked_values(config.knobs, source).targets:
         request = model.prepare(sample, task.prompt(sample), target.crops)
         model.apply(KnobSetting(target, model.default_top_k, tuple(range(model.num_total_blocks))))
         yield f"{target.label}, {request.shape.prompt_tokens} tokens", model.model, model.to_device(request.inputs)
@@ -147,10 +149,12 @@ def main() -> None:
             *flags,
         ]
     )
-    set_cpu_threads(config.num_threads, 1)
-    device = choose_device(config.device)
+    set_cpu_threads(config.machine.num_threads, 1)
+    device = choose_device(config.machine.device)
     cases = (
-        loaded_cases(config, device) if own.model_path else built_cases(device, choose_dtype(config.precision, device))
+        loaded_cases(config, device)
+        if own.model_path
+        else built_cases(device, choose_dtype(config.model.precision, device))
     )
     print("| model, prompt | plain ms | marked / plain | plain / plain |")
     print("| --- | --- | --- | --- |")

@@ -80,11 +80,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     own, flags = parser.parse_known_args()
     config = parse_config(["--num_samples", str(own.batch_size), *flags])
-    set_cpu_threads(config.num_threads, 1)
-    model = load_staged_model(config, find_model(config.model_path), choose_device(config.device))
-    task = open_task(config)
-    steps = max_new_tokens_of(config, task)
-    samples = [task[sample_id] for sample_id in draw_samples(task, config).sample_ids]
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
+    task = open_task(config.task)
+    steps = max_new_tokens_of(config.task, task)
+    samples = [task[sample_id] for sample_id in draw_samples(task, config.task).sample_ids]
     print("| settings | groups | one by one ms | grouped ms | one by one / grouped | answers that differ |")
     print("| --- | --- | --- | --- | --- | --- |")
     for count in sorted({1, min(4, len(samples)), len(samples)}):

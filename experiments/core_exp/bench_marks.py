@@ -61,10 +61,10 @@ def main() -> None:
     flags = ["--model_path", str(arguments.model_path)] if arguments.model_path else []
     config = parse_config([*flags, *(["--random_weights"] if arguments.random_weights else [])])
     set_cpu_threads(None, 1)
-    model = load_staged_model(config, find_model(config.model_path), choose_device("auto"))
+    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device("auto"))
     model.eos_token_ids = frozenset()  # always the full number of tokens, so that both runs do the same work
-    task = load_task(config.dataset_name, config.split)
-    for target in config.vision_targets:
+    task = load_task(config.task.dataset_name, config.task.split)
+    for target in config.knobs.vision_targets:
         sample = task[0]
         inputs = model.to_device(model.prepare(sample, task.prompt(sample), target.crops).inputs)
         with torch.inference_mode():

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import ProfilerMode, parse_config
+from experiment_core_utils.config.parts import ProfilerMode
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
@@ -83,12 +84,12 @@ def main() -> None:
     flags += ["--tier_list", *arguments.tier_list]
     config = parse_config([*flags, *(["--random_weights"] if arguments.random_weights else [])])
     set_cpu_threads(arguments.num_threads, 1)
-    model = load_staged_model(config, find_model(config.model_path), choose_device("auto"))
+    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device("auto"))
     model.eos_token_ids = frozenset()  # always the full number of tokens, so that all runs do the same work
-    task = load_task(config.dataset_name, config.split)
+    task = load_task(config.task.dataset_name, config.task.split)
     print(f"{model.name} on {model.device.type}, {torch.get_num_threads()} threads, {arguments.rounds} rounds:")
     print("ratios to a run without a profiler, median (quartiles): the generation | with the profiler's start and stop")
-    for target in config.vision_targets:
+    for target in config.knobs.vision_targets:
         sample = task[0]
         inputs = model.to_device(model.prepare(sample, task.prompt(sample), target.crops).inputs)
         ratios_of_rounds(model, inputs, arguments.max_new_tokens, 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiments.core_exp import flops_latency
 from experiments.core_exp.analysis_files import AnalysisFiles

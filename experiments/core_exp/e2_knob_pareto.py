@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from matplotlib.figure import Figure
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.core_exp.analysis_files import AnalysisFiles

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiments.core_exp.budget_guardrail import guardrail_curve

@@ -18,7 +18,7 @@ from types import FrameType
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 
 DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")

@@ -10,7 +10,7 @@ first of --top_k_list, without it the model's own number.
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ from experiment_core_utils.blocks.importance import (
 from experiment_core_utils.blocks.proxies import activation_changes, gradient_importances
 from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.block_choice import BlockChoice, read_importance
-from experiment_core_utils.config.profiling import OneLineParser, ProfilingConfig, parse_config
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.checkpoint_files import weights_digest
@@ -158,14 +159,16 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     if own.check and (not own.held_out or own.select is not None):
         raise ConfigurationError("--check compares scores on samples that are held out; give --held_out N, no --select")
     check_within("--held_out", own.held_out, 0, MOST_TIMES)
-    if config.execution == "graph":
+    if config.model.execution == "graph":
         raise ConfigurationError("--execution graph calls no modules, and blocks are scored by them; drop it")
-    config = replace(config, execution="eager")
-    source = find_model(config.model_path, config.hf_cache_dir)
-    tasks = tuple(open_task(replace(config, dataset_name=name)) for name in dict.fromkeys(own.dataset_name))
-    set_cpu_threads(config.num_threads, 1)
-    model = load_staged_model(config, source, choose_device(config.device))
-    top_k = model.default_top_k if config.top_k_list is None else config.top_k_list[0]
+    config = config.replaced(execution="eager")
+    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    tasks = tuple(
+        open_task(config.task.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(own.dataset_name)
+    )
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, choose_device(config.machine.device))
+    top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]
     counts = tuple(dict.fromkeys(own.num_active_blocks or [-(-3 * model.num_total_blocks // 4)]))
     return Job(own, config, source, model, tasks, top_k, counts)
 
@@ -192,14 +195,14 @@ def samples_of(job: Job) -> Scorers:
     parts: list[list[DrawnTask]] = [[], []]
     samples = {}
     for task in job.tasks:
-        ids = create_sampled_dataset(task, job.own.num_samples + job.own.held_out, job.config.seed).sample_ids
+        ids = create_sampled_dataset(task, job.own.num_samples + job.own.held_out, job.config.task.seed).sample_ids
         if job.own.held_out and len(ids) <= job.own.num_samples:
             raise ConfigurationError(f"{task.name} has {len(ids)} samples, none are left for --held_out; ask for fewer")
         split = ids[: job.own.num_samples], ids[job.own.num_samples :]
         samples[task.name] = {"scored": len(split[0]), "held_out": len(split[1])}
         for part, chosen in zip(parts, split, strict=True):
             part.append(draw_task(job.model, task, sorted(chosen), budget))
-    vision = job.config.vision_targets[0]
+    vision = job.config.knobs.vision_targets[0]
     scored, held_out = (AnswerScorer(job.model, part, vision, job.top_k, job.own.batch_size) for part in parts)
     return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples)
 
@@ -215,15 +218,15 @@ def pictures_of(job: Job) -> Scorers:
     scored, held_out = (math.ceil(number / questions) for number in (job.own.num_samples, job.own.held_out))
     if scored + held_out > in_split:
         raise ConfigurationError(f"{scored + held_out} pictures are asked for and {in_split} are there; ask for fewer")
-    pictures = np.random.RandomState(job.config.seed).choice(in_split, scored + held_out, replace=False).tolist()
+    pictures = np.random.RandomState(job.config.task.seed).choice(in_split, scored + held_out, replace=False).tolist()
     model.model.set_knobs(top_k=job.top_k)
     parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
-    crops = job.config.vision_targets[0].crops
+    crops = job.config.knobs.vision_targets[0].crops
     made: list[BlockSetScorer] = [
         PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
     ]
     if job.own.check:
-        vision = job.config.vision_targets[0]
+        vision = job.config.knobs.vision_targets[0]
         made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], vision, job.top_k)
     samples = {
         task.name: {
@@ -239,7 +242,7 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
     """Each block's score by the method asked for; and what the whole model scores, where that was measured."""
     if job.own.method == "leave_one_out":
         return leave_one_out(scorers.scored, job.num_blocks)
-    vision = job.config.vision_targets[0]
+    vision = job.config.knobs.vision_targets[0]
     measured = (
         activation_changes(job.model, scorers.drawn, vision, job.own.positions)
         if job.own.method == "activation_change"
@@ -280,8 +283,8 @@ def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
             }
             for task in job.tasks
         },
-        "seed": job.config.seed,
-        "vision_target": job.config.vision_targets[0].label,
+        "seed": job.config.task.seed,
+        "vision_target": job.config.knobs.vision_targets[0].label,
         "top_k": job.top_k,
         "model": {
             "name": job.source.name,

@@ -19,7 +19,7 @@ from experiment_core_utils.c_prompt_processing import (
     tokenise_prompts,
 )
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.text import PromptSource, judged
+from experiment_core_utils.config.text import PromptSource, validated
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.primitives.device import set_cpu_threads
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
@@ -46,7 +46,7 @@ def answers_by_size(
         "num_warmup_batches": 0,
         "decode_token_to_text": False,
     }
-    accelerator = setup_distributed(judged(values))
+    accelerator = setup_distributed(validated(values))
     model, tokenizer = load_model_tokenizer(values)
     short = filter_prompts_by_length(prompts, tokenizer, arguments.max_input_tokens)[: arguments.num_prompts]
     tokenised = tokenise_prompts(sort_prompts_by_length(short, tokenizer), tokenizer)

@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import libraries_loading, run_command
-from experiment_core_utils.config.profiling import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.text_grid import combinations, read_yaml, with_overrides
 from experiment_core_utils.primitives.errors import ProfilerError
 

@@ -23,7 +23,7 @@ ONE_TILE = VisionTarget("tokens288", None, 288, CropRange(1, 1))
 @pytest.fixture(scope="module")
 def tiny(tiny_checkpoint: Path) -> MolmoeStagedModel:
     config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu", "--precision", "float32"])
-    model = load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
     assert isinstance(model, MolmoeStagedModel)
     return model
 

@@ -5,39 +5,48 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 
 
 def test_the_published_defaults() -> None:
     config = parse_config([])
-    assert config.model_path == str(EMBEDDED_MODEL)
-    assert config.output_dir == Path("results/core_exp")
-    assert [target.tier for target in config.vision_targets] == ["low", "medium", "high"]
-    assert (config.num_samples, config.num_runs_per_sample, config.seed) == (1000, 3, 42)
-    assert (config.max_new_tokens, config.prompt_template, config.dataset_revision) == (None, None, None)
-    assert (config.sample_by, config.ids) == ("random", None)
-    assert (config.setting_order, config.num_warmup_runs, config.max_warmup_runs) == ("shuffled", 2, 6)
-    assert parse_config(["--num_warmup_runs", "11"]).max_warmup_runs == 11
-    assert (config.drift_check_every, config.until_precision) == (4, None)
-    assert (config.dataset_name, config.split, config.sampling_strategy) == ("reference_vqa", None, "balanced")
+    assert config.model.model_path == str(EMBEDDED_MODEL)
+    assert config.machine.output_dir == Path("results/core_exp")
+    assert [target.tier for target in config.knobs.vision_targets] == ["low", "medium", "high"]
+    assert (config.task.num_samples, config.measuring.num_runs_per_sample, config.task.seed) == (1000, 3, 42)
+    assert (config.task.max_new_tokens, config.task.prompt_template, config.task.dataset_revision) == (None, None, None)
+    assert (config.task.sample_by, config.task.ids) == ("random", None)
+    assert (config.measuring.setting_order, config.measuring.num_warmup_runs, config.measuring.max_warmup_runs) == (
+        "shuffled",
+        2,
+        6,
+    )
+    assert parse_config(["--num_warmup_runs", "11"]).measuring.max_warmup_runs == 11
+    assert (config.measuring.drift_check_every, config.measuring.until_precision) == (4, None)
+    assert (config.task.dataset_name, config.task.split, config.knobs.sampling_strategy) == (
+        "reference_vqa",
+        None,
+        "balanced",
+    )
 
 
 def test_ids_are_kept_once_and_ascending() -> None:
-    assert parse_config(["--ids", "17", "3", "17"]).ids == (3, 17)
+    assert parse_config(["--ids", "17", "3", "17"]).task.ids == (3, 17)
 
 
 def test_tokens_take_the_place_of_tiers() -> None:
     config = parse_config(["--vision_tokens_list", "432", "1008", "432"])
-    assert [target.label for target in config.vision_targets] == ["tokens432", "tokens1008"]
+    assert [target.label for target in config.knobs.vision_targets] == ["tokens432", "tokens1008"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--tier_list", "low", "giant"], "'giant'.*low, medium, high"),
-        (["--sampling_strategy", "magic"], "'magic'; choose among full, balanced, stratified, boundary, lhs"),
+        (["--sampling_strategy", "magic"], "'magic' .*'full', 'balanced', 'stratified', 'boundary', 'lhs'"),
         (["--num_configs", "5"], "--num_configs 5 is for --sampling_strategy lhs, not for balanced"),
         (["--sampling_strategy", "lhs", "--num_configs", "0"], "--num_configs 0.*at least 1"),
         (["--num_samples", "0"], "--num_samples 0.*at least 1"),
@@ -48,8 +57,8 @@ def test_tokens_take_the_place_of_tiers() -> None:
         (["--use_profiler", "--num_latency_samples", "0"], "--num_latency_samples 0 leaves none"),
         (["--setting_order", "random"], "invalid choice: 'random'"),
         (["--drift_check_every", "-1"], "--drift_check_every -1 is not possible; give at least 0"),
-        (["--until_precision", "2"], "--until_precision 2.0 is not possible; give a share.*such as 0.02"),
-        (["--until_precision", "0"], "--until_precision 0.0 is not possible"),
+        (["--until_precision", "2"], "--until_precision 2 is not possible; give less than 1, such as 0.02"),
+        (["--until_precision", "0"], "--until_precision 0 is not possible; give more than 0, such as 0.02"),
         (["--until_precision", "nan"], "--until_precision nan is not possible"),
         (["--max_new_tokens", "0"], "--max_new_tokens 0.*at least 1"),
         (["--sample_by", "size"], "invalid choice: 'size'"),
@@ -95,21 +104,49 @@ def test_a_block_named_twice_is_refused(tmp_path: Path) -> None:
 def test_scores_are_read_by_block(tmp_path: Path) -> None:
     file = tmp_path / "scores.json"
     file.write_text(json.dumps({"0": 1, "1": 0.25}))
-    assert parse_config(["--importance_scores_file", str(file)]).importance_scores == {0: 1.0, 1: 0.25}
+    choice = parse_config(["--importance_scores_file", str(file)]).knobs.block_choice
+    assert choice == BlockChoice(scores={0: 1.0, 1: 0.25}, file=file)
 
 
 def test_neither_scores_nor_sets_means_the_models_own_scores(tmp_path: Path) -> None:
     scores, sets = tmp_path / "scores.json", tmp_path / "sets.json"
     scores.write_text('{"1": 0.5}')
     sets.write_text('{"2": [0, 3]}')
-    assert parse_config([]).use_own_scores
-    assert not parse_config(["--importance_scores_file", str(scores)]).use_own_scores
-    none = parse_config(["--importance_scores_file", "none"])
-    assert (none.use_own_scores, none.importance_scores, none.importance_scores_file) == (False, None, None)
-    by_sets = parse_config(["--block_sets_file", str(sets)])
-    assert (by_sets.use_own_scores, by_sets.block_sets) == (False, {2: (0, 3)})
+    assert parse_config([]).knobs.block_choice is None
+    by_scores = parse_config(["--importance_scores_file", str(scores)]).knobs
+    assert by_scores.block_choice == BlockChoice(scores={1: 0.5}, file=scores)
+    assert parse_config(["--importance_scores_file", "none"]).knobs.block_choice == BlockChoice()
+    by_sets = parse_config(["--block_sets_file", str(sets)]).knobs
+    assert by_sets.block_choice == BlockChoice(sets={2: (0, 3)}, file=sets)
     with pytest.raises(ConfigurationError, match="not allowed with"):
         parse_config(["--block_sets_file", str(sets), "--importance_scores_file", "none"])
+
+
+def test_the_python_call_is_checked_as_the_command_line() -> None:
+    flags = ["--num_samples", "4", "--ids", "5", "3", "--top_k_list", "2", "4", "2", "--output_dir", "here"]
+    config = ProfilingConfig.of(num_samples=4, ids=[5, 3], top_k_list=[2, 4, 2], output_dir="here", split=None)
+    assert config == parse_config(flags)
+    assert config.replaced(num_samples=9, top_k_list=None) == ProfilingConfig.of(
+        num_samples=9, ids=(3, 5), output_dir=Path("here")
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_samples": 0}, "^--num_samples 0 is not possible; give at least 1$"),
+        ({"num_sample": 3}, "^num_sample: there is no such key; known are model_path, .*num_samples"),
+        ({"num_samples": "5"}, "^--num_samples: .*valid integer; write 5 without quotes"),
+        ({"device": "tpu"}, "^--device: .*'cpu' or 'cuda' .given: 'tpu'"),
+        ({"tier_list": ["low"], "vision_tokens_list": [432]}, "^--tier_list and --vision_tokens_list are both given"),
+        ({"pareto_search": True, "until_precision": 0.1}, "drop --until_precision$"),
+        ({"pareto_margin": 0.2}, "^--pareto_margin and --pareto_alpha say how --pareto_search decides"),
+    ],
+)
+def test_a_wrong_python_call_is_one_clear_line(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        ProfilingConfig.of(**values)
+    assert "\n" not in str(caught.value)
 
 
 def test_help_and_a_wrong_flag_need_no_torch() -> None:

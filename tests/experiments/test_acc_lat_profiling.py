@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -73,9 +73,9 @@ def config(tiny_checkpoint: Path, tmp_path: Path) -> ProfilingConfig:
 
 def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, SettingFailure], Ledger]:
     """Measure the one setting of `config` on `task`, in this process alone."""
-    source = find_model(config.model_path)
+    source = find_model(config.model.model_path)
     asked = AskedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
-    ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir.parent / "trackers")
+    ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir.parent / "trackers")
     run = run_alone(asked, ledger, "0001")
     return run.measure_all(asked.settings), ledger
 
@@ -111,20 +111,20 @@ def test_a_setting_whose_every_picture_is_unreadable_failed(config: ProfilingCon
     failed, ledger = profile(config, ScriptedTask({index: [SampleError("no file")] * 3 for index in range(4)}))
     assert failed == {KEY: SettingFailure("SampleError", "all 4 samples failed, the first with: no file", 3)}
     assert ledger.result_path(KEY) is None
-    assert not list(config.output_dir.glob("*.json"))
+    assert not list(config.machine.output_dir.glob("*.json"))
 
 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_a_setting_that_keeps_failing_is_tried_as_often_as_asked(config: ProfilingConfig, retries: int) -> None:
     task = ScriptedTask({1: [SettingError(f"no room {attempt}") for attempt in range(1, 10)]})
-    failed, ledger = profile(replace(config, max_config_retries=retries), task)
+    failed, ledger = profile(config.replaced(max_config_retries=retries), task)
     attempts = retries + 1
     assert failed == {KEY: SettingFailure("SettingError", f"no room {attempts}", attempts)}
     # Sample 0, which every attempt warms up on, is kept prepared.
     assert task.read == [0] + [1] * attempts
     assert ledger.result_path(KEY) is None
     assert json.loads(ledger.path.read_text())["settings"][KEY]["failure"]["attempts"] == attempts
-    assert not list(config.output_dir.glob("*.json"))
+    assert not list(config.machine.output_dir.glob("*.json"))
 
 
 def test_a_retry_that_succeeds_leaves_no_trace_of_the_failure(config: ProfilingConfig) -> None:
@@ -169,7 +169,7 @@ def interrupt_twice() -> None:
 
 
 def journaled(config: ProfilingConfig) -> list[int]:
-    content = read_journal(journal_path(config.output_dir / PARTS_FOLDER, KEY, 0))
+    content = read_journal(journal_path(config.machine.output_dir / PARTS_FOLDER, KEY, 0))
     return [] if content is None else [finished.sample_id for finished in content.finished]
 
 
@@ -195,7 +195,7 @@ def test_a_sample_that_takes_too_long_is_tried_again_and_then_recorded(config: P
         time.sleep(60)
 
     task = ScriptedTask({1: [Acting(sleep)], 2: [Acting(sleep), Acting(sleep)]})
-    failed, ledger = profile(replace(config, sample_timeout=2.0, max_config_retries=1), task)
+    failed, ledger = profile(config.replaced(sample_timeout=2.0, max_config_retries=1), task)
     assert failed == {}
     result = saved(ledger)
     assert [sample["sample_id"] for sample in result["per_sample_results"]] == [0, 1, 3]
@@ -207,7 +207,7 @@ def test_a_sample_that_takes_too_long_is_tried_again_and_then_recorded(config: P
 def test_a_sample_that_fails_is_tried_again_after_the_delay(config: ProfilingConfig) -> None:
     task = ScriptedTask({1: [SampleError("not yet")]})
     started = time.monotonic()
-    failed, ledger = profile(replace(config, config_retry_delay=1.5), task)
+    failed, ledger = profile(config.replaced(config_retry_delay=1.5), task)
     assert time.monotonic() - started >= 1.5
     assert failed == {}
     assert saved(ledger)["failed_samples"] == []
@@ -215,7 +215,7 @@ def test_a_sample_that_fails_is_tried_again_after_the_delay(config: ProfilingCon
 
 
 def test_what_ran_before_the_memory_ended_is_not_measured_again_by_the_next_run(config: ProfilingConfig) -> None:
-    config = replace(config, max_config_retries=0)
+    config = config.replaced(max_config_retries=0)
     failed, _ = profile(config, ScriptedTask({2: [torch.OutOfMemoryError("CUDA out of memory")]}))
     assert failed == {KEY: SettingFailure("OutOfMemory", "CUDA out of memory", 1)}
     assert journaled(config) == [0, 1]

@@ -175,7 +175,7 @@ def test_an_unknown_wish_is_refused() -> None:
 
 
 def new_run(config: ProfilingConfig, experiment_id: str) -> ProfilingRun:
-    ledger = Ledger(config.output_dir, "f00d", trackers=config.output_dir / "trackers")
+    ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
     return run_alone(asked_run(config), ledger, experiment_id, energy=means())
 
 
@@ -184,7 +184,7 @@ def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_ch
     config = config_for(tiny_checkpoint, tmp_path, "--energy", "required")
     for experiment_id in ("0001", "0002"):
         run = new_run(config, experiment_id)
-        (setting,) = plan_for(config, find_model(config.model_path))
+        (setting,) = plan_for(config, find_model(config.model.model_path))
         ids = run.context.own_ids
         with run.requests, progress_of(1, 2, shown=False) as progress:
             for share in (ids[:1], ids):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.models.architecture import (
     architecture_sizes,
     computing_dtype,
@@ -33,7 +33,7 @@ NEEDS_BITSANDBYTES = pytest.mark.skipif(find_spec("bitsandbytes") is None, reaso
 
 def quantised(folder: Path, bits: int, kind: str | None = None) -> PreTrainedModel:
     wanted = {"quantization": True, "load_in_4bit": bits == 4, "load_in_8bit": bits == 8, "bnb_4bit_quant_type": kind}
-    config = judged({"model_name": str(folder), "device": "cpu", "quantization_config": wanted})
+    config = validated({"model_name": str(folder), "device": "cpu", "quantization_config": wanted})
     return load_language_model(config, judge_loadable(config))
 
 

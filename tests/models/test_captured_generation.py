@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.config.profiling import ExecutionMode, parse_config
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.graph_capture import NO_GRAPHS, Recorder, Reruns
@@ -48,7 +49,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 def read(folder: Path) -> TransformersModel:
     """Its answers do not end by themselves."""
     config = parse_config(["--model_path", str(folder), "--device", "cpu"])
-    model = load_staged_model(config, find_model(str(folder)), CPU)
+    model = load_staged_model(config.model, find_model(str(folder)), CPU)
     assert isinstance(model, TransformersModel)
     return endless(model)
 

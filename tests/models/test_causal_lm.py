@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, judged
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
 from experiment_core_utils.models.causal_lm import (
     find_language_model,
     judge_loadable,
@@ -41,7 +41,7 @@ def copied(llama: Path, tmp_path: Path) -> Path:
 
 
 def asked(folder: Path | str, **values: Any) -> TextConfig:
-    return judged({"model_name": str(folder), "device": "cpu", **values})
+    return validated({"model_name": str(folder), "device": "cpu", **values})
 
 
 def loaded(config: TextConfig) -> PreTrainedModel:
@@ -82,7 +82,7 @@ def test_every_precision_loads_and_generates(build: Any, name: str, precision: s
 
 
 def test_the_embedded_model_loads_as_a_language_model() -> None:
-    model = loaded(judged({"device": "cpu"}))
+    model = loaded(validated({"device": "cpu"}))
     assert isinstance(model, MolmoeForCausalLM)
     assert model.dtype == torch.float32
     assert sum(each.numel() for each in model.parameters()) < sum(
@@ -215,7 +215,7 @@ def test_what_this_machine_cannot_do(llama: Path, values: dict[str, Any], messag
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(llama: Path) -> None:
-    refused(judged({"model_name": str(llama), "device": "cuda"}), "torch sees no GPU")
+    refused(validated({"model_name": str(llama), "device": "cuda"}), "torch sees no GPU")
 
 
 # --- weights that do not fit ----------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_the_tokenizer_pads_left_with_the_end_of_sequence(llama: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("device_map", [None, "auto"])
 def test_a_gpu_gets_the_model_in_bfloat16(llama: Path, device_map: str | None) -> None:
-    model = loaded(judged({"model_name": str(llama), "device_map": device_map}))
+    model = loaded(validated({"model_name": str(llama), "device_map": device_map}))
     assert (model.dtype, model.device.type) == (torch.bfloat16, "cuda")
     ids = torch.tensor([[5, 9, 30]], device=model.device)
     assert model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, min_new_tokens=2).shape == (1, 5)
@@ -279,7 +279,7 @@ def test_a_gpu_gets_the_model_in_bfloat16(llama: Path, device_map: str | None) -
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_float8_on_a_gpu_is_loaded_or_refused_with_the_reason(tmp_path: Path) -> None:
     folder = save_checkpoint(tiny_llama(hidden_size=256, intermediate_size=512), tmp_path)
-    config = judged({"model_name": str(folder), "fp_precision": "float8"})
+    config = validated({"model_name": str(folder), "fp_precision": "float8"})
     problem = fp8_problem(torch.device("cuda", 0))
     if problem is not None:
         refused(config, re.escape(problem))

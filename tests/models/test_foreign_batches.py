@@ -44,7 +44,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
                 raise
             pytest.skip(str(error).strip().splitlines()[0])
         config = parse_config(["--model_path", str(folder), "--device", "cpu"])
-        model = load_staged_model(config, find_model(str(folder)), torch.device("cpu"))
+        model = load_staged_model(config.model, find_model(str(folder)), torch.device("cpu"))
         assert isinstance(model, TransformersModel)
         return model
 

@@ -45,7 +45,7 @@ def asked(folder: Path, *flags: str) -> ProfilingConfig:
 
 
 def loaded(folder: Path, *flags: str) -> TransformersModel:
-    model = load_staged_model(asked(folder, *flags), find_model(str(folder)), CPU)
+    model = load_staged_model(asked(folder, *flags).model, find_model(str(folder)), CPU)
     assert isinstance(model, TransformersModel)
     return model
 
@@ -190,7 +190,7 @@ def test_quantising_twice_is_refused(wide_llama: Path, tmp_path: Path) -> None:
 def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
     config = replace(asked(tiny_checkpoint), quantization="8bit")
     with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
-        load_staged_model(config, find_model(str(tiny_checkpoint)), CPU)
+        load_staged_model(config.model, find_model(str(tiny_checkpoint)), CPU)
 
 
 def test_a_model_that_reads_pictures_by_cross_attention_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, judged
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model
 from experiment_core_utils.models.quantisation import (
     MOST_4BIT_ERROR,
@@ -41,7 +41,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(folder: Path, bits: int | None = None, kind: str | None = None, **values: Any) -> TextConfig:
     wanted = {"quantization": bits is not None, "load_in_4bit": bits == 4, "load_in_8bit": bits == 8}
     quantisation = {**wanted, "bnb_4bit_quant_type": kind}
-    return judged({"model_name": str(folder), "device": "cpu", "quantization_config": quantisation, **values})
+    return validated({"model_name": str(folder), "device": "cpu", "quantization_config": quantisation, **values})
 
 
 def loaded(config: TextConfig) -> PreTrainedModel:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BloomConfig
 
-from experiment_core_utils.config.text import judged
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.models.text_generation import (
     TextGenerator,
     TokenMarks,
@@ -24,12 +24,12 @@ PROMPT = left_padded([[60, 61, 62], [70]])
 
 
 def generator(model: Any, seed: int = 42, **decoding: Any) -> TextGenerator:
-    config = judged({"decoder_config": decoding, "random_seed": seed, "max_output_tokens": 6})
+    config = validated({"decoder_config": decoding, "random_seed": seed, "max_output_tokens": 6})
     return TextGenerator(model, generation_values(config, model, NumberTokenizer()), config.random_seed)
 
 
 def decoding_of(**decoding: Any) -> dict[str, Any]:
-    config = judged({"decoder_config": decoding, "max_output_tokens": 6})
+    config = validated({"decoder_config": decoding, "max_output_tokens": 6})
     return describe_decoding(config, generation_values(config, ScriptedTextModel({}), NumberTokenizer()))
 
 
@@ -83,7 +83,7 @@ def test_ids_are_the_models_own_or_else_the_tokenisers() -> None:
         pad_token_id = None  # type: ignore[assignment]
 
     with pytest.raises(ConfigurationError, match="neither the model nor the tokeniser has a pad token"):
-        generation_values(judged({}), model, WithoutPad())
+        generation_values(validated({}), model, WithoutPad())
 
 
 def test_the_models_own_values_do_not_act_and_come_back() -> None:

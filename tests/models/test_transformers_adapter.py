@@ -40,7 +40,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     def loaded(family: str) -> TransformersModel:
         folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
         config = parse_config(["--model_path", str(folder), "--device", "cpu"])
-        model = load_staged_model(config, find_model(str(folder)), CPU)
+        model = load_staged_model(config.model, find_model(str(folder)), CPU)
         assert isinstance(model, TransformersModel)
         return model
 

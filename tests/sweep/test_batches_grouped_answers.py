@@ -36,7 +36,7 @@ def picture_question(sample_id: int) -> tuple[Sample, str]:
 
 def staged(checkpoint: Path) -> StagedModel:
     config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--precision", "float32"])
-    return load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
 
 
 def alone(model: StagedModel, asked: Asked, steps: int) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def test_tokens_are_those_of_the_prompts(tiny_checkpoint: Path, tmp_path: Path) 
     task = load_task("reference_vqa")
     processor = MolmoeProcessor.from_pretrained(tiny_checkpoint)
     config = config_of(tiny_checkpoint, tmp_path)
-    inputs = processor(task.prompt(task[5]), task[5].image, crops=config.vision_targets[0].crops)
+    inputs = processor(task.prompt(task[5]), task[5].image, crops=config.knobs.vision_targets[0].crops)
     assert setting == inputs["input_ids"].shape[1]
 
 

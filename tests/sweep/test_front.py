@@ -77,7 +77,7 @@ def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
     searched: tuple[ProfilingConfig, RunReport],
 ) -> None:
     config, report = searched
-    content = json.loads((config.output_dir / SEARCH_FILE).read_text())
+    content = json.loads((config.machine.output_dir / SEARCH_FILE).read_text())
     assert report.search == content
     assert settings_in(content) == sorted(setting_key(result) for result in report.results)
     assert len(report.results) == 4
@@ -96,11 +96,11 @@ def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
     assert content["share"] == pytest.approx(content["T_model"] / content["T_model_full_grid"])
     for each in standing:
         (own,) = (result for result in report.results if setting_key(result) == each["setting"])
-        assert json.loads((config.output_dir / each["result_file"]).read_text()) == own.content()
+        assert json.loads((config.machine.output_dir / each["result_file"]).read_text()) == own.content()
         assert each["accuracy"] == own.accuracy
         assert each["T_total_mean"] == pytest.approx(own.aggregate_stats["T_total_mean"])
     # Once it is saved, its journals are gone.
-    assert not list((config.output_dir / ".parts").glob("*.jsonl"))
+    assert not list((config.machine.output_dir / ".parts").glob("*.jsonl"))
 
 
 def test_every_key_of_the_file_is_documented_and_no_other(searched: tuple[ProfilingConfig, RunReport]) -> None:
@@ -118,7 +118,7 @@ def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, Ru
     assert again.experiment_id is None
     assert (again.search, again.results) == (report.search, report.results)
     # Another margin is another search.
-    assert run_profiling(replace(config, pareto_margin=0.02)).experiment_id is not None
+    assert run_profiling(config.replaced(pareto_margin=0.02)).experiment_id is not None
 
 
 def test_the_table_says_where_each_setting_ended(searched: tuple[ProfilingConfig, RunReport]) -> None:
@@ -215,10 +215,10 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
     ledger = Ledger(tmp_path, FINGERPRINT, trackers=tmp_path / "trackers")
     context = RunContext("0001", 0, {0: ids}, ledger, tmp_path, StopRequest())
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
-    measurer = ShardMeasurer(config, context, bench)
+    measurer = ShardMeasurer(config.measuring, context, bench)
     # Of different pictures.
     rules = SearchRules(share=1.0, first_samples=4)
-    search = FrontSearch(config, context, bench, measurer, [slow, quick], ids, rules)
+    search = FrontSearch(config.measuring, config.machine, context, bench, measurer, [slow, quick], ids, rules)
     result = search.run()
     assert result.failed == (quick.key,)
     assert search.failures == {quick.key: SettingFailure("OutOfMemory", "no room", 1)}

@@ -20,7 +20,9 @@ from tests.hand_made_records import measured_sample, part, stored_result
 
 def parts(*flags: str) -> tuple[object, ...]:
     config = parse_config(["--device", "cpu", *flags])
-    return fingerprint_parts(config, find_model(config.model_path), open_task(config), [1, 2], Accelerator(cpu=True))
+    return fingerprint_parts(
+        config, find_model(config.model.model_path), open_task(config.task), [1, 2], Accelerator(cpu=True)
+    )
 
 
 def test_execution_belongs_to_a_result_and_eager_adds_nothing() -> None:

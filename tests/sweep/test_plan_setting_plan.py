@@ -34,7 +34,7 @@ def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
         for top_k in (2, 5)
         for blocks in (5, 6)
     ]
-    asked = asked_values(parse_config([]), source_of(KnobLimits(1, 4, 1), tmp_path))
+    asked = asked_values(parse_config([]).knobs, source_of(KnobLimits(1, 4, 1), tmp_path))
     assert (asked.top_k, asked.block_counts) == ((1,), (1,))
 
 
@@ -80,9 +80,9 @@ def test_what_the_model_cannot_do_is_refused(
 def test_what_a_strategy_leaves_out_is_named(tmp_path: Path) -> None:
     config = parse_config(["--top_k_list", "1", "2", "3", "--tier_list", "low", "--sampling_strategy", "boundary"])
     source = source_of(MIXTURE, tmp_path)
-    assert left_out_by(config, source, plan_for(config, source)) == ()
+    assert left_out_by(config.knobs, source, plan_for(config, source)) == ()
     lhs = parse_config(["--top_k_list", "1", "2", "3", "--sampling_strategy", "lhs", "--num_configs", "2"])
-    (vision, top_k) = left_out_by(lhs, source, plan_for(lhs, source))
+    (vision, top_k) = left_out_by(lhs.knobs, source, plan_for(lhs, source))
     assert vision.startswith("vision targets tier-") and top_k.startswith("top-k ")
 
 

@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def test_a_run_with_profiles_has_the_same_results_and_as_many_runs(tiny_checkpoi
     )  # fmt: skip
     bare = [each.content() for each in run_profiling(config).results]
     folder = tmp_path / "profiled"
-    report = run_profiling(replace(config, use_profiler=True, output_dir=folder))
+    report = run_profiling(config.replaced(use_profiler=True, output_dir=folder))
     profiled = [each.content() for each in report.results]
     assert {name for name in names(folder) if name.startswith("profiler_")} == files(0, 0) | files(1, 0)
     with gzip.open(folder / "profiler_trace_config_0_sample_0.json.gz", "rt") as file:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import OlmoeConfig
 
-from experiment_core_utils.config.text import TextConfig, judged
+from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.text_run.plan import ChosenPrompts, choose_prompts
 from tests.tiny_text_model import tiny_tokenizer
@@ -24,7 +24,7 @@ ONE, THREE, FIVE, SEVEN = map(prompt_of, (1, 3, 5, 7))
 
 
 def config_of(**values: Any) -> TextConfig:
-    return judged({"model_name": "tiny", "max_input_tokens": 5, "max_output_tokens": 4, **values})
+    return validated({"model_name": "tiny", "max_input_tokens": 5, "max_output_tokens": 4, **values})
 
 
 def chosen(positions: int = 9, vocabulary: int = len(TOKENIZER), **values: Any) -> ChosenPrompts:

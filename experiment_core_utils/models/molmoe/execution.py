@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.config.profiling import ExecutionMode
+from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.held_request import BegunRequest, HeldRequest, RequestHolder
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines

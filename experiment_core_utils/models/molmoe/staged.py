@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiment_core_utils.config.profiling import ExecutionMode
+from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.architecture import implementations, stored_bytes
 from experiment_core_utils.models.components import Component
 from experiment_core_utils.models.graph_capture import refused_without_memory

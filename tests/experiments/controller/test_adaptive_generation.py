@@ -31,7 +31,7 @@ LIMIT = 5
 @pytest.fixture(scope="module")
 def model(tiny_checkpoint: Path) -> MolmoeStagedModel:
     config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu"])
-    found = load_staged_model(config, find_model(str(tiny_checkpoint)), torch.device("cpu"))
+    found = load_staged_model(config.model, find_model(str(tiny_checkpoint)), torch.device("cpu"))
     assert isinstance(found, MolmoeStagedModel)
     return found
 

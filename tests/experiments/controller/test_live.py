@@ -32,7 +32,7 @@ LIMIT = 3
 @pytest.fixture(scope="module")
 def model(tiny_checkpoint: Path):
     config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu", "--precision", "float32"])
-    return load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_setting_without_memory_is_answered_eagerly(tiny_checkpoint: Path, req
     """A store of 10^13 slots is more than any address can reach."""
     flags = ["--model_path", str(tiny_checkpoint), "--device", "cpu", "--precision", "float32", "--execution", "graph"]
     config = parse_config(flags)
-    own = load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    own = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
     # Any token ends an answer, so that only the store is long.
     own.eos_token_ids = frozenset(range(own.model.config.text_config.vocab_size))
     controller = ChosenBefore(StaticPolicy(SPACE.full), own, SPACE, BLOCKS, 10**13)

@@ -50,7 +50,7 @@ def live(split: str, sample_ids: list[int]) -> dict[str, object]:
 def opened(checkpoint: Path) -> LiveJob:
     """Two requests; the published knobs are of larger models."""
     config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--execution", "graph"])
-    model = load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
     space = KnobSpace(("low", "medium"), (2, 4), (3, 4), num_total_blocks=4, first_top_k=4)
     requests, failed = prepare_requests(model, TASK, [0, 5], space.tiers)
     blocks, both = BlockChoice(scores={1: 0.1, 2: 0.2, 3: 0.3}), tuple(requests)

@@ -130,7 +130,7 @@ def test_captured_answers_are_those_of_the_modules(tiny_checkpoint: Path, reques
     for execution in ("eager", "graph"):
         flags = ["--model_path", str(tiny_checkpoint), "--device", "cuda", "--precision", "float32"]
         config = parse_config([*flags, "--execution", execution])
-        model = load_staged_model(config, find_model(str(tiny_checkpoint)), torch.device("cuda"))
+        model = load_staged_model(config.model, find_model(str(tiny_checkpoint)), torch.device("cuda"))
         assert isinstance(model, MolmoeStagedModel)
         # The device's odds, so that they are seen to be those of the modules' own embeddings too.
         odds = odds_for(model, networks)

@@ -14,7 +14,7 @@ def eager_and_graph(checkpoint: Path) -> dict[str, MolmoeStagedModel]:
     made = {}
     for execution in ("eager", "graph"):
         config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--execution", execution])
-        model = load_staged_model(config, find_model(str(checkpoint)), torch.device("cpu"))
+        model = load_staged_model(config.model, find_model(str(checkpoint)), torch.device("cpu"))
         assert isinstance(model, MolmoeStagedModel)
         model.eos_token_ids = frozenset()
         made[execution] = model

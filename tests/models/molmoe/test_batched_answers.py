@@ -20,7 +20,7 @@ ONE, LOW, MEDIUM = CropRange(1, 1), CropRange(1, 3), CropRange(4, 8)
 
 def staged(checkpoint: Path) -> StagedModel:
     config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--precision", "float32"])
-    return load_staged_model(config, find_model(config.model_path), torch.device("cpu"))
+    return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
 
 
 def requests(model: StagedModel, wanted: Sequence[tuple[int, CropRange]]) -> list[Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.config.profiling import ExecutionMode
+from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.greedy import generate_ahead, generate_greedily

@@ -70,7 +70,7 @@ def test_a_published_folder_is_profiled_like_any_other(published: Path, tmp_path
 
 def test_the_weights_and_the_tokenizer_are_those_of_the_folder(published: Path) -> None:
     config = parse_config(["--model_path", str(published), "--precision", "float32"])
-    staged = load_staged_model(config, find_model(str(published)), CPU)
+    staged = load_staged_model(config.model, find_model(str(published)), CPU)
     assert isinstance(staged, MolmoeStagedModel)
     assert_same_floats(logits_of(staged.model), logits_of(golden_model()))
     tokenizer = load_processor(find_model(str(published))).tokenizer
@@ -193,7 +193,7 @@ def test_a_folder_that_is_not_whole(own_copy: Path, spoil: Callable[[Path], None
     spoil(own_copy)
     config = parse_config(["--model_path", str(own_copy)])
     with pytest.raises(ConfigurationError, match=message) as caught:
-        load_staged_model(config, find_model(str(own_copy)), CPU)
+        load_staged_model(config.model, find_model(str(own_copy)), CPU)
     assert "\n" not in str(caught.value)
 
 

@@ -1,0 +1,55 @@
+"""Command lines: a parser that reports in one line, and flags made from the fields of a configuration."""
+
+import argparse
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from experiment_core_utils.config.parts import Part
+
+# How a value of each type is written in the help.
+_METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigurationError."""
+        raise ConfigurationError(f"{message}; see --help")
+
+
+def add_flags(parser: argparse.ArgumentParser, part: "type[Part]", title: str | None) -> None:
+    """One flag for each field of `part`, under `title`; a flag that is not given leaves no value behind."""
+    group = parser.add_argument_group(title)
+    exclusive = {each: group.add_mutually_exclusive_group() for each in part.alternatives}
+    for name, field in part.model_fields.items():
+        place = next((exclusive[each] for each in part.alternatives if name in each), group)
+        text = field.description or ""
+        if "(default" not in text and field.default not in (None, False) and not field.default_factory:
+            text += f" (default: {field.default})"
+        place.add_argument(
+            f"--{name}", default=argparse.SUPPRESS, help=text.replace("%", "%%"), **_reading(field.annotation)
+        )
+
+
+def _reading(annotation: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    kind, arguments = _plain(annotation), get_args(_plain(annotation))
+    if kind is bool:
+        return {"action": "store_true"}
+    if get_origin(kind) is Literal:
+        return {"choices": arguments}
+    if get_origin(kind) is tuple:
+        return {"nargs": "+", **_reading(arguments[0])}
+    return {"type": kind, "metavar": _METAVARS[kind]}
+
+
+def _plain(annotation: Any) -> Any:
+    """The type below `Annotated[...]` and `... | None`."""
+    while get_origin(annotation) in (Annotated, Union, types.UnionType):
+        annotation = next(each for each in get_args(annotation) if each is not types.NoneType)
+    return annotation

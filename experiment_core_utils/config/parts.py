@@ -1,0 +1,405 @@
+"""The parts of a configuration: type, default, limits and help text of each flag, written once.
+
+The command line and the Python call of a knob run are made from the six models of this module; a text run shares the
+types. What the fields of a part rule out together is checked in the part.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, read_block_sets, read_importance
+from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy
+from experiment_core_utils.primitives.cpu_threads import environment_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
+
+T = TypeVar("T")
+P = TypeVar("P", bound=BaseModel)
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+ExecutionMode = Literal["auto", "eager", "graph"]
+EnergyMode = Literal["off", "required", "optional"]
+ProfilerMode = Literal["minimal", "full"]
+
+
+def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+Listed = Annotated[tuple[T, ...], Strict(False), Field(min_length=1), AfterValidator(_unique)]
+FilePath = Annotated[Path, Strict(False)]
+Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
+LargeNumber = Annotated[int, Field(le=10**12)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST_TIMES)]
+# Room for as many of them is taken before they are made.
+CountInMemory = Annotated[int, Field(ge=1, le=1_000_000)]
+Delay = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+TimeLimit = Annotated[float, Field(ge=0.001, le=MOST_SECONDS)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+
+NumProcesses = Annotated[Count | None, Field(description="fail unless this many processes were launched")]
+
+NumThreads = Annotated[
+    Count | None,
+    Field(description="CPU threads of each process (default: OMP_NUM_THREADS, else cores / processes here)"),
+]
+
+WorkerTimeout = Annotated[
+    TimeLimit, Field(description="seconds without a finished sample after which another process counts as lost")
+]
+
+AttnImplementation = Annotated[
+    str | None, Field(description="transformers' attention implementation, e.g. sdpa, eager (default: the model's)")
+]
+
+Energy = Annotated[
+    EnergyMode,
+    Field(description="energy of what is measured; required: stop where nothing measures it; optional: go on"),
+]
+
+MemoryTimeline = Annotated[
+    bool, Field(description="keep memory over the time that a setting is measured, twice a second")
+]
+
+
+class Part(BaseModel):
+    """Frozen; unknown keys are errors; None stands for the default.
+
+    Attributes:
+        alternatives: pairs of fields of which one at most is given.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False, defer_build=True
+    )
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_absent(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {key: value for key, value in given.items() if value is not None}
+        return given
+
+    @model_validator(mode="after")
+    def _check_alternatives(self) -> Self:
+        for one, other in self.alternatives:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigurationError(f"--{one} and --{other} are both given; drop one")
+        return self
+
+
+class ModelConfig(Part):
+    """Which model, and how it is loaded and run."""
+
+    model_path: str = Field(
+        default=str(EMBEDDED_MODEL),
+        description="model folder or hub id (default: the model that comes with the project)",
+    )
+    random_weights: bool = Field(
+        default=False,
+        description="--model_path holds no weights: config, tokenizer and image processor; the weights are random",
+    )
+    precision: Precision = Field(
+        default="auto", description="number format of the weights; auto: bfloat16 on a GPU, else float32"
+    )
+    quantization: Literal["none", "4bit", "8bit"] = Field(
+        default="none", description="weights by bitsandbytes while loading, for models of transformers"
+    )
+    execution: ExecutionMode = Field(
+        default="auto",
+        description="eager: the model's modules; graph: CUDA graphs (on the CPU: compiled kernels), where the model "
+        "allows it; auto: graph where every stage can, else eager",
+    )
+    attn_implementation: AttnImplementation = None
+    experts_implementation: str | None = Field(
+        default=None, description="transformers' experts implementation, e.g. grouped_mm, eager (default: the model's)"
+    )
+
+
+class TaskConfig(Part):
+    """Which samples of which task, and how they are put to the model."""
+
+    dataset_name: str = Field(
+        default="reference_vqa", description="name of the task (default: reference_vqa, needs no download)"
+    )
+    split: str | None = Field(
+        default=None, description="split of the task (default: the task's own, for most validation)"
+    )
+    data_dir: FilePath | None = Field(default=None, description="folder of a local copy of the dataset")
+    hf_cache_dir: FilePath | None = Field(default=None, description="cache folder for models and datasets of the hub")
+    dataset_revision: str | None = Field(default=None, description="commit, tag or branch on the hub (default: main)")
+    prompt_template: str | None = Field(default=None, description="text around the question (default: the task's own)")
+    num_samples: Count = Field(default=1000, description="number of samples, drawn without replacement")
+    sample_by: Literal["random", "question_type"] = Field(
+        default="random", description="question_type: each type of question keeps its share of the split"
+    )
+    seed: Seed = Field(default=42, description="seed of everything that is drawn: samples, order of the settings")
+    ids: Annotated[Listed[LargeNumber], AfterValidator(lambda ids: tuple(sorted(ids)))] | None = Field(
+        default=None, description="ids of the samples of the split to measure, in place of a draw"
+    )
+    max_new_tokens: CountInMemory | None = Field(
+        default=None, description="largest number of tokens of an answer (default: the task's own)"
+    )
+
+    @model_validator(mode="after")
+    def _check_draw(self) -> Self:
+        if self.ids is not None and self.sample_by != "random":
+            raise ConfigurationError(f"--ids leaves nothing to draw: --sample_by {self.sample_by} cannot act; drop one")
+        return self
+
+
+class KnobConfig(Part):
+    """The values of the three knobs, and which of their combinations are settings."""
+
+    alternatives = (("tier_list", "vision_tokens_list"), ("importance_scores_file", "block_sets_file"))
+
+    tier_list: Listed[str] | None = Field(
+        default=None, description=f"numbers of vision tokens by name, among {' '.join(TIERS)} (default: all)"
+    )
+    vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="numbers in place of tiers")
+    top_k_list: Listed[Count] | None = Field(
+        default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
+    )
+    num_active_blocks_list: Listed[Count] | None = Field(
+        default=None, description="numbers of active blocks, block 0 counted (default: three quarters, and all)"
+    )
+    sampling_strategy: Strategy = Field(
+        default="balanced",
+        description="full: every combination; balanced: at most 4 values a knob, evenly spread; stratified: smallest, "
+        "middle and largest value of each; boundary: corners and edges of the grid; lhs: a Latin hypercube",
+    )
+    num_configs: CountInMemory | None = Field(
+        default=None, description=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid where it is smaller)"
+    )
+    importance_scores_file: FilePath | None = Field(
+        default=None,
+        description="JSON of block -> score that chooses the blocks; none: the first blocks (default: "
+        "block_importance.json in the model's folder, where there is one)",
+    )
+    block_sets_file: FilePath | None = Field(default=None, description="JSON of number of blocks -> active blocks")
+
+    @cached_property
+    def vision_targets(self) -> tuple[VisionTarget, ...]:
+        """The values of the vision knob; every tier where none is given."""
+        if self.vision_tokens_list is not None:
+            return tuple(token_target(each) for each in self.vision_tokens_list)
+        return tuple(tier_target(each) for each in self.tier_list or TIERS)
+
+    @cached_property
+    def block_choice(self) -> BlockChoice | None:
+        """What the files name; None leaves it to the scores in the model's folder."""
+        if self.block_sets_file is not None:
+            return BlockChoice(sets=read_block_sets(self.block_sets_file), file=self.block_sets_file)
+        if self.importance_scores_file is None:
+            return None
+        if str(self.importance_scores_file) == NO_SCORES:
+            return BlockChoice()
+        return BlockChoice(scores=read_importance(self.importance_scores_file), file=self.importance_scores_file)
+
+    @model_validator(mode="after")
+    def _check_knobs(self) -> Self:
+        if self.num_configs is not None and self.sampling_strategy != "lhs":
+            raise ConfigurationError(
+                f"--num_configs {self.num_configs} is for --sampling_strategy lhs, not for {self.sampling_strategy}; "
+                "drop it"
+            )
+        # Made here, so that a wrong name or file is reported at once.
+        _ = self.vision_targets, self.block_choice
+        return self
+
+
+class SearchConfig(Part):
+    """The accuracy-latency front without the full grid."""
+
+    pareto_search: bool = Field(
+        default=False,
+        description="measure in rounds and leave out what another setting beats, in a third of the full grid's time",
+    )
+    pareto_margin: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.01, description="fraction of the best score that a faster setting may be worse by and still beat"
+    )
+    pareto_alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.05, description="probability that a given setting eliminates another wrongly"
+    )
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        fields = SearchConfig.model_fields
+        defaults = (fields["pareto_margin"].default, fields["pareto_alpha"].default)
+        if not self.pareto_search and (self.pareto_margin, self.pareto_alpha) != defaults:
+            raise ConfigurationError(
+                "--pareto_margin and --pareto_alpha say how --pareto_search decides; give it, or drop them"
+            )
+        return self
+
+
+class MeasuringConfig(Part):
+    """How each setting is measured."""
+
+    num_runs_per_sample: Count = Field(default=3, description="measured runs of each sample")
+    num_latency_samples: CountOrZero | None = Field(
+        default=None, description="samples drawn to be measured; the others are only answered (default: all)"
+    )
+    accuracy_batch_size: CountInMemory = Field(
+        default=8, description="largest number of samples answered together, of those that are not measured"
+    )
+    num_warmup_runs: CountOrZero = Field(default=2, description="unmeasured runs before each setting")
+    max_warmup_runs: int = Field(
+        default_factory=lambda given: max(6, given["num_warmup_runs"]),
+        description="most runs of a warm-up, which ends once three agree within 5 % (default: 6 or --num_warmup_runs)",
+    )
+    setting_order: Literal["shuffled", "planned"] = Field(
+        default="shuffled", description="shuffled: settings run in an order drawn by --seed; planned: as in the plan"
+    )
+    drift_check_every: CountOrZero = Field(
+        default=4, description="measure a control setting again after every N settings; 0: never"
+    )
+    until_precision: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        examples=[0.02],
+        description="end a setting once the 95 % interval of its mean T_total is within this share of it, such as 0.02",
+    )
+    energy: Energy = "off"
+    memory_timeline: MemoryTimeline = False
+    use_profiler: bool = Field(
+        default=False,
+        description="run the first sample of each setting once more under PyTorch's profiler, without counting it",
+    )
+    use_profiler_on_all_samples: bool = Field(
+        default=False, description="profile every sample of each setting in this way"
+    )
+    profiler_mode: ProfilerMode = Field(
+        default="minimal", description="minimal: operators, kernels, stages; full: also shapes, stacks, memory, FLOPs"
+    )
+    sample_timeout: TimeLimit | None = Field(
+        default=None, description="seconds after which a sample has failed (default: no limit)"
+    )
+    max_config_retries: CountOrZero = Field(default=2, description="times a failed setting is tried again")
+    config_retry_delay: Delay = Field(default=5.0, description="seconds before a retry")
+
+    @property
+    def profiler(self) -> ProfilerMode | None:
+        """How samples are profiled; None where none is."""
+        return self.profiler_mode if self.use_profiler or self.use_profiler_on_all_samples else None
+
+    @model_validator(mode="after")
+    def _check_warm_up(self) -> Self:
+        if self.max_warmup_runs < self.num_warmup_runs:
+            raise ConfigurationError(
+                f"--max_warmup_runs {self.max_warmup_runs} is less than --num_warmup_runs {self.num_warmup_runs}; "
+                f"give at least {self.num_warmup_runs}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_samples(self) -> Self:
+        if self.until_precision is not None and self.num_latency_samples is not None:
+            raise ConfigurationError(
+                "--until_precision decides how many samples are measured, and so does --num_latency_samples; drop one"
+            )
+        if self.profiler is not None and self.num_latency_samples == 0:
+            raise ConfigurationError(
+                "--use_profiler profiles measured samples, and --num_latency_samples 0 leaves none"
+            )
+        if self.profiler_mode == "full" and self.profiler is None:
+            raise ConfigurationError("--profiler_mode full has nothing to act on; give --use_profiler too, or drop it")
+        return self
+
+
+class MachineConfig(Part):
+    """On what it runs, with how much of it, and where the results go."""
+
+    output_dir: FilePath = Field(default=Path("results/core_exp"), description="folder of the results")
+    dry_run: bool = Field(
+        default=False, description="print the plan with estimates of time and memory, and measure nothing"
+    )
+    device: Device = Field(default="auto", description="auto: a GPU where there is one, else the CPU")
+    num_processes: NumProcesses = None
+    num_threads: NumThreads = None
+    worker_timeout: WorkerTimeout = 3600.0
+    request_cache_gb: Annotated[float, Field(ge=0, le=MOST_TIMES)] | None = Field(
+        default=None,
+        description="GB of host memory for prepared requests, of each process (default: a quarter of what is free / "
+        "processes here)",
+    )
+    enable_memory_optimization: bool = Field(default=False, description="release cached GPU memory after each setting")
+
+    @model_validator(mode="after")
+    def _check_threads(self) -> Self:
+        cores = os.cpu_count() or 1
+        if self.num_threads is None:
+            environment_threads()
+        elif self.num_threads > cores:
+            raise ConfigurationError(f"--num_threads {self.num_threads} is more than the {cores} cores of this machine")
+        return self
+
+
+Place = tuple[int | str, ...]
+
+# What is allowed where a limit is broken, by pydantic's name of the fault.
+_LIMITS = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "finite_number": "a finite number",
+}
+
+
+def validated_as(model: type[P], values: Any, name_of: Callable[[Place], str]) -> P:
+    """The model of `values`; raises ConfigurationError with one line about the first value that is not allowed.
+
+    Args:
+        name_of: what the user calls the value at a place in the model.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first, *others = error.errors(include_url=False)
+        more = f"; {len(others)} more like it" if others else ""
+        raise ConfigurationError(_one_line(model, first, name_of(first["loc"])) + more) from None
+
+
+def _one_line(model: type[BaseModel], fault: ErrorDetails, name: str) -> str:
+    kind, given, place = fault["type"], fault["input"], fault["loc"]
+    if kind == "extra_forbidden":
+        known = [each for each in _model_at(model, place).model_fields if each != "further"]
+        return f"{name}: there is no such key; known are {', '.join(known)}"
+    if kind in _LIMITS:
+        *_, field_name = (each for each in place if isinstance(each, str))
+        examples = _model_at(model, place).model_fields[field_name].examples
+        limits = {word: shown(limit) for word, limit in fault.get("ctx", {}).items()}
+        example = f", such as {examples[0]}" if examples else ""
+        return f"{name} {shown(given)} is not possible; give {_LIMITS[kind].format(**limits)}{example}"
+    message = fault["msg"].removeprefix("Value error, ")
+    message += _written_as_text(given) if kind in ("float_type", "int_type") else ""
+    return f"{name}: {message} (given: {given!r})" if name else message
+
+
+def _written_as_text(given: Any) -> str:
+    """What to write instead of a number that YAML reads as text: `1e-1` has no point."""
+    try:
+        return f"; write {float(given):.12g} without quotes" if isinstance(given, str) else ""
+    except ValueError:
+        return ""
+
+
+def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model that has the value at `location` among its fields."""
+    for name in location[:-1]:
+        inner = model.model_fields[name].annotation if name in model.model_fields else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return model
