@@ -1,13 +1,12 @@
 """In: a configuration; out: this process's place among all processes of the run, and the run's shared id."""
 
 import atexit
-import fcntl
 import logging
 import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from experiment_core_utils.primitives.files import (
     state_folder,
     write_text_atomically,
 )
+from experiment_core_utils.primitives.locks import locked
 
 LOGGER = logging.getLogger(__name__)
 
@@ -70,47 +70,24 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
     Raises:
         ResultsNotSaved: the counter cannot be written.
     """
-    with failed_writes_named(id_file):
-        id_file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(id_file.with_name(f".{id_file.name}.lock")) as lock:
-            counted, damage = _read_counter(id_file)
-            largest = max(_remembered(lock), max(used_ids(results_dir), default=0))
-            if counted is None:
-                damage = damage or ("is gone" if largest > 0 else None)
-            elif largest > counted:
-                damage = f"holds {counted:04d}, less than an id that was given out"
-            identifier = f"{max(counted or 0, largest) + 1:04d}"
-            if damage is not None:
-                LOGGER.warning("%s %s: repaired, this run is %s", id_file, damage, identifier)
-            os.ftruncate(lock, os.pwrite(lock, f"{identifier}\n".encode(), 0))
-            write_text_atomically(f"{identifier}\n", id_file)
+    with failed_writes_named(id_file), locked(id_file) as lock:
+        counted, damage = _read_counter(id_file)
+        largest = max(_remembered(lock), max(used_ids(results_dir), default=0))
+        if counted is None:
+            damage = damage or ("is gone" if largest > 0 else None)
+        elif largest > counted:
+            damage = f"holds {counted:04d}, less than an id that was given out"
+        identifier = f"{max(counted or 0, largest) + 1:04d}"
+        if damage is not None:
+            LOGGER.warning("%s %s: repaired, this run is %s", id_file, damage, identifier)
+        os.ftruncate(lock, os.pwrite(lock, f"{identifier}\n".encode(), 0))
+        write_text_atomically(f"{identifier}\n", id_file)
     return identifier
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The descriptor of `path`, locked. The file must not be removed while it is; before that it may."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_still(path, descriptor):
-                yield descriptor
-                return
-        finally:
-            os.close(descriptor)
 
 
 def _remembered(lock: int) -> int:
     text = os.pread(lock, 256, 0).decode(errors="replace").strip()
     return int(text) if _is_id(text) else 0
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _read_counter(id_file: Path) -> tuple[int | None, str | None]:

@@ -19,8 +19,9 @@ from experiment_core_utils.primitives.distributions import Distribution
 from experiment_core_utils.primitives.errors import (
     ResultsError,
 )
-from experiment_core_utils.primitives.files import locked, write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
+from experiment_core_utils.primitives.locks import locked
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.requests import StagedRun, VisionGeometry
 from experiment_core_utils.records.result_files import (

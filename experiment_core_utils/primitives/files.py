@@ -1,7 +1,6 @@
 """Files that are written whole or not at all, places inside the project, and JSON that others wrote."""
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -148,24 +147,6 @@ def replaced_whole(path: Path, ending: str = ".tmp") -> Iterator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Inside, no other process that asks for the lock beside `path` works on it; waits until it is free.
-
-    The lock is a hidden file that stays, because removing it would let two processes in. The system gives the lock
-    back when a process ends in whatever way.
-    """
-    with failed_writes_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        with failed_writes_named(path):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -6,11 +6,10 @@ line is on the disk before the next sample begins. A process that is killed whil
 line; it is ignored when read, and cut off by the process that goes on.
 """
 
-import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +21,11 @@ from pydantic_core import to_json
 from experiment_core_utils.primitives.errors import ResultsRefused, first_line
 from experiment_core_utils.primitives.files import (
     FILE_NAME_PART,
-    check_replaceable,
     failed_writes_named,
     read_regular_file,
     shortened,
 )
+from experiment_core_utils.primitives.locks import locked_file
 from experiment_core_utils.records.energy import SettingEnergy
 from experiment_core_utils.records.result_files import field_fault, parsed_json
 from experiment_core_utils.records.settings import (
@@ -52,26 +51,21 @@ _TAIL_BYTES = 1 << 16
 Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShareDone
 
 
-_KINDS: dict[str, TypeAdapter[Any]] = {
-    "header": TypeAdapter(JournalHeader),
-    "warmup": TypeAdapter(WarmUp),
-    "conditions": TypeAdapter(ConditionsReading),
-    "sample": TypeAdapter(FinishedSample),
-    "energy": TypeAdapter(SettingEnergy),
-    "load": TypeAdapter(SettingLoad),
-    "end": TypeAdapter(ShareDone),
+_KINDS = {
+    "header": JournalHeader,
+    "warmup": WarmUp,
+    "conditions": ConditionsReading,
+    "sample": FinishedSample,
+    "energy": SettingEnergy,
+    "load": SettingLoad,
+    "end": ShareDone,
 }
 
 
-_NAMES = {
-    JournalHeader: "header",
-    WarmUp: "warmup",
-    ConditionsReading: "conditions",
-    FinishedSample: "sample",
-    SettingEnergy: "energy",
-    SettingLoad: "load",
-    ShareDone: "end",
-}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -198,21 +192,16 @@ class Journal:
 
     def __init__(self, folder: Path, header: JournalHeader) -> None:
         self.path = journal_path(folder, header.key, header.rank)
-        check_replaceable(self.path)
-        with failed_writes_named(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            lock_or_refuse(self._file, self.path)
+        with ExitStack() as stack:
+            self._file = stack.enter_context(locked_file(self.path, waits=False))
             self.before = read_journal(self.path)
             if self.before is not None and self.before.header.fingerprint != header.fingerprint:
                 raise ResultsRefused(f"{self.path} belongs to another run; delete it, or go on with that run's command")
             with failed_writes_named(self.path):
                 os.ftruncate(self._file, self.before.num_bytes if self.before is not None else 0)
+                os.lseek(self._file, 0, os.SEEK_END)
             self.append(header)
-        except BaseException:
-            os.close(self._file)
-            raise
+            self._open = stack.pop_all()
 
     def __enter__(self) -> "Journal":
         return self
@@ -220,7 +209,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self._open.close()
 
     def append(self, line: Line) -> None:
         """Write one line and wait until it is on the disk."""
@@ -232,24 +221,6 @@ class Journal:
             os.fsync(self._file)
 
 
-def lock_or_refuse(file: int, path: Path) -> None:
-    """Take the file's lock, which the system gives back when the process ends in whatever way.
-
-    Raises:
-        ResultsRefused: another process has it.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ResultsRefused(
-            f"{path} is being written by another process; wait for that run or end it, or give another --output_dir"
-        ) from error
-    except OSError as error:
-        raise ResultsRefused(
-            f"{path} cannot be locked ({error.strerror}); give an --output_dir on a file system that has locks"
-        ) from error
-
-
 @contextmanager
 def only_run_in(folder: Path) -> Iterator[None]:
     """Inside, no other run works on the journals of this folder; the main process of each run asks for this.
@@ -258,16 +229,8 @@ def only_run_in(folder: Path) -> Iterator[None]:
         ResultsRefused: another run is at work.
         ResultsNotSaved: the folder cannot be made or written to.
     """
-    path = folder / LOCK_NAME
-    check_replaceable(path)
-    with failed_writes_named(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        lock_or_refuse(file, path)
+    with locked_file(folder / LOCK_NAME, waits=False):
         yield
-    finally:
-        os.close(file)
 
 
 def journals_in(folder: Path) -> Iterator[Path]:
@@ -322,8 +285,8 @@ def _fingerprint_of(path: Path) -> str | None:
 
 
 def _refuse_where_written(path: Path) -> None:
-    with path.open("rb") as file:
-        lock_or_refuse(file.fileno(), path)
+    with locked_file(path, waits=False):
+        pass
 
 
 def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalContent]:
@@ -351,7 +314,7 @@ def remove_journals(folder: Path, key: str) -> None:
 
 def _encode(line: Line) -> bytes:
     kind = _NAMES[type(line)]
-    return b'{"' + kind.encode() + b'":' + _KINDS[kind].dump_json(line) + b"}\n"
+    return b'{"' + kind.encode() + b'":' + _ADAPTERS[kind].dump_json(line) + b"}\n"
 
 
 def _decode(line: bytes, path: Path, number: int | None) -> Line:
@@ -361,7 +324,7 @@ def _decode(line: bytes, path: Path, number: int | None) -> Line:
         version = content["schema_version"] if kind == "header" else JOURNAL_VERSION
         if version != JOURNAL_VERSION:
             raise ResultsRefused(f"{path} is of schema {version}, this version reads {JOURNAL_VERSION}; delete it")
-        decoded: Line = _KINDS[kind].validate_json(to_json(content), strict=True)
+        decoded: Line = _ADAPTERS[kind].validate_json(to_json(content), strict=True)
     except ValidationError as error:
         raise ResultsRefused(
             f"{path}: {where} is not one of this version's journal: {kind} {field_fault(error)}; delete it, or that "

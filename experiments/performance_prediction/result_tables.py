@@ -9,7 +9,8 @@ from pathlib import Path
 
 from experiment_core_utils.primitives.csv_tables import Cell, csv_text, raw_cell, read_table
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import locked, write_text_atomically
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.locks import locked
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
 from experiments.performance_prediction.overall_row import OVERALL_COLUMNS
 from experiments.performance_prediction.profile_provenance import IDENTITY

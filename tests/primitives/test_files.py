@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError, OutputRe
 from experiment_core_utils.primitives.files import (
     check_file_name_part,
     failed_writes_named,
-    locked,
     remove_leftovers,
     write_json_atomically,
     write_text_atomically,
@@ -110,24 +108,6 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "drift.json"]
-
-
-def test_one_after_the_other_holds_the_lock(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "r.json"
-    entered: list[str] = []
-
-    def second() -> None:
-        with locked(path):
-            entered.append("second")
-
-    thread = threading.Thread(target=second)
-    with locked(path):
-        thread.start()
-        thread.join(timeout=0.2)
-        entered.append("first")
-    thread.join(timeout=10)
-    assert entered == ["first", "second"]
-    assert [each.name for each in path.parent.iterdir()] == [".r.json.lock"]
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "a\n", "é", "a\0", "x" * 101])
