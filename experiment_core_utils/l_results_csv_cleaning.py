@@ -1,6 +1,5 @@
 """In: the JSON files of a run's settings or of text experiments; out: tidy CSV files."""
 
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,10 +223,9 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
 
 def write_settings_csv(results: Sequence[SettingResult], path: Path) -> None:
     """`settings_frame` as CSV, written whole or not at all; no text in it is run by a spreadsheet."""
-    buffer = io.StringIO()
-    frame = settings_frame(results).map(lambda value: spreadsheet_safe(value) if isinstance(value, str) else value)
-    frame.to_csv(buffer, index=False)
-    write_text_atomically(buffer.getvalue(), path)
+    frame = settings_frame(results)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    write_text_atomically(csv_of_rows(rows, list(frame.columns)), path)
 
 
 def samples_csv_beside(settings_csv: Path) -> Path:

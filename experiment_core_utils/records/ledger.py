@@ -1,24 +1,23 @@
 """The plan of a run, and its ledger: which settings are done, which failed and how often they were tried."""
 
 import os
-import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import (
     TRACKERS,
     read_regular_file,
-    shortened,
     state_folder,
     write_json_atomically,
     write_text_atomically,
 )
 from experiment_core_utils.primitives.texts import short_digest
-from experiment_core_utils.records.result_files import parsed_json, read_json
+from experiment_core_utils.records.result_files import field_fault, parsed_json, read_json
 from experiment_core_utils.records.setting_result import SCHEMA_VERSION, SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 
@@ -27,8 +26,11 @@ from experiment_core_utils.records.settings import SettingFailure
 class LedgerEntry:
     """One setting: the name of its result file, or how it failed."""
 
-    result_file: str | None
+    result_file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,240}\.json$")] | None
     failure: SettingFailure | None
+
+
+_ENTRIES = TypeAdapter(dict[str, LedgerEntry])
 
 
 class Ledger:
@@ -110,7 +112,7 @@ class Ledger:
         content = {
             "output_dir": str(self._output_dir),
             "fingerprint": self.fingerprint,
-            "settings": {name: asdict(item) for name, item in self._entries.items()},
+            "settings": _ENTRIES.dump_python(self._entries),
         }
         write_json_atomically(content, self.path)
 
@@ -118,25 +120,10 @@ class Ledger:
         if not path.exists():
             return {}
         try:
-            settings = read_json(path, "delete it")["settings"]
-            return {key: _entry(stored) for key, stored in settings.items()}
-        except (ResultsRefused, KeyError, TypeError, AttributeError) as error:
-            raise ResultsRefused(f"{path} is not a ledger of this version ({error}); delete it") from error
-
-
-def _entry(stored: dict[str, object]) -> LedgerEntry:
-    failure = stored["failure"]
-    result_file = stored["result_file"]
-    if result_file is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,240}\.json", str(result_file)):
-        raise TypeError(f"{shortened(result_file)} is no name of a result")
-    if isinstance(failure, dict) and not (
-        isinstance(failure["attempts"], int) and all(isinstance(failure[name], str) for name in ("error", "reason"))
-    ):
-        raise TypeError(f"{shortened(failure)} is no failure of a setting")
-    return LedgerEntry(
-        str(result_file) if result_file is not None else None,
-        SettingFailure(**failure) if isinstance(failure, dict) else None,
-    )
+            return _ENTRIES.validate_json(to_json(read_json(path, "delete it")["settings"]), strict=True)
+        except (ResultsRefused, KeyError, TypeError, ValidationError) as error:
+            fault = field_fault(error) if isinstance(error, ValidationError) else error
+            raise ResultsRefused(f"{path} is not a ledger of this version ({fault}); delete it") from error
 
 
 # In the results folder: journals, and this file.

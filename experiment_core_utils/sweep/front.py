@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsR
 from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.progress import progress_of
+from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import parsed_json
@@ -111,7 +111,7 @@ class FrontSearch:
         context = self._context
         most = max(len(ids) for ids in wanted.values())
         found = {}
-        with progress_of(len(wanted), -(-most // context.num_processes), shown=context.is_main) as progress:
+        with Progress(len(wanted), -(-most // context.num_processes), shown=context.is_main) as progress:
             keys = list(wanted)
             for place, (key, sample_ids) in enumerate(wanted.items()):
                 context.stop.raise_if_asked()

@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.device import choose_device, release_cache
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.progress import progress_of
+from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.caveats import Caveat, sentences
 from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
@@ -120,7 +120,7 @@ class ProfilingRun:
         with (
             self.requests,
             signals_stop(self.context.stop),
-            progress_of(len(settings), len(self.context.own_ids), shown=self.context.is_main) as progress,
+            Progress(len(settings), len(self.context.own_ids), shown=self.context.is_main) as progress,
         ):
             try:
                 if self.drift is not None:

@@ -18,7 +18,7 @@ from experiment_core_utils.models.molmoe.split_prefill import TracedPrefill
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import tier_target
-from experiment_core_utils.primitives.progress import SampleLines
+from experiment_core_utils.primitives.progress import LogLines
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.picture_questions import PictureQuestion, SampleKey, asked_by_picture
@@ -89,7 +89,7 @@ def record_states(
     networks: TwoStageNetworks,
     budgets_s: Sequence[float],
     source: Mapping[str, str],
-    progress: SampleLines | None = None,
+    progress: LogLines | None = None,
 ) -> RecordedStates:
     """Run vision and the first blocks at every tier: once for each picture, and behind it each sample's text.
 
@@ -106,14 +106,14 @@ def record_states(
     pictures, failed = asked_by_picture(model, asked)
     found: dict[SampleKey, _States] = {}
     if progress is not None:
-        progress.advance(len(failed))
+        progress.update(len(failed))
     with model.kept():
         for questions in pictures:
             seen, refused = recorder.states(questions)
             found.update(seen)
             failed.update(refused)
             if progress is not None:
-                progress.advance(len(questions))
+                progress.update(len(questions))
     if not found:
         raise ResultsError(f"none of {len(asked)} samples could be used: {next(iter(failed.values()), 'none given')}")
     keys = tuple(key for key in dict.fromkeys((task.name, sample_id) for task, sample_id in asked) if key in found)

@@ -11,7 +11,7 @@ import torch
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.progress import SampleLines
+from experiment_core_utils.primitives.progress import sample_lines
 from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.controller.environment import Environment
@@ -199,7 +199,7 @@ def _record(
     loaded = load_model(rest, given.init_from)
     networks = loaded.networks(knobs, plan.seed, given.init_from)
     budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
-    progress = SampleLines("recording states", len(asked))
+    progress = sample_lines("recording states", len(asked))
     return record_states(loaded.model, asked, networks, budgets_s, loaded.described, progress), networks
 
 
