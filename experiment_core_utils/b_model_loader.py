@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.parts import ModelConfig
-from experiment_core_utils.config.text import Quantisation, validated
+from experiment_core_utils.config.text import Quantisation, TextConfig, validated
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
@@ -52,7 +53,7 @@ from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.models.quantisation import supported_types
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.models.vendor_errors import vendor_errors_named
-from experiment_core_utils.primitives.device import choose_device, choose_dtype
+from experiment_core_utils.primitives.device import choose_device, choose_dtype, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.knobs import KnobLimits
@@ -345,6 +346,46 @@ def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
     if model.generation_config.eos_token_id is None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model, tokenizer
+
+
+# What decides which model is in memory; experiments that share it share the model.
+_OF_THE_MODEL = frozenset(
+    {
+        "model_name",
+        "revision",
+        "allow_pickled_weights",
+        "trust_remote_code",
+        "fp_precision",
+        "quantization_config",
+        "device_map",
+        "attn_implementation",
+    }
+)
+
+
+class LastModel:
+    """The language model and tokenizer that were loaded last, for text experiments that share them."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._key: str | None = None
+        self._loaded: tuple[Any, Any] | None = None
+
+    def get(self, config: TextConfig) -> tuple[Any, Any]:
+        """Model and tokenizer, loaded where those in memory are others; raises what `load_model_tokenizer` does."""
+        key = config.model_dump_json(include=set(_OF_THE_MODEL))
+        if self._loaded is None or key != self._key:
+            self.drop()
+            model, tokenizer = load_model_tokenizer(config)
+            if config.mixed_precision != "no":
+                model = self._accelerator.prepare_model(model, evaluation_mode=True)
+            self._key, self._loaded = key, (model, tokenizer)
+        return self._loaded
+
+    def drop(self) -> None:
+        """Make room."""
+        self._key, self._loaded = None, None
+        release_cached_memory(self._accelerator.device)
 
 
 class ModelWrapper(nn.Module):

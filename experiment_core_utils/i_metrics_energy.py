@@ -38,9 +38,11 @@ from experiment_core_utils.records.setting_result import (
 )
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
+    ApportionedEnergy,
     EnergyFigures,
     EnergyMetrics,
     EnergySource,
+    InferenceResults,
     InstrumentEnergy,
     ProcessPlace,
 )
@@ -197,6 +199,22 @@ def _sum(windows: Sequence[Mapping[str, Cell]], column: str) -> float:
 
 def _text(cell: Cell) -> str | None:
     return None if cell in (None, "") else str(cell)
+
+
+def allocated_energy(pooled: InferenceResults) -> dict[str, Any]:
+    """The energy of every batch and query of a text run, from power readings taken beside it."""
+    of_batch = (
+        "process_index",
+        "batch_index",
+        "prompt_indices",
+        "inference_time_s",
+        *ApportionedEnergy.__annotations__,
+    )
+    of_query = ("prompt_index", "process_index", "batch_index", "input_tokens", "output_tokens", "energy_j")
+    return {
+        "batches": [{name: value for name, value in batch.items() if name in of_batch} for batch in pooled["batches"]],
+        "queries": [{name: value for name, value in query.items() if name in of_query} for query in pooled["queries"]],
+    }
 
 
 CLOSURE_LIMIT = 0.05

@@ -13,34 +13,21 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import setup_distributed
-from experiment_core_utils.b_model_loader import load_model_tokenizer
+from experiment_core_utils.b_model_loader import LastModel
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.primitives.collectives import of_main_process, processes_on_this_machine
-from experiment_core_utils.primitives.device import release_cached_memory, set_cpu_threads
+from experiment_core_utils.primitives.device import set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.result_files import raw_result_path
-from experiment_core_utils.text_run.experiment import ModelAndTokenizer, measure_experiment
+from experiment_core_utils.text_run.experiment import measure_experiment
 from experiment_core_utils.text_run.plan import TextPlan, plan_experiments
 
 Say = Callable[[str], None]
-# What decides which model is in memory; combinations that share it share the model.
-_OF_THE_MODEL = frozenset(
-    {
-        "model_name",
-        "revision",
-        "allow_pickled_weights",
-        "trust_remote_code",
-        "fp_precision",
-        "quantization_config",
-        "device_map",
-        "attn_implementation",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -126,7 +113,7 @@ def _run_alone(
 ) -> TextReport:
     plan = plan_of(grid, results_dir, accelerator)
     is_main = accelerator.is_main_process
-    memory = _ModelInMemory(accelerator)
+    memory = LastModel(accelerator)
     failed: dict[str, str] = {}
     refused: list[ConfigurationError] = []
     measured: list[str] = []
@@ -173,28 +160,3 @@ def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
 def _any_config(grid: Sequence[Combination]) -> TextConfig:
     """For the keys of the launch, which all combinations share."""
     return next(each.config for each in grid if each.config is not None)
-
-
-class _ModelInMemory:
-    """The model that was loaded last, for combinations that share it."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-        self._key: str | None = None
-        self._loaded: ModelAndTokenizer | None = None
-
-    def get(self, config: TextConfig) -> ModelAndTokenizer:
-        """Model and tokenizer, loaded where those in memory are others."""
-        key = config.model_dump_json(include=set(_OF_THE_MODEL))
-        if self._loaded is None or key != self._key:
-            self.drop()
-            model, tokenizer = load_model_tokenizer(config)
-            if config.mixed_precision != "no":
-                model = self._accelerator.prepare_model(model, evaluation_mode=True)
-            self._key, self._loaded = key, (model, tokenizer)
-        return self._loaded
-
-    def drop(self) -> None:
-        """Make room."""
-        self._key, self._loaded = None, None
-        release_cached_memory(self._accelerator.device)

@@ -262,6 +262,8 @@ def test_simulated_waiting_in_the_energy_is_a_caveat(values: dict[str, Any], tmp
     )
     (result,) = report.results.values()
     assert result["caveats"] == ["the energy of the whole run contains 0.01 s of simulated waiting"]
+    (record,) = result["caveat_records"]
+    assert (record["kind"], record["severity"], record["advice"]) == ("simulated_waiting", "note", None)
 
 
 def test_another_number_of_processes_is_another_experiment(values: dict[str, Any]) -> None:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, first_line
 from experiment_core_utils.primitives.units import joules_of_kwh
-from experiment_core_utils.records.energy import ALL_DEVICES, DeviceEnergy, EnergyOrigin, EnergyReading
 
 WORLD_MEAN = "world mean (no country given)"
 
@@ -210,81 +208,7 @@ def _repaired(row: dict[str, Any]) -> dict[str, Cell]:
     return row
 
 
-GPU = EnergyOrigin(ALL_DEVICES, "gpu", "nvml_counter", "measured", "counter")
-
-
-RAM = EnergyOrigin(ALL_DEVICES, "ram", "codecarbon_estimate", "estimated", "load_model")
-
-
-CPU_BY_SOURCE = {
-    "rapl": EnergyOrigin(ALL_DEVICES, "cpu", "rapl", "measured", "counter"),
-    "codecarbon_estimate": EnergyOrigin(ALL_DEVICES, "cpu", "codecarbon_estimate", "estimated", "load_model"),
-}
-
-
 READ_NOTHING = "codecarbon read nothing"
-
-
-class CodecarbonEnergy:
-    """codecarbon as an `EnergyMeter`: the CPU, the GPUs together, and memory, in this order.
-
-    For code that measures through the interface and may run where codecarbon is the only source; put it into
-    `SideBySide` with others to compare them. Text runs write codecarbon's own columns and take `CodecarbonMeter`
-    itself; stages of a request are too short for it.
-
-    No figure has a bound: codecarbon does not tell when it read what.
-    """
-
-    def __init__(self, meter: CodecarbonMeter, clock: Clock) -> None:
-        self._meter = meter
-        self._clock = clock
-        self._begun_s: float | None = None
-        self._failure: str | None = None
-
-    def open(self) -> None:
-        """See `EnergyMeter.open`."""
-        if self._begun_s is not None:
-            raise ConfigurationError("this energy meter has an open window; close it before opening another")
-        self._failure = None
-        try:
-            self._meter.open()
-        except MeterUnavailable as error:
-            self._failure = str(error)
-        self._begun_s = self._clock.now_s()
-
-    def close(self) -> EnergyReading:
-        """See `EnergyMeter.close`."""
-        if self._begun_s is None:
-            raise ConfigurationError("this energy meter has no open window; open one before closing")
-        seconds = self._clock.now_s() - self._begun_s
-        self._begun_s = None
-        if self._failure is None:
-            try:
-                return EnergyReading(seconds, energies_of_window(self._meter.close()))
-            except MeterUnavailable as error:
-                self._failure = str(error)
-        cpu = CPU_BY_SOURCE[self._meter.cpu_source]
-        return EnergyReading(
-            seconds, tuple(DeviceEnergy(origin, None, None, self._failure) for origin in (cpu, GPU, RAM))
-        )
-
-    def release(self) -> None:
-        """See `EnergyMeter.release`."""
-        self._begun_s = None
-        self._meter.release()
-
-
-def energies_of_window(window: Mapping[str, Cell]) -> tuple[DeviceEnergy, ...]:
-    """CPU, GPUs and memory of one row that `CodecarbonMeter.close` gave; what it gives as 0 was not read: None."""
-    problem, _ = gpu_problem(window)
-    gpu = DeviceEnergy(GPU, None, None, problem) if problem is not None else _part(GPU, window, "gpu_energy")
-    cpu = CPU_BY_SOURCE[str(window["cpu_energy_source"])]
-    return (_part(cpu, window, "cpu_energy"), gpu, _part(RAM, window, "ram_energy"))
-
-
-def _part(origin: EnergyOrigin, window: Mapping[str, Cell], column: str) -> DeviceEnergy:
-    joules = joules_of_kwh(number_in(window, column)) or None
-    return DeviceEnergy(origin, joules, None, READ_NOTHING if joules is None else None)
 
 
 def gpu_problem(window: Mapping[str, Cell]) -> tuple[str | None, bool]:

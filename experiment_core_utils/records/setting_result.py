@@ -729,7 +729,25 @@ class Utilisation(Record):
     utilisation_reason: str | None
 
 
-class StageFigure(Record):
+class EnergyOfSource(Record):
+    """What tells the energy of one source from that of others.
+
+    Attributes:
+        device: as in the figures.
+        component: as in the figures.
+        source: as in the figures.
+        kind: as in the figures.
+        basis: as in the figures.
+    """
+
+    device: str | None = None
+    component: str | None = None
+    source: str | None = None
+    kind: str | None = None
+    basis: str | None = None
+
+
+class StageFigure(EnergyOfSource):
     """Energy of one stage by one source.
 
     Attributes:
@@ -758,11 +776,6 @@ class StageFigure(Record):
             largest of all windows; None if no figure, or the windows' length was chosen by another source.
     """
 
-    device: str | None = None
-    component: str | None = None
-    source: str | None = None
-    kind: str | None = None
-    basis: str | None = None
     gross_j: Number | None = None
     gross_j_ci95_low: Number | None = None
     gross_j_ci95_high: Number | None = None
@@ -780,15 +793,10 @@ class StageFigure(Record):
     window_error: Number | None = None
 
 
-class EnergySummary(Record):
+class EnergySummary(EnergyOfSource):
     """The energy figures of one source.
 
     Attributes:
-        device: as in the figures.
-        component: as in the figures.
-        source: as in the figures.
-        kind: as in the figures.
-        basis: as in the figures.
         vision_j: gross energy of the stage; None if no picture, or not measured.
         prefill_j: gross energy of the stage; None if not measured.
         decode_j: gross energy of all decode steps; None if fewer than 2 output tokens, or not measured.
@@ -810,11 +818,6 @@ class EnergySummary(Record):
             GPUs.
     """
 
-    device: str | None = None
-    component: str | None = None
-    source: str | None = None
-    kind: str | None = None
-    basis: str | None = None
     vision_j: Number | None = None
     prefill_j: Number | None = None
     decode_j: Number | None = None
@@ -832,15 +835,10 @@ class EnergySummary(Record):
     source_ratio: Number | None = None
 
 
-class EnergyClosure(Record):
+class EnergyClosure(EnergyOfSource):
     """The whole request against the sum of its stages, by one source.
 
     Attributes:
-        device: as in the figures.
-        component: as in the figures.
-        source: as in the figures.
-        kind: as in the figures.
-        basis: as in the figures.
         end_to_end_j: gross energy of the whole request; None if not measured.
         stages_j: sum over its stages; None if one was not measured.
         residual_j: `end_to_end_j` - `stages_j`; None if one of them is.
@@ -849,11 +847,6 @@ class EnergyClosure(Record):
         reason: why a figure is null; None if none is.
     """
 
-    device: str | None = None
-    component: str | None = None
-    source: str | None = None
-    kind: str | None = None
-    basis: str | None = None
     end_to_end_j: Number | None = None
     stages_j: Number | None = None
     residual_j: Number | None = None
@@ -862,26 +855,16 @@ class EnergyClosure(Record):
     reason: str | None = None
 
 
-class EnergyIdle(Record):
+class EnergyIdle(EnergyOfSource):
     """Idle power by one source.
 
     Attributes:
-        device: as in the figures.
-        component: as in the figures.
-        source: as in the figures.
-        kind: as in the figures.
-        basis: as in the figures.
         before_w: mean power while nothing runs, model loaded, before the first window; None if not measured.
         after_w: the same after the last; None if not measured.
         seconds: length of each of the two windows.
         reason: why a power is null; None if none is.
     """
 
-    device: str | None = None
-    component: str | None = None
-    source: str | None = None
-    kind: str | None = None
-    basis: str | None = None
     before_w: Number | None = None
     after_w: Number | None = None
     seconds: Number | None = None

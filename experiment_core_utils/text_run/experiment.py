@@ -19,7 +19,7 @@ from experiment_core_utils.f_experiment_info import (
 )
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics, generation_metrics
-from experiment_core_utils.i_metrics_energy import energy_metrics
+from experiment_core_utils.i_metrics_energy import allocated_energy, energy_metrics
 from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
@@ -31,19 +31,16 @@ from experiment_core_utils.primitives.collectives import of_all_processes, outco
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.records.caveats import Caveat, caveat, sentences
 from experiment_core_utils.records.compute import memory_timeline
-from experiment_core_utils.records.text import ApportionedEnergy, InferenceResults
+from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
 from experiment_core_utils.text_run.plan import ChosenPrompts, DueExperiment
-
-ModelAndTokenizer = tuple[Any, Any]
-
 
 RAW = "raw_results"
 
 
 def measure_experiment(
     due: DueExperiment,
-    load: Callable[[TextConfig], ModelAndTokenizer],
+    load: Callable[[TextConfig], tuple[Any, Any]],
     accelerator: Accelerator,
     results_dir: Path,
     sources: EnergySources | None = None,
@@ -125,7 +122,7 @@ def _entry(
     for result_type, part in parts.items():
         save(part, result_type)
     if due.config.energy_mode != "off":
-        save(_apportioned(pooled), "apportioned_energy")
+        save(allocated_energy(pooled), "apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
         save(_texts(pooled, due.chosen), "text_output")
@@ -135,6 +132,7 @@ def _entry(
         "digest": due.digest,
         "varied": dict(due.varied),
         "caveats": sentences(caveats),
+        "caveat_records": [each.model_dump() for each in caveats],
         "prompts": {
             **due.prompts.source,
             "num_prompts": len(due.chosen.texts),
@@ -143,22 +141,6 @@ def _entry(
         **parts,
         "custom": custom["columns"],
         "custom_failures": custom["failures"],
-    }
-
-
-def _apportioned(pooled: InferenceResults) -> dict[str, Any]:
-    """The energy of every batch and query."""
-    of_batch = (
-        "process_index",
-        "batch_index",
-        "prompt_indices",
-        "inference_time_s",
-        *ApportionedEnergy.__annotations__,
-    )
-    of_query = ("prompt_index", "process_index", "batch_index", "input_tokens", "output_tokens", "energy_j")
-    return {
-        "batches": [{name: value for name, value in batch.items() if name in of_batch} for batch in pooled["batches"]],
-        "queries": [{name: value for name, value in query.items() if name in of_query} for query in pooled["queries"]],
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.meters.codecarbon import CodecarbonMeter, codecarbon_library
+from experiment_core_utils.meters.codecarbon import CodecarbonMeter, codecarbon_library, gpu_problem
 from experiment_core_utils.meters.energy_files import REQUIRED_COLUMNS
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from tests.scripted_codecarbon import WINDOW, ScriptedTracker, scripted_library
@@ -156,3 +156,16 @@ def test_a_real_window_adds_up(real_window: tuple[dict[str, Any], list[Any]]) ->
     # France's mix is far below the world's mean of 475 g/kWh.
     assert 0 < real_row["emissions"] / real_row["energy_consumed"] < 0.2
     assert (real_row["tracking_mode"], real_row["pue"], real_row["country_iso_code"]) == ("machine", 1.0, "FRA")
+
+
+@pytest.mark.parametrize(
+    ("window", "said", "is_whole"),
+    [
+        ({"gpu_energy": 0.0, "gpu_count": 0, "gpus_in_use": 2}, "no GPU here, 2 in use; it needs nvidia-smi", False),
+        ({"gpu_energy": 1e-3, "gpu_count": 1, "gpus_in_use": 2}, "tracks 1 of the 2 GPUs in use", False),
+        ({"gpu_energy": 0.0, "gpu_count": 0, "gpus_in_use": 0}, "none is in use", True),
+    ],
+)
+def test_a_gpu_that_it_did_not_read_has_a_reason(window: dict[str, Any], said: str, is_whole: bool) -> None:
+    problem, whole = gpu_problem(WINDOW | window)
+    assert said in str(problem) and whole is is_whole
