@@ -28,7 +28,7 @@ from experiment_core_utils.models.molmoe import (
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiments.reference_model.batches import BatchSource
 from experiments.reference_model.recipe import OptimiserRecipe, reference_config
-from experiments.reference_model.trainer import Clock, Trainer, run_leg
+from experiments.reference_model.trainer import Trainer, TrainingClock, run_leg
 from experiments.reference_model.validation import draw_validation, quick_scores
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "checkpoints" / "molmoe_tiny"
@@ -67,7 +67,7 @@ def main() -> None:
     trainer = Trainer(
         model, processor, recipe, not arguments.no_compile, head_only_steps=HEAD_ONLY_STEPS if is_tuned else 0
     )
-    clock = Clock(planned_s=60 * arguments.planned_minutes)
+    clock = TrainingClock(planned_s=60 * arguments.planned_minutes)
     if arguments.state.exists():
         clock.spent_s = clock.planned_s * trainer.load_state(torch.load(arguments.state, map_location=device))
         print(f"going on from step {trainer.step}, progress {clock.progress:.3f}", flush=True)

@@ -111,7 +111,7 @@ def without(blocks: Blocks, block: int) -> Blocks:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ChoiceComparison:
     """A choice of blocks against the first ones, as many, on the same samples."""
 
     blocks: Blocks
@@ -120,7 +120,7 @@ class Comparison:
     gain: Estimate
 
 
-def against_first(scorer: BlockSetScorer, chosen: Mapping[int, Blocks]) -> dict[int, Comparison]:
+def against_first(scorer: BlockSetScorer, chosen: Mapping[int, Blocks]) -> dict[int, ChoiceComparison]:
     """For each number of blocks, what the chosen ones score against that many first ones.
 
     Fair only on samples that the choice has not seen.
@@ -129,7 +129,7 @@ def against_first(scorer: BlockSetScorer, chosen: Mapping[int, Blocks]) -> dict[
     found = scorer.measured([*(chosen[count] for count in counts), *(tuple(range(count)) for count in counts)])
     pairs = zip(counts, found[: len(counts)], found[len(counts) :], strict=True)
     return {
-        count: Comparison(chosen[count], estimate(ours), estimate(first), estimate(difference(ours, first)))
+        count: ChoiceComparison(chosen[count], estimate(ours), estimate(first), estimate(difference(ours, first)))
         for count, ours, first in pairs
     }
 
@@ -171,7 +171,7 @@ def as_json(each: Estimate) -> dict[str, Any]:
     return {"score": each.value, "standard_error": each.standard_error, "by_task": dict(each.by_task)}
 
 
-def comparison_as_json(each: Comparison) -> dict[str, Any]:
+def comparison_as_json(each: ChoiceComparison) -> dict[str, Any]:
     """A comparison as it stands in the provenance."""
     return {
         "blocks": list(each.blocks),

@@ -139,7 +139,7 @@ GroupKey = tuple[CropRange, int | None, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SettingQuestion:
     """A question about a sample, to be answered at a setting of its own; a sample without a picture will do."""
 
     sample: Sample
@@ -156,7 +156,7 @@ class PreparedQuestion:
 
 
 def answer_grouped(
-    model: StagedModel, asked: Sequence[Asked], max_new_tokens: int, max_batch_size: int
+    model: StagedModel, asked: Sequence[SettingQuestion], max_new_tokens: int, max_batch_size: int
 ) -> list[tuple[int, ...]]:
     """Token ids of each answer in the order of the questions, end-of-sequence included where it came.
 

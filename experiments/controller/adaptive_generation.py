@@ -29,7 +29,7 @@ from experiments.controller.policies import check_budget
 
 
 @dataclass(frozen=True)
-class Request:
+class AdaptiveRequest:
     """A sample as it is asked.
 
     Attributes:
@@ -119,7 +119,7 @@ class AdaptiveModel:
         self._decider = decider
         self._active = cache(partial(blocks.blocks, total=model.num_total_blocks))
 
-    def make_ready(self, requests: Sequence[Request]) -> None:
+    def make_ready(self, requests: Sequence[AdaptiveRequest]) -> None:
         """All that these requests, one at least, need at whatever may be decided, so that it is not in their times.
 
         Where modules run only the decider has something to do.
@@ -140,7 +140,7 @@ class AdaptiveModel:
         )
 
     @torch.inference_mode()
-    def adaptive_generate(self, request: Request, budget_s: float) -> AdaptiveRun:
+    def adaptive_generate(self, request: AdaptiveRequest, budget_s: float) -> AdaptiveRun:
         """The greedy answer at the knobs that the stages choose.
 
         Raises:
@@ -180,7 +180,7 @@ class AdaptiveModel:
             ended=found.token_ids[-1] in self._staged.eos_token_ids,
         )
 
-    def _prepared(self, request: Request, tier: str) -> PreparedRequest:
+    def _prepared(self, request: AdaptiveRequest, tier: str) -> PreparedRequest:
         if tier in request.prepared:
             return request.prepared[tier]
         return self._staged.prepare(request.sample, request.prompt, tier_target(tier).crops)

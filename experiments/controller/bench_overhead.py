@@ -35,7 +35,7 @@ from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import max_new_tokens_of
-from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
+from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
 from experiments.controller.deciders import NetworkDecider
 from experiments.controller.device_odds import DeviceOdds
 from experiments.controller.knob_choices import published_space
@@ -101,7 +101,9 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _asked(loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]) -> list[tuple[Request, float]]:
+def _asked(
+    loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]
+) -> list[tuple[AdaptiveRequest, float]]:
     """Each sample that can be used, prepared at all tiers, with each budget in seconds."""
     task = open_task(loaded.config.task)
     requests, _ = prepare_requests(loaded.model, task, draw_samples(task, loaded.config.task).sample_ids, tiers)
@@ -162,7 +164,7 @@ class _Compared:
         self._order = random.Random(0)
         self._runs = 0
 
-    def run(self, request: Request, budget_s: float) -> _Found:
+    def run(self, request: AdaptiveRequest, budget_s: float) -> _Found:
         """In each way once; the plain one last, since it needs a choice."""
         self._runs += 1
         ways: dict[str, tuple[AdaptiveModel, float]] = {
@@ -177,7 +179,7 @@ class _Compared:
         plain_s = self._plain_s(request, runs["adaptive"])
         return _Found(runs["adaptive"], runs["new_budget"], runs.get("on_host"), plain_s)
 
-    def _plain_s(self, request: Request, run: AdaptiveRun) -> float:
+    def _plain_s(self, request: AdaptiveRequest, run: AdaptiveRun) -> float:
         inputs = self._model.to_device(request.prepared[run.choice.tier].inputs)
         with self._model.kept():
             self._model.apply(run.setting)

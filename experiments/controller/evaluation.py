@@ -8,11 +8,11 @@ import numpy as np
 
 from experiment_core_utils.primitives.units import milliseconds
 from experiments.controller.outcomes import (
+    AnsweredRequests,
     BudgetFigures,
     Difference,
     Outcomes,
     Paired,
-    Requests,
     figures_at,
     paired,
     share_of_gain,
@@ -56,7 +56,7 @@ class PolicyEvaluation:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PolicyComparison:
     """A policy less a baseline; `budget_s` is None for the mean over the meetable budgets."""
 
     policy: str
@@ -70,16 +70,16 @@ class Evaluation:
     """All policies on the same requests at the same budgets."""
 
     mode: Literal["replay", "live"]
-    requests: Requests
+    requests: AnsweredRequests
     budgets: tuple[Budget, ...]
     policies: tuple[PolicyEvaluation, ...]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PolicyComparison, ...]
 
 
 def evaluate(
     mode: Literal["replay", "live"],
     outcomes: Sequence[Outcomes],
-    requests: Requests,
+    requests: AnsweredRequests,
     budgets: Sequence[Budget],
     possible: np.ndarray | None,
     baselines: Sequence[str],
@@ -104,7 +104,7 @@ def evaluate(
     )
     by_name = {each.name: each for each in outcomes}
     comparisons = [
-        Comparison(each.name, name, None if len(at) != 1 or whole else seconds[at[0]],
+        PolicyComparison(each.name, name, None if len(at) != 1 or whole else seconds[at[0]],
                    paired(each, by_name[name], seconds, requests, at))
         for name in baselines
         if name in by_name
@@ -195,7 +195,7 @@ def figures_content(figures: BudgetFigures) -> dict[str, Any]:
     }
 
 
-def _comparison_content(each: Comparison) -> dict[str, Any]:
+def _comparison_content(each: PolicyComparison) -> dict[str, Any]:
     found = each.paired
     return {
         "policy": each.policy,

@@ -17,8 +17,8 @@ from experiment_core_utils.records.requests import PreparedRequest, RequestShape
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
-from experiments.controller.outcomes import Outcomes, Requests
-from experiments.controller.policies import Policy, RequestFeatures, VisionShape
+from experiments.controller.outcomes import AnsweredRequests, Outcomes
+from experiments.controller.policies import PictureShape, Policy, RequestFeatures
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str
     return LiveRequest(task.name, sample, prompt, prepared, features)
 
 
-def _vision_shape(shape: RequestShape) -> VisionShape:
+def _vision_shape(shape: RequestShape) -> PictureShape:
     """Without a picture, or with one that is not cut, there are no tiles."""
     tiles = None if shape.actual is None else shape.actual.tiles
-    return VisionShape(0 if tiles is None else tiles, shape.vision_tokens)
+    return PictureShape(0 if tiles is None else tiles, shape.vision_tokens)
 
 
 def warm_up(
@@ -221,9 +221,9 @@ def _scores(
     return np.array([np.nan if value is None else value for value in values])
 
 
-def requests_of(requests: Sequence[LiveRequest], metric: Metric) -> Requests:
+def requests_of(requests: Sequence[LiveRequest], metric: Metric) -> AnsweredRequests:
     """As the arithmetic of outcomes takes them."""
-    return Requests(
+    return AnsweredRequests(
         tasks=tuple(request.task_name for request in requests),
         pictures=tuple(request.sample.image_id for request in requests),
         best=np.full(len(requests), metric.best),

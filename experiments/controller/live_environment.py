@@ -10,7 +10,7 @@ from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Answer, Metric, answer_to
-from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRun, Request
+from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
 from experiments.controller.deciders import Decider, FixedDecider, NetworkDecider
 from experiments.controller.environment import Asks, RollOut
 from experiments.controller.knob_choices import KnobChoice
@@ -119,9 +119,9 @@ def check_scored(metric: Metric, requests: Sequence[LiveRequest]) -> None:
     shares_among(metric, requests, [answer_to(each.sample, "") for each in requests])
 
 
-def request_of(request: LiveRequest, max_new_tokens: int) -> Request:
+def request_of(request: LiveRequest, max_new_tokens: int) -> AdaptiveRequest:
     """A prepared sample as adaptive inference takes it."""
-    return Request(request.sample, request.prompt, max_new_tokens, request.prepared)
+    return AdaptiveRequest(request.sample, request.prompt, max_new_tokens, request.prepared)
 
 
 def measured_range(

@@ -34,7 +34,7 @@ from experiments.controller.live import (
 )
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.origins import refuse_other_controller, refuse_other_model
-from experiments.controller.outcomes import Outcomes, Requests
+from experiments.controller.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.policies import Policy
 from experiments.controller.seen_samples import live_leaks
 from experiments.controller.stage_odds import odds_for
@@ -68,7 +68,7 @@ class LiveJob:
     source: dict[str, Any]
 
     @property
-    def asked(self) -> Requests:
+    def asked(self) -> AnsweredRequests:
         """The measured requests."""
         return requests_of(self.measured, self.metric)
 

@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.units import check_share
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.policies import RequestFeatures, VisionShape
+from experiments.controller.policies import PictureShape, RequestFeatures
 from experiments.core_exp.e2_study import Study, load_study
 from experiments.core_exp.figures import joined_caption, tasks_named
 from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
@@ -193,7 +193,7 @@ def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
     The length of the answer is left open: it is not known before the request runs.
     """
     text_tokens: dict[tuple[str, int], int] = {}
-    shapes: dict[tuple[str, int], dict[str, VisionShape]] = {}
+    shapes: dict[tuple[str, int], dict[str, PictureShape]] = {}
     for each in sweep.settings:
         tier = each.result.tier
         if tier is None:
@@ -203,7 +203,7 @@ def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
             text_tokens[key] = sample.input_text_tokens
             # Without a picture there are no crops.
             crops = 0 if sample.actual_num_crops is None else sample.actual_num_crops
-            shapes.setdefault(key, {})[tier] = VisionShape(crops, sample.actual_vision_tokens)
+            shapes.setdefault(key, {})[tier] = PictureShape(crops, sample.actual_vision_tokens)
     return {key: RequestFeatures(key[0], key[1], text_tokens[key], shapes[key], None) for key in shapes}
 
 

@@ -15,7 +15,7 @@ from experiments.controller.knob_choices import KnobChoice
 
 
 @dataclass(frozen=True)
-class Requests:
+class AnsweredRequests:
     """N requests that every policy answered.
 
     Attributes:
@@ -104,7 +104,7 @@ class Paired:
     latency_s: Difference
 
 
-def shares_of(outcomes: Outcomes, requests: Requests) -> np.ndarray:
+def shares_of(outcomes: Outcomes, requests: AnsweredRequests) -> np.ndarray:
     """[B, N], score / best score."""
     return np.asarray(outcomes.scores / requests.best)
 
@@ -115,7 +115,7 @@ def late(outcomes: Outcomes, budgets_s: Sequence[float]) -> np.ndarray:
 
 
 def figures_at(
-    outcomes: Outcomes, at: int, budgets_s: Sequence[float], requests: Requests, possible: np.ndarray | None
+    outcomes: Outcomes, at: int, budgets_s: Sequence[float], requests: AnsweredRequests, possible: np.ndarray | None
 ) -> BudgetFigures:
     """Of one budget.
 
@@ -164,7 +164,7 @@ def share_of_gain(policy: float | None, static: float | None, oracle: float | No
 
 
 def paired(
-    policy: Outcomes, baseline: Outcomes, budgets_s: Sequence[float], requests: Requests, at: Sequence[int]
+    policy: Outcomes, baseline: Outcomes, budgets_s: Sequence[float], requests: AnsweredRequests, at: Sequence[int]
 ) -> Paired:
     """A policy less a baseline, over the budgets at the places `at`, each budget counting the same.
 

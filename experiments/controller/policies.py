@@ -11,7 +11,7 @@ from experiments.controller.knob_choices import KnobChoice
 
 
 @dataclass(frozen=True)
-class VisionShape:
+class PictureShape:
     """What a picture becomes at a tier; both 0 without a picture.
 
     Attributes:
@@ -37,7 +37,7 @@ class RequestFeatures:
     task: str
     sample_id: int
     text_tokens: int
-    shapes: Mapping[str, VisionShape]
+    shapes: Mapping[str, PictureShape]
     output_tokens: float | None
 
 

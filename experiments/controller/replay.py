@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.units import shown
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.outcomes import Outcomes, Requests
+from experiments.controller.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.policies import Policy, RequestFeatures, check_budget
 
 # A static setting meets a budget where it goes over it for no more than this share of the requests.
@@ -55,9 +55,9 @@ class PerSampleOracle:
         return int(ranked[0])
 
 
-def requests_in(grid: MeasuredGrid) -> Requests:
+def requests_in(grid: MeasuredGrid) -> AnsweredRequests:
     """Those of the grid, as the arithmetic of outcomes takes them."""
-    return Requests(grid.tasks, grid.pictures, grid.best)
+    return AnsweredRequests(grid.tasks, grid.pictures, grid.best)
 
 
 def features_in(grid: MeasuredGrid) -> tuple[RequestFeatures, ...]:

@@ -13,23 +13,23 @@ import numpy as np
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiments.core_exp.latency_estimator import KNOBS, LatencyEstimator
-from experiments.core_exp.latency_features import Requests
+from experiments.core_exp.latency_features import RequestColumns
 
 BATCHES = (1, 48, 1000, 100_000)
 SECONDS_EACH = 0.5
 
 
-def drawn_requests(estimator: LatencyEstimator, number: int) -> Requests:
+def drawn_requests(estimator: LatencyEstimator, number: int) -> RequestColumns:
     """Requests spread over the ranges of the model's samples."""
     generator = np.random.default_rng(0)
     ends = {name: [round(end) for end in estimator.fitted.ranges[name]] for name in KNOBS}
     crops, top_k, blocks = (generator.integers(low, high + 1, number) for low, high in ends.values())
     shortest, longest = estimator.fitted.ranges["prompt_tokens"]
     vision_tokens = generator.uniform(shortest, longest, number)
-    return Requests(vision_tokens, crops, np.full(number, 20.0), top_k, blocks, generator.integers(1, 65, number))
+    return RequestColumns(vision_tokens, crops, np.full(number, 20.0), top_k, blocks, generator.integers(1, 65, number))
 
 
-def milliseconds_each(estimator: LatencyEstimator, requests: Requests) -> float:
+def milliseconds_each(estimator: LatencyEstimator, requests: RequestColumns) -> float:
     """Median over repetitions, intervals included."""
     taken: list[float] = []
     until = time.perf_counter() + SECONDS_EACH

@@ -80,7 +80,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Bench:
+class TwiceStaged:
     """One model, staged twice over the same weights."""
 
     model: PreTrainedModel
@@ -111,7 +111,7 @@ class Bench:
             staged.make_ready(case.inputs, self.max_new_tokens)
 
 
-def timed_case(bench: Bench, case: Case, ways: Sequence[str], warm_rounds: int, rounds: int) -> list[Timed]:
+def timed_case(bench: TwiceStaged, case: Case, ways: Sequence[str], warm_rounds: int, rounds: int) -> list[Timed]:
     """Each way in every round, the order turned by one place a round."""
     runs: dict[str, list[StagedRun]] = {way: [] for way in ways}
     cpu: dict[str, list[float]] = {way: [] for way in ways}
@@ -193,7 +193,7 @@ def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype,
         torch.set_default_dtype(before)
 
 
-def possible_ways(bench: Bench, case: Case) -> tuple[list[str], dict[str, str]]:
+def possible_ways(bench: TwiceStaged, case: Case) -> tuple[list[str], dict[str, str]]:
     """The ways that run here, and why another does not."""
     ways, refused = [PLAIN, EAGER, GRAPH], dict[str, str]()
     try:
@@ -211,7 +211,7 @@ def different_requests(inputs: Mapping[str, Any], count: int) -> list[Mapping[st
     return [{**inputs, changed: inputs[changed].roll(places, dims=-1)} for places in range(count)]
 
 
-def batch_entries(bench: Bench, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
+def batch_entries(bench: TwiceStaged, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Milliseconds of a decode step of so many requests: answers of n tokens less answers of 1, over n - 1."""
     found = []
     for batch in batch_sizes:
@@ -239,7 +239,7 @@ def _repeated(act: Callable[[], object], device: torch.device) -> list[float]:
     return seconds[1:]
 
 
-def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[Case]]:
+def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged, list[Case]]:
     if given.shape is None:
         if given.decoder_alone:
             raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
@@ -268,7 +268,7 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[Bench, list[
             given.top_k_list,
         )
     )
-    return Bench(model, staged, copy.deepcopy(config_of_shape), new_tokens), list(cases)
+    return TwiceStaged(model, staged, copy.deepcopy(config_of_shape), new_tokens), list(cases)
 
 
 def _staged(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionMode) -> StagedModel:

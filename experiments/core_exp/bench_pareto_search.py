@@ -49,7 +49,7 @@ from experiment_core_utils.sweep.front_search import (
     run_search,
 )
 from experiment_core_utils.tasks.comparison import difference_interval
-from experiments.core_exp.recorded_table import Table, read_table
+from experiments.core_exp.recorded_table import RecordedTable, read_table
 
 # 3 tiers x 4 numbers of experts x 5 numbers of blocks.
 GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_list 12 13 14 15 16 "
@@ -72,7 +72,7 @@ TIME_NOISE, OUTLIERS, OUTLIER_FACTOR = 0.05, 0.01, 2.0
 
 
 @dataclass(frozen=True)
-class Agreement:
+class SearchAgreement:
     """A search against the full run.
 
     A point of the full run's front is *found* by a setting of the search's front that is not slower (the full run's
@@ -117,7 +117,7 @@ def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str
     return 1 if report.failed else 0
 
 
-def table_of(results: Sequence[SettingResult]) -> Table:
+def table_of(results: Sequence[SettingResult]) -> RecordedTable:
     """The table of a run's results; raises ResultsError where they do not belong to one run."""
     if len({result.fingerprint for result in results}) != 1:
         raise ResultsError("these are results of several runs, or none; give those of one")
@@ -146,10 +146,10 @@ def table_of(results: Sequence[SettingResult]) -> Table:
         "caveats": provenance.caveats,
     }
     keys = tuple(setting_key(result) for result in results)
-    return Table(keys, ids, tuple(pictures), scores, seconds, costs, first.metric_best, origin)
+    return RecordedTable(keys, ids, tuple(pictures), scores, seconds, costs, first.metric_best, origin)
 
 
-def write_table(table: Table, path: Path) -> None:
+def write_table(table: RecordedTable, path: Path) -> None:
     """One line a setting; milliseconds with one decimal, null where a sample failed."""
     head = {
         "origin": table.origin,
@@ -177,7 +177,7 @@ def _milliseconds(seconds: np.ndarray) -> list[float | None]:
     return [None if np.isnan(each) else round(1000 * float(each), 1) for each in seconds]
 
 
-def made_up_table(num_samples: int, seed: int) -> Table:
+def made_up_table(num_samples: int, seed: int) -> RecordedTable:
     """A full run of 60 settings, drawn with a seed."""
     generator = np.random.default_rng(seed)
     pictures = np.arange(num_samples) // QUESTIONS_OF_A_PICTURE
@@ -212,10 +212,10 @@ def made_up_table(num_samples: int, seed: int) -> Table:
     times = np.array(seconds)
     origin = {"caveats": ["made up"]}
     ids = tuple(range(num_samples))
-    return Table(tuple(names), ids, tuple(map(str, pictures)), np.array(scores), times, times, 1.0, origin)
+    return RecordedTable(tuple(names), ids, tuple(map(str, pictures)), np.array(scores), times, times, 1.0, origin)
 
 
-def replay(table: Table, rules: SearchRules, seed: int) -> SearchResult:
+def replay(table: RecordedTable, rules: SearchRules, seed: int) -> SearchResult:
     """The search, given the table's entries as if they were measured when asked for."""
     row = {key: at for at, key in enumerate(table.settings)}
     column = {sample_id: at for at, sample_id in enumerate(table.sample_ids)}
@@ -240,7 +240,7 @@ def replay(table: Table, rules: SearchRules, seed: int) -> SearchResult:
     return run_search(ParetoSearch(table.settings, order, rules), look_up)
 
 
-def judge(table: Table, found: SearchResult) -> Agreement:
+def judge(table: RecordedTable, found: SearchResult) -> SearchAgreement:
     """The search's front against the full run's."""
     accuracy, seconds = np.nanmean(table.scores, axis=1), np.nanmean(table.seconds, axis=1)
     everything = [
@@ -259,7 +259,7 @@ def judge(table: Table, found: SearchResult) -> Agreement:
             lost_paired.append(table.settings[at])
         gaps.append(float(accuracy[at]) - max((float(accuracy[each]) for each in no_slower), default=0.0))
     wrong = [at for at in front if _shown_dominated(table, at)]
-    return Agreement(
+    return SearchAgreement(
         points=len(points),
         lost=tuple(lost),
         lost_paired=tuple(lost_paired),
@@ -270,7 +270,7 @@ def judge(table: Table, found: SearchResult) -> Agreement:
     )
 
 
-def _lower_end(table: Table, at: int) -> float:
+def _lower_end(table: RecordedTable, at: int) -> float:
     """Of the 95 % interval that the full run publishes for a setting's accuracy."""
     scored = [
         (float(score), picture)
@@ -281,7 +281,7 @@ def _lower_end(table: Table, at: int) -> float:
     return interval[0] if interval is not None else 0.0
 
 
-def _gained(table: Table, by: int, at: int) -> tuple[float, float]:
+def _gained(table: RecordedTable, by: int, at: int) -> tuple[float, float]:
     """95 % interval of the difference in accuracy, `by` minus `at`."""
     scored = np.isfinite(table.scores[by]) & np.isfinite(table.scores[at])
     gains = (table.scores[by] - table.scores[at])[scored]
@@ -289,12 +289,12 @@ def _gained(table: Table, by: int, at: int) -> tuple[float, float]:
     return difference_interval(gains.tolist(), pictures, table.best)
 
 
-def _saved(table: Table, by: int, at: int) -> MeanBound:
+def _saved(table: RecordedTable, by: int, at: int) -> MeanBound:
     numbers = np.unique(table.pictures, return_inverse=True)[1]
     return mean_bound(table.seconds[at] - table.seconds[by], numbers, TAIL)
 
 
-def _shown_dominated(table: Table, at: int) -> bool:
+def _shown_dominated(table: RecordedTable, at: int) -> bool:
     means = np.nanmean(table.scores, axis=1)
     return any(
         _saved(table, other, at).low > 0 and _gained(table, other, at)[0] >= 0
@@ -303,7 +303,7 @@ def _shown_dominated(table: Table, at: int) -> bool:
     )
 
 
-def line_of(seed: int, table: Table, found: SearchResult, one: Agreement) -> str:
+def line_of(seed: int, table: RecordedTable, found: SearchResult, one: SearchAgreement) -> str:
     """What the search of one seed came to."""
     return (
         f"seed {seed}: {len(table.settings)} settings x {len(table.sample_ids)} samples; time {one.share:.3f} of the "
@@ -315,7 +315,7 @@ def line_of(seed: int, table: Table, found: SearchResult, one: Agreement) -> str
     )
 
 
-def summary_of(done: Sequence[Agreement]) -> str:
+def summary_of(done: Sequence[SearchAgreement]) -> str:
     """What all seeds come to."""
     shares = [each.share for each in done]
     lost, lost_paired = sum(len(each.lost) for each in done), sum(len(each.lost_paired) for each in done)
@@ -350,7 +350,7 @@ def main() -> int:
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    done: list[Agreement] = []
+    done: list[SearchAgreement] = []
     for seed in tqdm(range(given.seeds), desc="seeds", leave=False, disable=not sys.stderr.isatty()):
         table = recorded if recorded is not None else made_up_table(given.num_samples, seed)
         rules = SearchRules(

@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.core_exp.e1_entries import source_entry
 from experiments.core_exp.figures import caption_of, joined_caption, setup_of, tasks_named
 from experiments.core_exp.knob_grid import KnobPoint, TaskGrid, grids_of
-from experiments.core_exp.recorded_table import Table, read_table
+from experiments.core_exp.recorded_table import RecordedTable, read_table
 from experiments.core_exp.sweep_results import load_sweep
 
 _KEY = re.compile(r"(?:tier-(\w+)|tokens(\d+))_topk(\d+)_blocks(\d+)")
@@ -56,7 +56,7 @@ def load_study(paths: Sequence[Path]) -> Study:
         raise ResultsError(f"{paths[0]} lacks {error} in its origin; collect the table again") from error
 
 
-def grid_of_table(table: Table) -> TaskGrid:
+def grid_of_table(table: RecordedTable) -> TaskGrid:
     """A table has scores and times, neither energy nor operations nor readings of drift."""
     absent = np.full(table.scores.shape, np.nan)
     return TaskGrid(
@@ -82,7 +82,7 @@ def _point(key: str) -> KnobPoint:
     return KnobPoint(key, tier or f"{tokens} tokens", int(top_k), int(blocks))
 
 
-def _source(table: Table) -> dict[str, Any]:
+def _source(table: RecordedTable) -> dict[str, Any]:
     return {
         **table.origin,
         "tasks": [table.origin["task"]],
@@ -92,11 +92,11 @@ def _source(table: Table) -> dict[str, Any]:
     }
 
 
-def _setup(table: Table) -> tuple[str, ...]:
+def _setup(table: RecordedTable) -> tuple[str, ...]:
     hardware = table.origin["hardware"]
     return hardware["gpu_name"] or hardware["cpu"] or "CPU", table.origin["model"]
 
 
-def _caption(table: Table) -> str:
+def _caption(table: RecordedTable) -> str:
     counted = f"n = {int(np.isfinite(table.seconds).sum())} generations, {len(table.settings)} settings"
     return joined_caption([*_setup(table), counted, tasks_named([table.origin["task"]])])

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.core_exp.latency_estimator import MIN_SETTINGS, LatencyEstimator, Prediction
-from experiments.core_exp.latency_features import STAGES, Requests, TimedSamples
+from experiments.core_exp.latency_features import STAGES, RequestColumns, TimedSamples
 from experiments.core_exp.request_times import PREDICTED, measured_times
 from experiments.core_exp.settings_left_out import Predict, folds_of, predicted_left_out
 
@@ -135,7 +135,7 @@ def fit_linear(samples: TimedSamples) -> Predict:
         if has.any():
             found[name] = np.linalg.lstsq(columns[has], samples.times[name][has], rcond=None)[0]
 
-    def predict(requests: Requests) -> Mapping[str, np.ndarray]:
+    def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
         plain = _plain_features(requests)
         none = np.zeros(len(requests))
         stage = {name: plain @ found[name] if name in found else none for name in STAGES}
@@ -147,7 +147,7 @@ def fit_linear(samples: TimedSamples) -> Predict:
     return predict
 
 
-def _plain_features(requests: Requests) -> np.ndarray:
+def _plain_features(requests: RequestColumns) -> np.ndarray:
     one = np.ones(len(requests))
     knobs = (requests.vision_tokens, requests.text_tokens, requests.top_k, requests.num_active_blocks)
     return np.stack([one, *knobs, requests.output_tokens], axis=1)

@@ -16,7 +16,7 @@ from experiment_core_utils.records.result_files import field_fault, read_json_ob
 from experiments.core_exp.latency_features import (
     STAGES,
     TERMS,
-    Requests,
+    RequestColumns,
     RequestSetting,
     TimedSamples,
     requests_of,
@@ -164,9 +164,9 @@ class LatencyEstimator:
         )
         return self
 
-    def predict(self, requests: Requests | Sequence[RequestSetting]) -> Prediction:
+    def predict(self, requests: RequestColumns | Sequence[RequestSetting]) -> Prediction:
         """Times with intervals; raises ConfigurationError for pictures where the samples had none."""
-        columns = requests if isinstance(requests, Requests) else requests_of(requests)
+        columns = requests if isinstance(requests, RequestColumns) else requests_of(requests)
         fitted = self.fitted
         times = stage_times(fitted.stages, columns)
         low = {name: column * fitted.ratios[name][0] for name, column in times.items()}
@@ -234,7 +234,7 @@ def check_enough(samples: TimedSamples) -> None:
         raise ResultsError("no sample has two output tokens, so decode is not known; profile with longer answers")
 
 
-def ranges_of(requests: Requests) -> dict[str, tuple[float, float]]:
+def ranges_of(requests: RequestColumns) -> dict[str, tuple[float, float]]:
     """Smallest and largest value of each knob and of the prompt's tokens."""
     columns = {name: getattr(requests, name) for name in KNOBS} | {"prompt_tokens": requests.prompt_tokens}
     return {name: (float(column.min()), float(column.max())) for name, column in columns.items()}

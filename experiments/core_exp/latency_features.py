@@ -39,7 +39,7 @@ class RequestSetting:
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestColumns:
     """Columns of S requests, each an array [S] of floats; meanings as in RequestSetting.
 
     Attributes:
@@ -92,13 +92,13 @@ class Requests:
         return type(self)(*(getattr(self, each.name)[which] for each in fields(self)))
 
 
-def requests_of(settings: Sequence[RequestSetting]) -> Requests:
+def requests_of(settings: Sequence[RequestSetting]) -> RequestColumns:
     """Columns of rows; raises ConfigurationError as Requests does."""
     columns = {
         each.name: np.array([getattr(row, each.name) for row in settings], dtype=np.float64)
-        for each in fields(Requests)
+        for each in fields(RequestColumns)
     }
-    return Requests(**columns)
+    return RequestColumns(**columns)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class TimedSamples:
         tasks: [S], names the task.
     """
 
-    requests: Requests
+    requests: RequestColumns
     times: Mapping[str, np.ndarray]
     settings: np.ndarray
     tasks: np.ndarray
@@ -142,7 +142,7 @@ def timed_samples(frame: pd.DataFrame) -> TimedSamples:
     frame = frame[frame["T_total_ms"].notna()]
     if frame.empty:
         raise ResultsError("no sample of these results has times; profile with --num_latency_samples 1 or more")
-    requests = Requests(
+    requests = RequestColumns(
         vision_tokens=frame["actual_vision_tokens"].to_numpy(np.float64),
         crops=frame["actual_num_crops"].fillna(0).to_numpy(np.float64),
         text_tokens=frame["input_text_tokens"].to_numpy(np.float64),
@@ -172,13 +172,13 @@ def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[T
     return samples.take(np.isin(samples.knobs, chosen)), said
 
 
-def _later_experts(requests: Requests) -> np.ndarray:
+def _later_experts(requests: RequestColumns) -> np.ndarray:
     return (requests.num_active_blocks - 1) * requests.top_k
 
 
 # What a stage's time may be a sum of, each times a coefficient that is not negative: so no time is, and none falls
 # when a knob or a length goes up. The first block keeps its own number of experts, which is in the terms of blocks.
-TERMS: Mapping[str, Callable[[Requests], np.ndarray]] = {
+TERMS: Mapping[str, Callable[[RequestColumns], np.ndarray]] = {
     "request": lambda of: np.ones(len(of)),
     "image_crops": lambda of: of.crops + 1,
     "blocks": lambda of: of.num_active_blocks,
@@ -191,12 +191,12 @@ TERMS: Mapping[str, Callable[[Requests], np.ndarray]] = {
 }
 
 
-def columns_of(terms: Sequence[str], requests: Requests) -> np.ndarray:
+def columns_of(terms: Sequence[str], requests: RequestColumns) -> np.ndarray:
     """[S, terms]."""
     return np.stack([TERMS[name](requests) for name in terms], axis=1)
 
 
-def identifiable(terms: Sequence[str], requests: Requests) -> tuple[str, ...]:
+def identifiable(terms: Sequence[str], requests: RequestColumns) -> tuple[str, ...]:
     """The terms that these requests can tell apart: one that is a sum of multiples of earlier ones is left out."""
     kept: list[str] = []
     basis: list[np.ndarray] = []

@@ -39,7 +39,7 @@ OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", SAMPLES_FAILED: "samples 
 
 
 @dataclass(frozen=True)
-class Request:
+class DatasetsRequest:
     """What was asked for, judged.
 
     Attributes:
@@ -70,7 +70,7 @@ class Outcome:
     seconds: float
 
 
-def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int) -> Request:
+def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int) -> DatasetsRequest:
     """Arguments before environment before defaults.
 
     Raises:
@@ -84,7 +84,7 @@ def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus:
     given = parser.parse_args(own)
     datasets = given.datasets or environment.get("DATASETS", "").split() or list(PUBLISHED_LIMITS)
     processes = positive_number(environment, "NUM_GPUS_OVERRIDE")
-    return Request(
+    return DatasetsRequest(
         datasets=tuple(dict.fromkeys(datasets)),
         output_dir=Path(environment.get("OUTPUT_DIR") or given.output_dir),
         model_path=environment.get("MODEL_PATH") or None,
@@ -133,12 +133,12 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
     return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
 
 
-def results_folder(dataset: str, request: Request) -> Path:
+def results_folder(dataset: str, request: DatasetsRequest) -> Path:
     """A folder for each dataset, for results of runs with different fingerprints are kept apart."""
     return request.output_dir / dataset.replace("_", "-")
 
 
-def driver_command(dataset: str, request: Request) -> list[str]:
+def driver_command(dataset: str, request: DatasetsRequest) -> list[str]:
     """The driver's command line for one dataset: torchrun where there are several processes."""
     processes = request.num_processes
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -167,7 +167,7 @@ class Runner:
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
-    def run_all(self, request: Request) -> list[Outcome]:
+    def run_all(self, request: DatasetsRequest) -> list[Outcome]:
         """Every dataset in turn, whatever became of those before it."""
         outcomes = []
         for number, dataset in enumerate(request.datasets, 1):
@@ -193,7 +193,7 @@ class Runner:
             self._child.send_signal(number)
 
 
-def closing_lines(outcomes: Sequence[Outcome], request: Request) -> list[str]:
+def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list[str]:
     """A line for each dataset, and what to do where not all is measured."""
     width = max(len("dataset"), *(len(each.dataset) for each in outcomes))
     lines = [f"{'dataset':<{width}}  {'outcome':<14}  {'seconds':>8}  results"]

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
 from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
 from experiment_core_utils.models.molmoe.packed_vision import PackedVision
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile, grouped_product
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile, grouped_product
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import combine_norm, norm, turn_and_store
 from experiment_core_utils.models.molmoe.prefill_kernels.prefill import rotary_table
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
@@ -23,22 +23,22 @@ from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import add
 # A prompt, its padded length, and the experts of each token.
 TOKENS, ROWS, TOP_K = 1053, 1088, 8
 GATED_TILES = (
-    Tile(128, 64, 128, 32, warps=8, stages=3),
-    Tile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
-    Tile(128, 64, 128, 32, warps=8, stages=4, bulk=True),
-    Tile(64, 64, 128, 32, warps=4, stages=3, bulk=True),
-    Tile(128, 64, 128, 64, warps=8, stages=3),
+    ProductTile(128, 64, 128, 32, warps=8, stages=3),
+    ProductTile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
+    ProductTile(128, 64, 128, 32, warps=8, stages=4, bulk=True),
+    ProductTile(64, 64, 128, 32, warps=4, stages=3, bulk=True),
+    ProductTile(128, 64, 128, 64, warps=8, stages=3),
 )
 DOWN_TILES = (
-    Tile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
-    Tile(128, 64, 128, 32, warps=4, stages=3, bulk=True),
-    Tile(128, 64, 128, 32, warps=8, stages=3),
-    Tile(256, 64, 128, 32, warps=8, stages=4, bulk=True),
+    ProductTile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
+    ProductTile(128, 64, 128, 32, warps=4, stages=3, bulk=True),
+    ProductTile(128, 64, 128, 32, warps=8, stages=3),
+    ProductTile(256, 64, 128, 32, warps=8, stages=4, bulk=True),
 )
 
 
 @dataclass(frozen=True)
-class Part:
+class PrefillPart:
     """One row of the table: work on block `index`, and the products that it does."""
 
     name: str
@@ -48,7 +48,7 @@ class Part:
 
 def attention_parts(
     given: Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]], causal: bool, flops: float
-) -> Iterator[Part]:
+) -> Iterator[PrefillPart]:
     """Attention by each kernel that a GPU has for bfloat16."""
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
 
@@ -57,10 +57,10 @@ def attention_parts(
                 queries, keys, values = given(i)
                 return scaled_dot_product_attention(queries, keys, values, is_causal=causal)
 
-        yield Part(f"attention, {backend.name}", attend, flops)
+        yield PrefillPart(f"attention, {backend.name}", attend, flops)
 
 
-def decoder_parts(decoder: PackedDecoder) -> Iterator[Part]:
+def decoder_parts(decoder: PackedDecoder) -> Iterator[PrefillPart]:
     """Everything that a block runs, with variants of what costs most."""
     width, inner, experts = decoder.width, decoder.expert_width, decoder.num_experts
     blocks, eps = decoder.blocks, decoder.norm_eps
@@ -80,54 +80,62 @@ def decoder_parts(decoder: PackedDecoder) -> Iterator[Part]:
     sorted_rows = torch.randn(ROWS * TOP_K, inner, device="cuda", dtype=decoder.dtype)
     rows = torch.randn(ROWS * TOP_K, width, device="cuda", dtype=decoder.dtype)
 
-    yield Part("qkv product", lambda i: linear(normed, blocks[i].qkv), 2.0 * ROWS * width * blocks[0].qkv.shape[0])
-    yield Part(
+    yield PrefillPart(
+        "qkv product", lambda i: linear(normed, blocks[i].qkv), 2.0 * ROWS * width * blocks[0].qkv.shape[0]
+    )
+    yield PrefillPart(
         "norms, rotary, store",
         lambda i: turn_and_store(packed, block.query_norm, block.key_norm, *rotary, keys[i], values[i], heads, eps),
     )
     turned = queries.transpose(0, 1)[None]
     yield from attention_parts(lambda i: (turned, keys[i][None], values[i][None]), True, 2.0 * ROWS**2 * width)
-    yield Part("output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2)
-    yield Part("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
-    yield Part("router", lambda i: route(normed, blocks[i].router, length, others, False))
-    yield Part("plan", lambda i: plan_chunks(chosen, experts, 160))
+    yield PrefillPart(
+        "output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2
+    )
+    yield PrefillPart("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
+    yield PrefillPart("router", lambda i: route(normed, blocks[i].router, length, others, False))
+    yield PrefillPart("plan", lambda i: plan_chunks(chosen, experts, 160))
     choices = float(TOKENS * TOP_K)
     for tile in GATED_TILES:
         order, chunks = plan_chunks(chosen, experts, tile.chunk)
 
-        def gate_up(i: int, tile: Tile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks) -> None:
+        def gate_up(
+            i: int, tile: ProductTile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks
+        ) -> None:
             grouped_product(normed, blocks[i].gate_up, sorted_rows, order, chunks, TOP_K, True, tile)
 
-        yield Part(f"gate and up, {tile}", gate_up, 4.0 * choices * width * inner)
+        yield PrefillPart(f"gate and up, {tile}", gate_up, 4.0 * choices * width * inner)
     for tile in DOWN_TILES:
         order, chunks = plan_chunks(chosen, experts, tile.chunk)
 
-        def down(i: int, tile: Tile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks) -> None:
+        def down(i: int, tile: ProductTile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks) -> None:
             grouped_product(sorted_rows, blocks[i].down, rows, order, chunks, TOP_K, False, tile)
 
-        yield Part(f"down, {tile}", down, 2.0 * choices * width * inner)
+        yield PrefillPart(f"down, {tile}", down, 2.0 * choices * width * inner)
     real = chosen[:TOKENS].flatten().long()
     order = real.sort(stable=True).indices
     ends = real.bincount(minlength=experts).cumsum(0).to(torch.int32)
     given = normed[order // TOP_K]
     middle = sorted_rows[: len(order)]
-    yield Part("gather rows for torch", lambda i: normed[order // TOP_K])
-    yield Part(
+    yield PrefillPart("gather rows for torch", lambda i: normed[order // TOP_K])
+    yield PrefillPart(
         "gate and up, torch",
         lambda i: torch._grouped_mm(given, blocks[i].gate_up.transpose(1, 2), offs=ends),
         4.0 * choices * width * inner,
     )
     both = torch._grouped_mm(given, blocks[0].gate_up.transpose(1, 2), offs=ends)
-    yield Part("silu and product for torch", lambda i: silu(both[:, :inner]) * both[:, inner:])
-    yield Part(
+    yield PrefillPart("silu and product for torch", lambda i: silu(both[:, :inner]) * both[:, inner:])
+    yield PrefillPart(
         "down, torch",
         lambda i: torch._grouped_mm(middle, blocks[i].down.transpose(1, 2), offs=ends),
         2.0 * choices * width * inner,
     )
-    yield Part("combine and norm", lambda i: combine_norm(hidden, rows, shares, length, blocks[i].input_norm, eps))
+    yield PrefillPart(
+        "combine and norm", lambda i: combine_norm(hidden, rows, shares, length, blocks[i].input_norm, eps)
+    )
 
 
-def vision_parts(vision: PackedVision, crops: int) -> Iterator[Part]:
+def vision_parts(vision: PackedVision, crops: int) -> Iterator[PrefillPart]:
     """Everything that a block of the tower runs, and attention by each kernel."""
     blocks, heads = vision.blocks, vision.num_heads
     tokens, width = vision.positions.shape
@@ -136,13 +144,13 @@ def vision_parts(vision: PackedVision, crops: int) -> Iterator[Part]:
     wide = torch.randn(rows, blocks[0].inner.shape[0], device="cuda", dtype=vision.dtype)
     packed = linear(states, blocks[0].qkv, blocks[0].qkv_bias).view(crops, tokens, 3, heads, width // heads)
     queries, keys, values = packed.permute(2, 0, 3, 1, 4)
-    yield Part("qkv product", lambda i: linear(states, blocks[i].qkv, blocks[i].qkv_bias), 6.0 * rows * width**2)
+    yield PrefillPart("qkv product", lambda i: linear(states, blocks[i].qkv, blocks[i].qkv_bias), 6.0 * rows * width**2)
     yield from attention_parts(lambda i: (queries, keys, values), False, 4.0 * crops * tokens**2 * width)
-    yield Part(
+    yield PrefillPart(
         "output product", lambda i: linear(states, blocks[i].output, blocks[i].output_bias), 2.0 * rows * width**2
     )
-    yield Part("sum and norm", lambda i: add_norm(states, states, blocks[i].first_norm))
+    yield PrefillPart("sum and norm", lambda i: add_norm(states, states, blocks[i].first_norm))
     products = 2.0 * rows * width * wide.shape[1]
-    yield Part("inner product", lambda i: linear(states, blocks[i].inner, blocks[i].inner_bias), products)
-    yield Part("quick-GELU", lambda i: quick_gelu_in_place(wide))
-    yield Part("outer product", lambda i: linear(wide, blocks[i].outer, blocks[i].outer_bias), products)
+    yield PrefillPart("inner product", lambda i: linear(states, blocks[i].inner, blocks[i].inner_bias), products)
+    yield PrefillPart("quick-GELU", lambda i: quick_gelu_in_place(wide))
+    yield PrefillPart("outer product", lambda i: linear(wide, blocks[i].outer, blocks[i].outer_bias), products)

@@ -13,7 +13,7 @@ from experiment_core_utils.primitives.files import read_regular_file
 
 
 @dataclass(frozen=True)
-class Table:
+class RecordedTable:
     """A full run.
 
     Attributes:
@@ -34,7 +34,7 @@ class Table:
     origin: Mapping[str, Any]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> RecordedTable:
     """What `write_table` wrote; raises ResultsError for a file that it did not write."""
     try:
         content = json.loads(read_regular_file(path))
@@ -43,7 +43,7 @@ def read_table(path: Path) -> Table:
         seconds = _array([row["milliseconds"] for row in rows.values()]) / 1000
         costs = _array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()]) / 1000
         ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
-        return Table(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
+        return RecordedTable(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{path} is no table of --collect ({error}); give one that it wrote") from error
 

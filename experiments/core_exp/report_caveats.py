@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.core_exp.e2_entries import caveats_of as front_caveats
 from experiments.core_exp.report_analyses import Analyses, Missing
-from experiments.core_exp.report_parts import Caveat
+from experiments.core_exp.report_parts import ReportCaveat
 from experiments.core_exp.sweep_results import StoredSetting
 
 # Kinds of the caveats of single settings, and what they say together.
@@ -18,7 +18,7 @@ OF_SINGLE_SETTINGS = {
 }
 
 
-def report_caveats(found: Analyses) -> list[Caveat]:
+def report_caveats(found: Analyses) -> list[ReportCaveat]:
     """Of the whole run first, then of single settings, then of the samples, then of the analyses."""
     return [
         *_of_the_run(found.sweep.settings),
@@ -28,7 +28,7 @@ def report_caveats(found: Analyses) -> list[Caveat]:
     ]
 
 
-def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
+def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
     carried: dict[str, list[str]] = {}
     for each in settings:
         provenance = each.result.provenance
@@ -37,10 +37,10 @@ def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
         for text in texts if provenance.caveat_records else provenance.caveats:
             carried.setdefault(text, []).append(f"{each.task} {each.key}")
     for text, names in carried.items():
-        yield Caveat(_sentence(text), *_scope(names, len(settings)))
+        yield ReportCaveat(_sentence(text), *_scope(names, len(settings)))
 
 
-def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
+def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
     for kind, text in OF_SINGLE_SETTINGS.items():
         found = [
             (f"{each.task} {each.key}", caveat.sentence)
@@ -58,7 +58,7 @@ def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[Caveat]:
                 else ""
             )
         names = dict.fromkeys(name for name, _ in found)
-        yield Caveat(
+        yield ReportCaveat(
             f"{text}.", f"{len(names)} of {len(settings)} settings", [f"{name}: {line}" for name, line in found]
         )
 
@@ -69,14 +69,14 @@ def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
     return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
 
 
-def _of_samples(found: Analyses) -> Iterator[Caveat]:
+def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
     frame, total = found.settings, len(found.settings)
     failed = [
         f"{row.task} {row.setting}: {row.num_failed_samples} failed, {row.num_samples} ran"
         for row in frame[frame["num_failed_samples"] > 0].itertuples()
     ]
     if failed:
-        yield Caveat(
+        yield ReportCaveat(
             f"Failed samples: {int(frame['num_failed_samples'].sum())} samples failed; figures are of those that ran.",
             f"{len(failed)} of {total} settings",
             failed,
@@ -90,26 +90,28 @@ def _of_samples(found: Analyses) -> Iterator[Caveat]:
             continue
         share = float(np.average(known[column], weights=known["num_samples"]))
         having = int((known[column] > 0).sum())
-        yield Caveat(f"{_percent(share)} {text}.", None if having == total else f"{having} of {total} settings")
+        yield ReportCaveat(f"{_percent(share)} {text}.", None if having == total else f"{having} of {total} settings")
     fewest = int(frame["num_latency_samples"].min())
     if fewest < 20:
-        yield Caveat(f"A P95 of fewer than 20 times stands on the longest one of them; the fewest here are {fewest}.")
+        yield ReportCaveat(
+            f"A P95 of fewer than 20 times stands on the longest one of them; the fewest here are {fewest}."
+        )
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
 
 
-def _of_analyses(found: Analyses) -> Iterator[Caveat]:
+def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
     # What random weights mean is in the results' own caveats.
     for text in front_caveats(found.knobs.tasks, random_weights=False):
         if "stands on" not in text:
-            yield Caveat(f"Fronts and effects: {text}.")
+            yield ReportCaveat(f"Fronts and effects: {text}.")
     if not isinstance(found.model, Missing):
         for text in found.model.estimator.fitted.caveats:
-            yield Caveat(f"Estimator: {text}.")
+            yield ReportCaveat(f"Estimator: {text}.")
         if found.model.left_out is not None:
-            yield Caveat(f"Estimator: {found.model.left_out}.")
+            yield ReportCaveat(f"Estimator: {found.model.left_out}.")
 
 
 def _scope(names: Sequence[str], total: int) -> tuple[str | None, Sequence[str]]:

@@ -12,7 +12,7 @@ from experiments.core_exp.estimator_plots import estimator_section
 from experiments.core_exp.front_plots import STATUS_MARKS, knob_section
 from experiments.core_exp.report_analyses import Analyses
 from experiments.core_exp.report_caveats import conditions_facts, report_caveats
-from experiments.core_exp.report_parts import Column, Report, Table, Value
+from experiments.core_exp.report_parts import Column, Report, ReportTable, Value
 from experiments.core_exp.report_statements import report_statements
 from experiments.core_exp.stage_plots import stage_section
 from experiments.core_exp.sweep_results import StoredSetting, Sweep
@@ -73,7 +73,7 @@ def report_of(found: Analyses) -> Report:
     )
 
 
-def settings_table(found: Analyses) -> Table:
+def settings_table(found: Analyses) -> ReportTable:
     """A row a setting in the sweep's order; columns that no setting fills are left out."""
     frame, random_weights = found.settings, found.sweep.provenance.random_weights
     kept = [each for each in NUMBERS if each[2] not in OPTIONAL or _says_something(frame[each[2]], each[2])]
@@ -94,7 +94,7 @@ def settings_table(found: Analyses) -> Table:
         if places:
             cells.append(places.get((row["task"], row["setting"]), ABSENT))
         rows.append(cells)
-    return Table(columns, rows)
+    return ReportTable(columns, rows)
 
 
 def _says_something(values: pd.Series, column: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from experiments.core_exp.report_parts import Caveat, Column, Plot, Report, Section, Table, Value
+from experiments.core_exp.report_parts import Column, Plot, Report, ReportCaveat, ReportTable, Section, Value
 
 HERE = Path(__file__).parent
 
@@ -103,7 +103,7 @@ def _list(texts: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
-def _caveat(caveat: Caveat) -> str:
+def _caveat(caveat: ReportCaveat) -> str:
     text = escape(caveat.text)
     if caveat.scope is None:
         return f"<li>{text}</li>"
@@ -112,7 +112,7 @@ def _caveat(caveat: Caveat) -> str:
     return f"<li>{text}<details><summary>{escape(caveat.scope)}</summary>{_list(caveat.details)}</details></li>"
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     head = "".join(map(_heading, table.columns))
     rows = "".join(
         "<tr>" + "".join(_cell(value, column) for value, column in zip(row, table.columns, strict=True)) + "</tr>"

@@ -64,7 +64,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows have a cell for each column."""
 
     columns: Sequence[Column]
@@ -72,7 +72,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Caveat:
+class ReportCaveat:
     """What weakens the numbers.
 
     Attributes:
@@ -100,8 +100,8 @@ class Report:
     title: str
     subtitle: str
     statements: Sequence[str]
-    caveats: Sequence[Caveat]
-    settings: Table
+    caveats: Sequence[ReportCaveat]
+    settings: ReportTable
     sections: Sequence[Section]
     facts: Sequence[tuple[str, str]]
     commands: Sequence[str]

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.core_exp.latency_features import STAGES, Requests, TimedSamples
+from experiments.core_exp.latency_features import STAGES, RequestColumns, TimedSamples
 from experiments.core_exp.stage_model import StageForm, StageModel, fit_stage
 
 PREDICTED = (*STAGES, "T_LLM_decode", "T_first_token", "T_total")
 
 
-def stage_times(stages: Mapping[str, StageModel], requests: Requests) -> dict[str, np.ndarray]:
+def stage_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> dict[str, np.ndarray]:
     """Name of PREDICTED -> [S] milliseconds; raises ConfigurationError for pictures that the model knows nothing of."""
     vision_ms = vision_times(stages, requests)
     prefill_ms = stages["T_LLM_prefill"].times(requests, vision_ms)
@@ -23,7 +23,7 @@ def stage_times(stages: Mapping[str, StageModel], requests: Requests) -> dict[st
     )
 
 
-def vision_times(stages: Mapping[str, StageModel], requests: Requests) -> np.ndarray:
+def vision_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> np.ndarray:
     """[S] milliseconds, 0 for requests without a picture; raises as `stage_times` does."""
     has_picture = requests.vision_tokens > 0
     if "T_vision_total" in stages:

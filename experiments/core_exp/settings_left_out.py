@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from experiments.core_exp.latency_features import STAGES, Requests, TimedSamples
+from experiments.core_exp.latency_features import STAGES, RequestColumns, TimedSamples
 from experiments.core_exp.request_times import PREDICTED, fit_stages, measured_times, stage_times, vision_times
 from experiments.core_exp.stage_model import FORMS, StageForm
 
-Predict = Callable[[Requests], Mapping[str, np.ndarray]]
+Predict = Callable[[RequestColumns], Mapping[str, np.ndarray]]
 FOLDS = 6
 # A form replaces a simpler one where it is better by this share on settings left out.
 CLEARLY_BETTER = 0.05
@@ -58,7 +58,7 @@ def _fit_of_stage(name: str, forms: Mapping[str, StageForm]) -> Callable[[TimedS
     def fit(part: TimedSamples) -> Predict:
         stages = fit_stages(part, needed)
 
-        def predict(requests: Requests) -> Mapping[str, np.ndarray]:
+        def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
             if name not in stages:
                 return {}
             is_ahead = forms[name].runs_ahead

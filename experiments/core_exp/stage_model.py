@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from experiments.core_exp.latency_features import Requests, columns_of, identifiable
+from experiments.core_exp.latency_features import RequestColumns, columns_of, identifiable
 
 # Shares of the samples, those of least work first, that a fit begins with on the floor.
 _STARTS = (0.3, 0.7, 1.0)
@@ -69,7 +69,7 @@ class StageModel:
     floor: Mapping[str, float]
     runs_ahead: bool
 
-    def times(self, requests: Requests, vision_ms: np.ndarray) -> np.ndarray:
+    def times(self, requests: RequestColumns, vision_ms: np.ndarray) -> np.ndarray:
         """[S] milliseconds, given those of vision [S]."""
         work = linear(self.work, requests)
         if not self.floor:
@@ -86,7 +86,7 @@ class StageModel:
         )
 
 
-def linear(coefficients: Mapping[str, float], requests: Requests) -> np.ndarray:
+def linear(coefficients: Mapping[str, float], requests: RequestColumns) -> np.ndarray:
     """[S], the sum of the terms times their coefficients."""
     return columns_of(list(coefficients), requests) @ np.fromiter(coefficients.values(), np.float64)
 
@@ -96,7 +96,7 @@ def _affine(part: Mapping[str, float], factor: float, added_ms: float) -> dict[s
     return {"request": 0.0} | scaled | {"request": scaled.get("request", 0.0) + added_ms}
 
 
-def fit_stage(form: StageForm, requests: Requests, times: np.ndarray, vision_ms: np.ndarray) -> StageModel:
+def fit_stage(form: StageForm, requests: RequestColumns, times: np.ndarray, vision_ms: np.ndarray) -> StageModel:
     """The form's coefficients with the least relative error, runs that stand out weighted down.
 
     Terms that these requests cannot tell apart are left out, see `identifiable`.
@@ -119,7 +119,7 @@ def fit_stage(form: StageForm, requests: Requests, times: np.ndarray, vision_ms:
 
 
 def _alternate(
-    form: StageForm, requests: Requests, times: np.ndarray, ahead: np.ndarray, on_floor: np.ndarray
+    form: StageForm, requests: RequestColumns, times: np.ndarray, ahead: np.ndarray, on_floor: np.ndarray
 ) -> StageModel:
     """Fit each part to the samples on it, put each sample on the part that is longer, again until none moves."""
     assert form.floor is not None
@@ -138,7 +138,7 @@ def _alternate(
 
 
 def _part_of(
-    terms: Sequence[str], requests: Requests, times: np.ndarray, scale: np.ndarray, which: np.ndarray
+    terms: Sequence[str], requests: RequestColumns, times: np.ndarray, scale: np.ndarray, which: np.ndarray
 ) -> dict[str, float]:
     """The part on these samples; empty where they are too few for its terms."""
     if which.sum() < 2 * len(terms):
@@ -146,7 +146,7 @@ def _part_of(
     return fit_part(terms, requests.take(which), times[which], scale[which])
 
 
-def fit_part(terms: Sequence[str], requests: Requests, times: np.ndarray, scale: np.ndarray) -> dict[str, float]:
+def fit_part(terms: Sequence[str], requests: RequestColumns, times: np.ndarray, scale: np.ndarray) -> dict[str, float]:
     """Coefficients, none negative, of least relative error in Huber's sense; terms without effect are left out.
 
     Args:

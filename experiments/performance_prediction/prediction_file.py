@@ -16,7 +16,7 @@ from experiments.performance_prediction.gaussian_process import Hyperparameters
 from experiments.performance_prediction.inference_energy import EnergyModel
 from experiments.performance_prediction.layer_latency import LayerLatency
 from experiments.performance_prediction.prediction_scores import ScoreRow
-from experiments.performance_prediction.support_rules import Observation, SupportRules
+from experiments.performance_prediction.support_rules import RequestedShape, SupportRules
 from experiments.performance_prediction.whole_latency import HostModel, RestModel
 
 SCHEMA = "convolution-latency/1"
@@ -106,7 +106,7 @@ def _read(device: str, content: Mapping[str, Any]) -> FittedDevice:
         latencies[algorithm] = LayerLatency(algorithm, device, measured, hyperparameters)
     support = {
         algorithm_named(name): SupportRules(
-            algorithm_named(name), [Observation(_shape(row[:-1]), row[-1]) for row in rows]
+            algorithm_named(name), [RequestedShape(_shape(row[:-1]), row[-1]) for row in rows]
         )
         for name, rows in content["support"].items()
     }

@@ -32,8 +32,8 @@ from experiments.performance_prediction.prediction_validation import (
     HIT,
     LAYER,
     OURS,
-    Comparison,
     FoldResult,
+    PredictedAndMeasured,
 )
 
 COLOURS: dict[AlgorithmName, str] = {
@@ -165,7 +165,7 @@ def predicted_figure(results: Sequence[FoldResult], device: str) -> Figure:
     return figure
 
 
-def _draw_compared(axes: Axes, shown: Sequence[Comparison]) -> None:
+def _draw_compared(axes: Axes, shown: Sequence[PredictedAndMeasured]) -> None:
     if not shown:
         axes.text(0.5, 0.5, "nothing left out", transform=axes.transAxes, ha="center", color=QUIET)
         return

@@ -13,8 +13,8 @@ from experiments.performance_prediction.prediction_validation import (
     OURS,
     ROOFLINE,
     WHOLE,
-    Comparison,
     FoldResult,
+    PredictedAndMeasured,
     score,
 )
 
@@ -67,7 +67,7 @@ def score_of(rows: Sequence[ScoreRow], kind: str, level: str, algorithm: str = A
     return None
 
 
-def _rows(kind: str, fold: str, algorithm: str, comparisons: Sequence[Comparison]) -> list[ScoreRow]:
+def _rows(kind: str, fold: str, algorithm: str, comparisons: Sequence[PredictedAndMeasured]) -> list[ScoreRow]:
     found = []
     for level in LEVELS:
         for method in METHODS:

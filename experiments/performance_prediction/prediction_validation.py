@@ -20,7 +20,7 @@ LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host",
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PredictedAndMeasured:
     """One predicted figure beside the measured one, in seconds or joules.
 
     Attributes:
@@ -47,7 +47,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Score:
+class PredictionScore:
     """Over n comparisons.
 
     Attributes:
@@ -75,19 +75,19 @@ class FoldResult:
 
     fold: Fold
     predictor: DevicePredictor
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PredictedAndMeasured, ...]
     layers_known: float
     layers_covered: float
     support_wrong: int
 
 
-def score(comparisons: Iterable[Comparison]) -> Score | None:
+def score(comparisons: Iterable[PredictedAndMeasured]) -> PredictionScore | None:
     """None of nothing."""
     ratios = np.array([each.predicted / each.measured - 1 for each in comparisons])
     if not len(ratios):
         return None
     errors = np.abs(ratios)
-    return Score(len(ratios), float(errors.mean()), float((errors <= HIT).mean()), float(ratios.mean()))
+    return PredictionScore(len(ratios), float(errors.mean()), float((errors <= HIT).mean()), float(ratios.mean()))
 
 
 class _Figures(NamedTuple):
@@ -105,7 +105,7 @@ def validate(fold: Fold) -> FoldResult:
     linear = LinearLatency({name: seconds_by_shape(trained, name) for name in predictor.latencies})
     roofline = Roofline(predictor.device, predictor.precision)
     known = {layer.shape for layer in trained}
-    found: list[Comparison] = []
+    found: list[PredictedAndMeasured] = []
     wrong = layers = seen = covered = 0
     for inference in fold.test.inferences:
         if inference.asked not in predictor.algorithms:
@@ -138,10 +138,10 @@ def _figures(ours: PredictedInference, linear: LinearLatency, roofline: Roofline
     return found
 
 
-def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _Figures) -> list[Comparison]:
-    def comparison(level: str, layer: str | None, predicted: float, measured: float) -> Comparison:
+def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _Figures) -> list[PredictedAndMeasured]:
+    def comparison(level: str, layer: str | None, predicted: float, measured: float) -> PredictedAndMeasured:
         told = (inference.model, inference.asked, inference.input_size)
-        return Comparison(fold.kind, fold.name, method, level, *told, layer, predicted, measured)
+        return PredictedAndMeasured(fold.kind, fold.name, method, level, *told, layer, predicted, measured)
 
     layers = zip(inference.layers, figures.layers, strict=True)
     return [
@@ -151,7 +151,7 @@ def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _F
     ]
 
 
-def _energies(fold: Fold, predictor: DevicePredictor) -> list[Comparison]:
+def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasured]:
     """Predicted from predicted times."""
     found = []
     for each in fold.test.energies:
@@ -161,5 +161,7 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[Comparison]:
         if ours.energy_j is None:
             continue
         told = (each.model, each.asked, each.input_size)
-        found.append(Comparison(fold.kind, fold.name, OURS, ENERGY, *told, None, ours.energy_j, each.energy_j))
+        found.append(
+            PredictedAndMeasured(fold.kind, fold.name, OURS, ENERGY, *told, None, ours.energy_j, each.energy_j)
+        )
     return found

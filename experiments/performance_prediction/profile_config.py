@@ -27,7 +27,7 @@ SMALLEST, LARGEST = 224, 512
 
 
 @dataclass(frozen=True)
-class Combination:
+class ProfiledPair:
     """One model with one algorithm, and the input sizes in ascending order."""
 
     settings: ProfileSettings
@@ -44,7 +44,7 @@ class ProfileConfig:
         energy_window_s: least length of an energy window.
     """
 
-    combinations: tuple[Combination, ...]
+    combinations: tuple[ProfiledPair, ...]
     stage: str
     output_dir: Path
     gpu: str | None
@@ -107,7 +107,7 @@ def profile_config(arguments: argparse.Namespace) -> ProfileConfig:
     placement = Placement(device, dtype, arguments.precision, arguments.backend)
     stage = SANITY if arguments.test else QUICK if arguments.quick else FULL
     combinations = tuple(
-        Combination(_settings(model, algorithm, placement, arguments), _sizes(arguments, stage, model))
+        ProfiledPair(_settings(model, algorithm, placement, arguments), _sizes(arguments, stage, model))
         for model in _models(arguments.model)
         for algorithm in _algorithms(arguments.algorithm)
     )

@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiments.performance_prediction.cnn_models.registry import build_model
 from experiments.performance_prediction.convolution import AlgorithmRefused
 from experiments.performance_prediction.power_monitor import PowerMonitor, instruments_of
-from experiments.performance_prediction.profile_config import Combination, ProfileConfig
+from experiments.performance_prediction.profile_config import ProfileConfig, ProfiledPair
 from experiments.performance_prediction.profile_provenance import device_label, identity_cells
 from experiments.performance_prediction.profile_sweep import check_support, sweep
 from experiments.performance_prediction.profiler import UnifiedProfiler
@@ -44,7 +44,7 @@ def run_profiles(config: ProfileConfig, stop: StopRequest) -> int:
     return code
 
 
-def _run_one(profiler: UnifiedProfiler, combination: Combination, config: ProfileConfig, stop: StopRequest) -> int:
+def _run_one(profiler: UnifiedProfiler, combination: ProfiledPair, config: ProfileConfig, stop: StopRequest) -> int:
     label = device_label(profiler.settings.placement.device)
     tables = ResultTables(config.output_dir / config.stage, label, identity_cells(profiler.settings))
     missing = set(combination.sizes) - tables.done_sizes()

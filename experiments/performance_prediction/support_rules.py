@@ -16,7 +16,7 @@ _Class = tuple[Pair, Pair, Pair, bool]
 
 
 @dataclass(frozen=True)
-class Observation:
+class RequestedShape:
     """A shape that was asked for; `refusal` is None where it was granted."""
 
     shape: ConvShape
@@ -38,11 +38,11 @@ class SupportRules:
         observations: each shape once; nothing else is known.
     """
 
-    def __init__(self, algorithm: AlgorithmName, observations: Sequence[Observation]) -> None:
+    def __init__(self, algorithm: AlgorithmName, observations: Sequence[RequestedShape]) -> None:
         self.algorithm = algorithm
         self.observations = tuple(observations)
         self._known = {each.shape: each for each in observations}
-        self._classes: dict[_Class, list[Observation]] = {}
+        self._classes: dict[_Class, list[RequestedShape]] = {}
         for each in observations:
             self._classes.setdefault(_class_of(each.shape), []).append(each)
 
@@ -67,16 +67,16 @@ class SupportRules:
         return _as(nearest, f"the nearest measured layer with {_words(shape)}: {nearest.shape}")
 
 
-def observed(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) -> list[Observation]:
+def observed(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) -> list[RequestedShape]:
     """What the tables say of an algorithm, each shape once."""
-    found: dict[ConvShape, Observation] = {}
+    found: dict[ConvShape, RequestedShape] = {}
     for layer in layers:
         if layer.asked == algorithm:
-            found.setdefault(layer.shape, Observation(layer.shape, layer.refusal if layer.fell_back else None))
+            found.setdefault(layer.shape, RequestedShape(layer.shape, layer.refusal if layer.fell_back else None))
     return list(found.values())
 
 
-def _as(observation: Observation, basis: str) -> Support:
+def _as(observation: RequestedShape, basis: str) -> Support:
     return Support(
         observation.refusal is None, basis if observation.refusal is None else f"{basis}: {observation.refusal}"
     )
@@ -91,7 +91,7 @@ def _words(shape: ConvShape) -> str:
     return f"kernel {kernel} and stride {stride}"
 
 
-def _side(observation: Observation) -> int:
+def _side(observation: RequestedShape) -> int:
     return max(observation.shape.padded_size)
 
 

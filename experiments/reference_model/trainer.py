@@ -46,7 +46,7 @@ class StepResult:
 
 
 @dataclass
-class Clock:
+class TrainingClock:
     """Training time spent, over all legs, against the whole plan; everything scheduled depends on this share."""
 
     planned_s: float
@@ -299,7 +299,7 @@ class Trainer:
         top_k = self.model.default_top_k
         return self._rng.randrange(top_k // 2, top_k)
 
-    def state(self, clock: Clock) -> dict[str, Any]:
+    def state(self, clock: TrainingClock) -> dict[str, Any]:
         """Everything that a later leg needs."""
         return {
             "model": self.model.state_dict(),
@@ -328,7 +328,7 @@ def schedule(recipe: OptimiserRecipe, step: int, progress: float) -> float:
 
 
 def run_leg(
-    trainer: Trainer, batches: Iterator[TrainingBatch], clock: Clock, leg_s: float, share: Any, log_path: Path
+    trainer: Trainer, batches: Iterator[TrainingBatch], clock: TrainingClock, leg_s: float, share: Any, log_path: Path
 ) -> None:
     """Train for `leg_s` seconds or to the end of the plan; one log line every `LOG_EVERY` steps.
 

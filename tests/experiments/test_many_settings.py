@@ -5,7 +5,7 @@ import pytest
 
 from experiment_core_utils.sweep.front_search import mean_bound
 from experiments.core_exp.knob_effects import effects
-from experiments.core_exp.latency_features import MEASURED, Requests, TimedSamples, of_fewer_settings
+from experiments.core_exp.latency_features import MEASURED, RequestColumns, TimedSamples, of_fewer_settings
 from experiments.core_exp.many_settings import Steps, draws_for
 from experiments.core_exp.paired_objectives import TAIL, _lower_bounds
 from experiments.core_exp.pareto_fronts import on_front
@@ -55,7 +55,7 @@ def test_a_spread_that_is_too_large_is_not_split_and_says_so() -> None:
 
 def test_an_estimator_is_fitted_to_some_of_many_settings() -> None:
     settings = np.array([f"signs tokens{number // 2}_topk2_blocks3" for number in range(2002)])
-    requests = Requests(*(np.full(2002, 2.0) for _ in range(6)))
+    requests = RequestColumns(*(np.full(2002, 2.0) for _ in range(6)))
     samples = TimedSamples(requests, {name: np.ones(2002) for name in MEASURED}, settings, np.full(2002, "signs"))
     # A thousand are all taken.
     thousand = samples.take(np.arange(2000))

@@ -22,8 +22,8 @@ from experiment_core_utils.tasks.datasets.text_vqa import TextVQA
 from experiments.core_exp.multi_datasets import (
     DRIVER,
     PUBLISHED_LIMITS,
+    DatasetsRequest,
     Outcome,
-    Request,
     closing_lines,
     driver_command,
     parse_request,
@@ -38,7 +38,7 @@ QUICK = ("--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", 
          "--num_threads", "1")  # fmt: skip
 
 
-def asked(*arguments: str, gpus: int = 0, **environment: str) -> Request:
+def asked(*arguments: str, gpus: int = 0, **environment: str) -> DatasetsRequest:
     return parse_request(["--output_dir", "out", *arguments], environment, gpus)
 
 

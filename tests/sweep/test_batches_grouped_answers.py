@@ -16,7 +16,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget, tier_target
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape
-from experiment_core_utils.sweep.batches import Asked, PreparedQuestion, answer_grouped, answer_prepared, batches_of
+from experiment_core_utils.sweep.batches import (
+    PreparedQuestion,
+    SettingQuestion,
+    answer_grouped,
+    answer_prepared,
+    batches_of,
+)
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
 from tests.models.tiny_checkpoints import write_checkpoint
@@ -39,7 +45,7 @@ def staged(checkpoint: Path) -> StagedModel:
     return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
 
 
-def alone(model: StagedModel, asked: Asked, steps: int) -> tuple[int, ...]:
+def alone(model: StagedModel, asked: SettingQuestion, steps: int) -> tuple[int, ...]:
     model.apply(asked.setting)
     inputs = model.prepare(asked.sample, asked.prompt, asked.setting.vision.crops).inputs
     return run_staged(model, model.to_device(inputs), steps).token_ids
@@ -84,14 +90,14 @@ def test_any_grouping_gives_the_answers_of_one_by_one(
     before = KnobSetting(ONE, 3, (0, 2, 3))
     expected = [_alone_once(tiny, question, setting) for question, setting in chosen]
     tiny.apply(before)
-    asked = [Asked(*QUESTIONS[question], SETTINGS[setting]) for question, setting in chosen]
+    asked = [SettingQuestion(*QUESTIONS[question], SETTINGS[setting]) for question, setting in chosen]
     assert answer_grouped(tiny, asked, 4, max_batch_size) == expected
     assert tiny.active_setting == (3, (0, 2, 3))
 
 
 @cache
 def _alone_once(model: StagedModel, question: int, setting: int) -> tuple[int, ...]:
-    return alone(model, Asked(*QUESTIONS[question], SETTINGS[setting]), 4)
+    return alone(model, SettingQuestion(*QUESTIONS[question], SETTINGS[setting]), 4)
 
 
 def test_the_settings_of_the_questions_differ_in_what_they_answer(tiny: StagedModel) -> None:
@@ -107,7 +113,7 @@ def test_the_setting_before_comes_back_after_an_error(tiny: StagedModel) -> None
     with pytest.raises(KeyError):
         answer_prepared(tiny, questions, 4, 8)
     assert tiny.active_setting == (3, (0, 2))
-    asked = [Asked(*QUESTIONS[0], KnobSetting(ONE, 99, (0, 1)))]
+    asked = [SettingQuestion(*QUESTIONS[0], KnobSetting(ONE, 99, (0, 1)))]
     with pytest.raises(ConfigurationError, match="99"):
         answer_grouped(tiny, asked, 4, 8)
     assert tiny.active_setting == (3, (0, 2))
@@ -124,7 +130,7 @@ def test_the_embedded_model_answers_the_same_in_groups() -> None:
         (picture_question(10), KnobSetting(low, 8, all_blocks)),
         (picture_question(7), KnobSetting(ONE, 8, all_blocks)),
     ]
-    asked = [Asked(*question, setting) for question, setting in wanted]
+    asked = [SettingQuestion(*question, setting) for question, setting in wanted]
     expected = [alone(model, each, 16) for each in asked]
     assert answer_grouped(model, asked, 16, 8) == expected
 
@@ -139,5 +145,5 @@ def test_what_the_crops_ask_of_the_model_comes_back_too(tmp_path: Path) -> None:
     inputs = model.to_device(model.prepare(sample, prompt, before.vision.crops).inputs)
     (expected,) = model.answer_batch([inputs], 3)
     other = KnobSetting(tier_target("low"), None, blocks[:2])
-    answer_grouped(model, [Asked(sample, prompt, other)], 3, 2)
+    answer_grouped(model, [SettingQuestion(sample, prompt, other)], 3, 2)
     assert model.answer_batch([inputs], 3) == [expected]

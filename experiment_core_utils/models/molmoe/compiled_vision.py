@@ -12,7 +12,7 @@ from experiment_core_utils.models.molmoe.cpu_kernels.attention import compiled_a
 from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Rooms
 from experiment_core_utils.models.molmoe.cpu_kernels.rows import refuse_other_places, row_kernels
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.straight_vision import PackedVisionBlock, StraightVision, padding_crops
+from experiment_core_utils.models.molmoe.straight_vision import FusedVisionBlock, StraightVision, padding_crops
 
 
 class KernelVision(StraightVision, ABC):
@@ -48,7 +48,7 @@ class KernelVision(StraightVision, ABC):
         return embedded
 
     @abstractmethod
-    def _advance(self, block: PackedVisionBlock, states: torch.Tensor) -> None:
+    def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
         """[K, T, C] through a block, where they lie."""
 
 
@@ -63,7 +63,7 @@ class CompiledVision(KernelVision):
         super().__init__(model)
         self._kernels = row_kernels()
 
-    def _advance(self, block: PackedVisionBlock, states: torch.Tensor) -> None:
+    def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
         layer, mlp, rows = block.layer, block.layer.mlp, states.flatten(0, 1)
         joint = self._memory.room("joint", len(rows), len(block.qkv))
         torch.addmm(block.qkv_bias, layer.layer_norm1(rows), block.qkv.t(), out=joint)

@@ -11,7 +11,7 @@ from experiment_core_utils.models.molmoe.compiled_vision import KernelVision
 from experiment_core_utils.models.molmoe.cpu_kernels.vision_block import VisionBlockKernel, vision_block_kernel
 from experiment_core_utils.models.molmoe.cpu_kernels.vision_ends import embedding_kernel, pooling_kernel
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.straight_vision import PackedVisionBlock
+from experiment_core_utils.models.molmoe.straight_vision import FusedVisionBlock
 
 
 class FusedVision(KernelVision):
@@ -37,7 +37,7 @@ class FusedVision(KernelVision):
         projected: torch.Tensor = self._connector.project_attended(attended)
         return projected
 
-    def _advance(self, block: PackedVisionBlock, states: torch.Tensor) -> None:
+    def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
         kernel, rows = self._fused[id(block)], states.flatten(0, 1)
         joint = kernel.project(rows, self._memory.room("joint", len(rows), len(block.qkv)))
         queries, keys, values = joint.view(*states.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)

@@ -16,7 +16,7 @@ _BACKBONE = "model.vision_backbone."
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorRows:
     """Rows of a published tensor and where they go in a native one.
 
     Attributes:
@@ -37,7 +37,7 @@ class PublishedTensor:
     """A tensor of the published layout: its shape, and the parts that the native layout takes from it."""
 
     shape: Shape
-    parts: tuple[Part, ...]
+    parts: tuple[TensorRows, ...]
 
 
 def published_layout(config: MolmoeConfig, native: Mapping[str, Shape]) -> dict[str, PublishedTensor]:
@@ -53,7 +53,9 @@ def published_layout(config: MolmoeConfig, native: Mapping[str, Shape]) -> dict[
     for block in range(config.text_config.num_hidden_layers):
         layout.update(_block(block, config))
     layout.update(_patches(config))
-    layout.update({source: PublishedTensor(native[target], (Part(target),)) for source, target in _renamed(config)})
+    layout.update(
+        {source: PublishedTensor(native[target], (TensorRows(target),)) for source, target in _renamed(config)}
+    )
     return layout
 
 
@@ -61,7 +63,7 @@ def _embeddings(config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
     target = LANGUAGE_MODEL + "embed_tokens.weight"
     rows, old, width = config.text_config.vocab_size, config.head_vocab_size, config.text_config.hidden_size
     for name, first, end in (("embedding", 0, old), ("new_embedding", old, rows)):
-        part = Part(target, (slice(first, end),))
+        part = TensorRows(target, (slice(first, end),))
         yield f"model.transformer.wte.{name}", PublishedTensor((end - first, width), (part,))
 
 
@@ -72,23 +74,23 @@ def _block(block: int, config: MolmoeConfig) -> Iterator[tuple[str, PublishedTen
     kv_rows = width // text.num_attention_heads * text.num_key_value_heads
     bounds = (0, width, width + kv_rows, width + 2 * kv_rows)
     qkv = tuple(
-        Part(f"{target}self_attn.{letter}_proj.weight", rows=(bounds[index], bounds[index + 1]))
+        TensorRows(f"{target}self_attn.{letter}_proj.weight", rows=(bounds[index], bounds[index + 1]))
         for index, letter in enumerate("qkv")
     )
     yield source + "attn.att_proj.weight", PublishedTensor((bounds[-1], width), qkv)
     gate_up, down = target + "mlp.experts.gate_up_proj", target + "mlp.experts.down_proj"
     for expert in range(text.num_experts):
         prefix = f"{source}mlp.experts.{expert}."
-        gate_part = Part(gate_up, (expert, slice(0, inner)))
-        up_part = Part(gate_up, (expert, slice(inner, 2 * inner)))
+        gate_part = TensorRows(gate_up, (expert, slice(0, inner)))
+        up_part = TensorRows(gate_up, (expert, slice(inner, 2 * inner)))
         yield prefix + "gate_proj.weight", PublishedTensor((inner, width), (gate_part,))
         yield prefix + "up_proj.weight", PublishedTensor((inner, width), (up_part,))
-        yield prefix + "down_proj.weight", PublishedTensor((width, inner), (Part(down, (expert,)),))
+        yield prefix + "down_proj.weight", PublishedTensor((width, inner), (TensorRows(down, (expert,)),))
 
 
 def _patches(config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
     vision = config.vision_config
-    part = Part(_TOWER + "embeddings.patch_embedding.weight", axes=(0, 2, 3, 1))
+    part = TensorRows(_TOWER + "embeddings.patch_embedding.weight", axes=(0, 2, 3, 1))
     shape = (vision.hidden_size, 3 * vision.patch_size**2)
     yield _BACKBONE + "image_vit.patch_embedding.weight", PublishedTensor(shape, (part,))
 

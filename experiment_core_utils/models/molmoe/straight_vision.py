@@ -20,7 +20,7 @@ QUICK_GELU = 1.702
 
 
 @dataclass(frozen=True)
-class PackedVisionBlock:
+class FusedVisionBlock:
     """One block of the tower, C wide; the products of its queries, keys and values as one."""
 
     layer: Any
@@ -74,7 +74,7 @@ class StraightVision:
             features[crop] = 0
         return features
 
-    def _run(self, block: PackedVisionBlock, states: torch.Tensor) -> torch.Tensor:
+    def _run(self, block: FusedVisionBlock, states: torch.Tensor) -> torch.Tensor:
         layer, mlp = block.layer, block.layer.mlp
         normed = layer.layer_norm1(states)
         joint = F.linear(normed, block.qkv, block.qkv_bias).unflatten(2, (3, self._heads, -1))
@@ -101,10 +101,10 @@ def _products(block: Any) -> tuple[nn.Module, ...]:
     return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, block.mlp.fc1, block.mlp.fc2
 
 
-def _packed(layer: Any) -> PackedVisionBlock:
+def _packed(layer: Any) -> FusedVisionBlock:
     attention = layer.self_attn
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return PackedVisionBlock(layer, joined_rows(projections), joined_biases(projections))
+    return FusedVisionBlock(layer, joined_rows(projections), joined_biases(projections))
 
 
 def padding_crops(pixel_values: torch.Tensor) -> list[int]:

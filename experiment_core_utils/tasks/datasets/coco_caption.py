@@ -8,9 +8,9 @@ from types import MappingProxyType
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
-    Asked,
     Place,
     PublishedTask,
+    QuestionRow,
     SplitSource,
     listed,
     picture_file,
@@ -42,12 +42,12 @@ class CocoCaption(PublishedTask):
     columns = frozenset({"question_id", "image", "answer"})
     required_fields = ()
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. A row's id is its file's name; the picture's number follows the last underscore."""
         number = Path(row["question_id"]).stem.rpartition("_")[2]
         if not number.isdecimal():
             raise SampleError(f"question_id {row['question_id']!r} is not the name of a COCO file")
-        return Asked(
+        return QuestionRow(
             question_id=row["question_id"],
             image_id=str(int(number)),
             question=CAPTION_QUESTION,

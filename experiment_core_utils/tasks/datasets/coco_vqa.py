@@ -9,9 +9,9 @@ from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
-    Asked,
     Place,
     PublishedTask,
+    QuestionRow,
     SplitSource,
     file_stem,
     list_of_records,
@@ -43,10 +43,10 @@ class _CocoVQA(PublishedTask):
     max_new_tokens = 16
     columns = frozenset({"question_id", "question", "image", "answers"})
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. Where a row has no image_id, the picture's file name says which it is."""
         named = str(row["image_id"]) if "image_id" in row else file_stem(row["image"])
-        return Asked(
+        return QuestionRow(
             question_id=str(row["question_id"]),
             image_id=named or f"question-{row['question_id']}",
             question=row["question"],

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
-    Asked,
     Place,
     PublishedTask,
+    QuestionRow,
     SplitSource,
     file_stem,
     listed,
@@ -43,10 +43,10 @@ class DocVQA(PublishedTask):
     columns = frozenset({"questionId", "question", "image", "docId", "answers"})
     type_columns = ("question_types",)
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. A document has several pages, so its id alone does not name the picture."""
         page = "_".join(str(row[name]) for name in _PAGE) if all(name in row for name in _PAGE) else None
-        return Asked(
+        return QuestionRow(
             question_id=str(row["questionId"]),
             image_id=page or file_stem(row["image"]) or f"document-{row['docId']}",
             question=row["question"],

@@ -11,7 +11,7 @@ from typing import Any
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import Asked, Place, PublishedTask, SplitSource, present
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, QuestionRow, SplitSource, present
 from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Sample
 
@@ -63,7 +63,7 @@ class MMMU(PublishedTask):
     type_columns = ("id",)
     required_fields = ("question", "options")
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`."""
         pictures = [row[name] for name in _PICTURES if row[name] is not None]
         if len(pictures) != 1:
@@ -75,12 +75,12 @@ class MMMU(PublishedTask):
             raise SampleError(f"question {row['id']} is of type {row['question_type']!r}, not multiple-choice or open")
         if form == "open":
             answers = open_answers(row["answer"])
-            return Asked(**asked, answers=tuple(str(entry) for entry in answers), metadata=metadata)
+            return QuestionRow(**asked, answers=tuple(str(entry) for entry in answers), metadata=metadata)
         options = tuple(str(option) for option in literal_list(row["options"], f"options of {row['id']}"))
         index = string.ascii_uppercase.find(row["answer"]) if len(row["answer"]) == 1 else -1
         if not 0 <= index < len(options):
             raise SampleError(f"the answer of {row['id']} is {row['answer']!r}, none of its {len(options)} options")
-        return Asked(**asked, answers=(options[index],), metadata=metadata, options=options, answer_index=index)
+        return QuestionRow(**asked, answers=(options[index],), metadata=metadata, options=options, answer_index=index)
 
     def type_of(self, row: Row, place: Place) -> str:
         """See `PublishedTask`."""

@@ -101,7 +101,7 @@ class SplitSource:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionRow:
     """A row read as a question; the fields are those of `Sample`, the picture still encoded."""
 
     question_id: str
@@ -197,7 +197,7 @@ class PublishedTask(ABC):
     # --- what a reader says ---
 
     @abstractmethod
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """The question at `place`; raises SampleError for a row that is none."""
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
@@ -346,7 +346,7 @@ class PublishedTask(ABC):
             ways.append(f"give a --data_dir with the official {', '.join(split.files)} and the pictures {where}")
         return ", or ".join(ways)
 
-    def _picture(self, asked: Asked) -> Image.Image:
+    def _picture(self, asked: QuestionRow) -> Image.Image:
         if asked.picture is None:
             raise SampleError("the row has no picture")
         if not isinstance(asked.picture, Mapping):
@@ -369,7 +369,7 @@ def _blobs_of(folder: Path) -> tuple[Path, ...]:
     return tuple(each.parent / "blobs" for each in above if each.name == "snapshots")
 
 
-def check_texts(asked: Asked) -> None:
+def check_texts(asked: QuestionRow) -> None:
     """Raises SampleError where the question, an answer, an option or an id is no text, or the rest is not JSON."""
     if not is_text(asked.question) or not asked.question.strip():
         raise SampleError(f"the question is {shown(repr(asked.question))}, not a text")

@@ -8,9 +8,9 @@ from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
-    Asked,
     Place,
     PublishedTask,
+    QuestionRow,
     SplitSource,
     file_stem,
     listed,
@@ -47,7 +47,7 @@ class ScienceQAImages(PublishedTask):
         """See `PublishedTask`: only the rows with a picture."""
         return [Place(row) for row, held in enumerate(table.has_picture("image")) if held]
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. The hub's rows have no ids: their number in the split stands for one."""
         options = listed(row["choices"], "options")
         # Joined below, where anything would become a text.
@@ -58,7 +58,7 @@ class ScienceQAImages(PublishedTask):
         question_id = str(row["question_id"]) if "question_id" in row else f"{self.split}-{place.row}"
         # Every picture of ScienceQA is called image.png; a question has its own.
         named = file_stem(row["image"])
-        return Asked(
+        return QuestionRow(
             question_id=question_id,
             image_id=question_id if named in (None, "image") else str(named),
             question=f"{row['hint']}\n{row['question']}" if row["hint"] else row["question"],

@@ -11,9 +11,9 @@ import numpy as np
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
-    Asked,
     Place,
     PublishedTask,
+    QuestionRow,
     SplitSource,
     file_stem,
     listed,
@@ -48,10 +48,10 @@ class SceneTextQA(PublishedTask):
         chosen = order[:VALIDATION_SIZE] if self.split == "validation" else order[VALIDATION_SIZE:]
         return [Place(row) for row in chosen]
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`."""
         named = row["file_path"] if "file_path" in row else file_stem(row["image"])
-        return Asked(
+        return QuestionRow(
             question_id=str(row["question_id"]),
             image_id=named or f"question-{row['question_id']}",
             question=row["question"],

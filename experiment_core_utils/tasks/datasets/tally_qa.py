@@ -8,9 +8,9 @@ from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
     UNTYPED,
-    Asked,
     Place,
     PublishedTask,
+    QuestionRow,
     SplitSource,
     file_stem,
     list_of_records,
@@ -44,14 +44,14 @@ class TallyQA(PublishedTask):
             for item in range(len(list_of_records(row["qa"] or ())))
         ]
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. The hub's rows have no ids: row and place stand for them."""
         asked = list_of_records(row["qa"])[place.item]
         question_id = str(asked["question_id"]) if "question_id" in asked else f"{place.row}-{place.item}"
         if not isinstance(asked["answer"], str | int | None):
             raise SampleError(f"the answer is {shown(repr(asked['answer']))}, neither a number nor a text")
         named = row["image_name"] if "image_name" in row else file_stem(row["image"])
-        return Asked(
+        return QuestionRow(
             question_id=question_id,
             image_id=named or f"row-{place.row}",
             question=asked["question"],

@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
-    Asked,
     Place,
     PublishedTask,
+    QuestionRow,
     SplitSource,
     listed,
     picture_file,
@@ -36,9 +36,9 @@ class TextVQA(PublishedTask):
     unanswered = ("test",)
     columns = frozenset({"question_id", "image_id", "question", "image", "answers"})
 
-    def ask(self, row: Row, place: Place) -> Asked:
+    def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`."""
-        return Asked(
+        return QuestionRow(
             question_id=str(row["question_id"]),
             image_id=str(row["image_id"]),
             question=row["question"],

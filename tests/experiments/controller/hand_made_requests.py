@@ -4,10 +4,10 @@ import numpy as np
 
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.policies import RequestFeatures, VisionShape
+from experiments.controller.policies import PictureShape, RequestFeatures
 
 FAST, MIDDLE, SLOW = KnobChoice("low", 4, 12), KnobChoice("medium", 4, 12), KnobChoice("high", 8, 16)
-SHAPES = {"low": VisionShape(2, 400), "medium": VisionShape(6, 800), "high": VisionShape(12, 1600)}
+SHAPES = {"low": PictureShape(2, 400), "medium": PictureShape(6, 800), "high": PictureShape(12, 1600)}
 
 
 def request(sample_id: int = 0, task: str = "signs", output_tokens: float | None = None) -> RequestFeatures:

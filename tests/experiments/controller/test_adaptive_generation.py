@@ -16,7 +16,7 @@ from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveTimes, Request
+from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveTimes
 from experiments.controller.deciders import Decider, FixedDecider, NetworkDecider
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.stage_odds import odds_for
@@ -36,19 +36,19 @@ def model(tiny_checkpoint: Path) -> MolmoeStagedModel:
     return found
 
 
-def asked(with_picture: bool = True) -> Request:
+def asked(with_picture: bool = True) -> AdaptiveRequest:
     picture = Image.new("RGB", (500, 400), (20, 90, 200)) if with_picture else None
-    return Request(Sample(0, "0", "Which colour?", ("blue",), picture, "colour"), "Which colour is it?", LIMIT)
+    return AdaptiveRequest(Sample(0, "0", "Which colour?", ("blue",), picture, "colour"), "Which colour is it?", LIMIT)
 
 
-def plain_tokens(model: MolmoeStagedModel, request: Request, setting: KnobSetting) -> tuple[int, ...]:
+def plain_tokens(model: MolmoeStagedModel, request: AdaptiveRequest, setting: KnobSetting) -> tuple[int, ...]:
     prepared = model.prepare(request.sample, request.prompt, setting.vision.crops)
     with model.kept():
         model.apply(setting)
         return run_staged(model, model.to_device(prepared.inputs), request.max_new_tokens).token_ids
 
 
-def adaptive(model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice, request: Request) -> Any:
+def adaptive(model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice, request: AdaptiveRequest) -> Any:
     return AdaptiveModel(model, decider, blocks).adaptive_generate(request, 0.5)
 
 

@@ -19,7 +19,7 @@ from experiments.controller.live import (
     scores_of_choices,
     warm_up,
 )
-from experiments.controller.policies import RandomPolicy, StaticPolicy, VisionShape
+from experiments.controller.policies import PictureShape, RandomPolicy, StaticPolicy
 
 TASK = load_task("reference_vqa", "validation")
 METRIC = get_metric(TASK.metric)
@@ -48,7 +48,7 @@ def test_a_request_shows_what_each_tier_makes_of_its_picture(requests):
     assert list(first.features.shapes) == ["low", "medium"]
     for tier, shape in first.features.shapes.items():
         prepared = first.prepared[tier].shape
-        assert shape == VisionShape(prepared.actual.tiles, prepared.vision_tokens)
+        assert shape == PictureShape(prepared.actual.tiles, prepared.vision_tokens)
     assert 1 <= first.features.shapes["low"].crops <= 3
     assert 4 <= first.features.shapes["medium"].crops <= 8
     assert first.features.text_tokens == first.prepared["low"].shape.text_tokens

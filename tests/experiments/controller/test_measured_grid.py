@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import main as lookup_command
 from experiments.controller.measured_grid import load_grid, split_by_picture
-from experiments.controller.policies import VisionShape
+from experiments.controller.policies import PictureShape
 from tests.experiments.controller.hand_made_requests import grid
 from tests.experiments.hand_made_sweep import result, setting, write
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
@@ -40,7 +40,7 @@ def test_results_become_a_grid_in_order_of_the_knobs(tmp_path: Path):
     first = made.requests[0]
     # Ten text tokens; 2 tiles and 384 features, the same at both tiers here.
     assert (first.task, first.sample_id, first.text_tokens) == ("signs", 0, 10)
-    assert first.shapes == {"low": VisionShape(2, 384), "high": VisionShape(2, 384)}
+    assert first.shapes == {"low": PictureShape(2, 384), "high": PictureShape(2, 384)}
     assert first.output_tokens is None
 
 

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from experiments.controller.outcomes import Outcomes, Requests, figures_at, paired, share_of_gain
+from experiments.controller.outcomes import AnsweredRequests, Outcomes, figures_at, paired, share_of_gain
 from tests.experiments.controller.hand_made_requests import FAST, SLOW
 
 # Two tasks, of which the second is scored from 0 to 10.
-REQUESTS = Requests(("signs", "signs", "captions", "captions"), ("a", "b", "c", "d"), np.array([1.0, 1.0, 10.0, 10.0]))
+REQUESTS = AnsweredRequests(
+    ("signs", "signs", "captions", "captions"), ("a", "b", "c", "d"), np.array([1.0, 1.0, 10.0, 10.0])
+)
 
 
 def outcomes(scores, latency_s, name="own", overhead_s=0.001):
@@ -92,7 +94,7 @@ def test_pictures_are_drawn_whole():
     """Four requests of one picture say no more than one: Wilson's bound of none in 1 is 3.8415 / 4.8415 = 0.7935."""
     own = outcomes([[1, 0, 10, 0]], [[0.1, 0.2, 0.3, 0.4]])
     other = outcomes([[0, 0, 0, 0]], [[0.1] * 4], "other")
-    together = Requests(REQUESTS.tasks, ("a",) * 4, REQUESTS.best)
+    together = AnsweredRequests(REQUESTS.tasks, ("a",) * 4, REQUESTS.best)
     found = paired(own, other, [1.0], together, [0]).accuracy
     apart = paired(own, other, [1.0], REQUESTS, [0]).accuracy
     assert found is not None and apart is not None

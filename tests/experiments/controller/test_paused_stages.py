@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.adaptive_generation import AdaptiveModel, Request
+from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRequest
 from experiments.controller.deciders import FixedDecider, NetworkDecider
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.paused_stages import AheadPausedStages, PausedStages
@@ -38,12 +38,12 @@ def models(tiny_checkpoint: Path) -> dict[str, MolmoeStagedModel]:
 
 
 @pytest.fixture(scope="module")
-def request_(models: dict[str, MolmoeStagedModel]) -> Request:
+def request_(models: dict[str, MolmoeStagedModel]) -> AdaptiveRequest:
     picture = Image.new("RGB", (500, 400), (20, 90, 200))
     sample = Sample(0, "0", "Which colour?", ("blue",), picture, "colour")
     prompt = "Which colour is it?"
     prepared = {tier: models["eager"].prepare(sample, prompt, tier_target(tier).crops) for tier in KNOBS.tiers}
-    return Request(sample, prompt, LIMIT, prepared)
+    return AdaptiveRequest(sample, prompt, LIMIT, prepared)
 
 
 def test_what_is_asked_for_runs(models: dict[str, MolmoeStagedModel]) -> None:
@@ -52,7 +52,9 @@ def test_what_is_asked_for_runs(models: dict[str, MolmoeStagedModel]) -> None:
 
 
 @pytest.mark.parametrize("pause", [1, 2, 3, 4])
-def test_answers_are_those_of_the_modules(models: dict[str, MolmoeStagedModel], request_: Request, pause: int) -> None:
+def test_answers_are_those_of_the_modules(
+    models: dict[str, MolmoeStagedModel], request_: AdaptiveRequest, pause: int
+) -> None:
     # Without scores the first blocks run: behind a pause of 3, say, 3 or 4 of them.
     for tier, top_k, count in product(
         ("low",), KNOBS.top_ks, [count for count in KNOBS.block_counts if count >= pause]
@@ -68,7 +70,7 @@ def test_answers_are_those_of_the_modules(models: dict[str, MolmoeStagedModel], 
         assert replace(found["graph"], times=found["eager"].times) == found["eager"]
 
 
-def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], request_: Request) -> None:
+def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], request_: AdaptiveRequest) -> None:
     space, chosen = action_space(KNOBS, BlockChoice(), pauses=(1, 2, 3)), set()
     for seed, budget_s in product((1, 2, 3), (0.02, 1.0)):
         networks = TwoStageNetworks(space, 32, embedding_rms=0.2, seed=seed)
@@ -88,7 +90,7 @@ def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], 
 
 
 def test_an_answer_without_a_picture(models: dict[str, MolmoeStagedModel]) -> None:
-    request = Request(Sample(0, "0", "Which?", ("a",), None, "colour"), "Which colour?", LIMIT)
+    request = AdaptiveRequest(Sample(0, "0", "Which?", ("a",), None, "colour"), "Which colour?", LIMIT)
     decider = FixedDecider(KnobChoice("low", 2, 3), 2)
     eager, graph = (
         AdaptiveModel(each, decider, BlockChoice()).adaptive_generate(request, 1.0) for each in models.values()
@@ -98,7 +100,7 @@ def test_an_answer_without_a_picture(models: dict[str, MolmoeStagedModel]) -> No
 
 @pytest.mark.parametrize("ends_at", [0, 2, None])
 def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
-    models: dict[str, MolmoeStagedModel], request_: Request, ends_at: int | None
+    models: dict[str, MolmoeStagedModel], request_: AdaptiveRequest, ends_at: int | None
 ) -> None:
     model, knobs = models["graph"], DecoderKnobs(2, (0, 1, 3))
     split = model.split
@@ -123,7 +125,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_captured_answers_are_those_of_the_modules(tiny_checkpoint: Path, request_: Request) -> None:
+def test_captured_answers_are_those_of_the_modules(tiny_checkpoint: Path, request_: AdaptiveRequest) -> None:
     space = action_space(KNOBS, BlockChoice(), pauses=(1, 2, 3))
     networks = TwoStageNetworks(space, 32, embedding_rms=0.2, seed=1).cuda()
     runs: dict[str, list[tuple[tuple[int, ...], KnobChoice, int]]] = {}

@@ -5,13 +5,13 @@ from functools import cache
 import numpy as np
 
 from experiments.core_exp.latency_estimator import LatencyEstimator
-from experiments.core_exp.latency_features import Requests, TimedSamples
+from experiments.core_exp.latency_features import RequestColumns, TimedSamples
 
 # Tiles -> image features that enter the language model.
 TIERS = {"low": ((1, 288), (3, 480)), "medium": ((4, 560), (8, 864)), "high": ((9, 928), (12, 1168), (15, 1376))}
 
 
-def grid_requests(samples_each: int = 4, output_tokens: int = 9) -> tuple[Requests, np.ndarray]:
+def grid_requests(samples_each: int = 4, output_tokens: int = 9) -> tuple[RequestColumns, np.ndarray]:
     """The requests of a full grid of 3 tiers, top-k 4, 6, 8 and 12, 14, 16 blocks, and the setting of each."""
     rows, settings = [], []
     for tier, pictures in TIERS.items():
@@ -21,11 +21,11 @@ def grid_requests(samples_each: int = 4, output_tokens: int = 9) -> tuple[Reques
                     crops, vision_tokens = pictures[sample % len(pictures)]
                     rows.append((vision_tokens, crops, 12 + sample, top_k, blocks, output_tokens + sample))
                     settings.append(f"signs {tier}_topk{top_k}_blocks{blocks}")
-    return Requests(*np.array(rows, dtype=np.float64).T), np.array(settings)
+    return RequestColumns(*np.array(rows, dtype=np.float64).T), np.array(settings)
 
 
 def samples_of(
-    requests: Requests, settings: np.ndarray, vision: np.ndarray, prefill: np.ndarray, per_token: np.ndarray
+    requests: RequestColumns, settings: np.ndarray, vision: np.ndarray, prefill: np.ndarray, per_token: np.ndarray
 ) -> TimedSamples:
     """The same with the stages' times [S]; the total is their sum."""
     total = vision + prefill + (requests.output_tokens - 1) * per_token

@@ -6,7 +6,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.core_exp.latency_features import (
-    Requests,
+    RequestColumns,
     RequestSetting,
     columns_of,
     identifiable,
@@ -43,14 +43,14 @@ def test_an_unknown_output_length_has_the_context_of_the_first_step() -> None:
 def test_impossible_requests_are_refused(change: dict[str, float], words: str) -> None:
     good = {"vision_tokens": 9, "crops": 1, "text_tokens": 3, "top_k": 2, "num_active_blocks": 4, "output_tokens": 2}
     with pytest.raises(ConfigurationError, match=words):
-        Requests(**{name: np.array([value]) for name, value in (good | change).items()})
+        RequestColumns(**{name: np.array([value]) for name, value in (good | change).items()})
 
 
 def test_columns_of_different_lengths_are_refused_and_scalars_are_spread() -> None:
     one, two, three = np.array([1.0]), np.ones(2), np.ones(3)
-    assert len(Requests(two, one, one, one, one, one)) == 2
+    assert len(RequestColumns(two, one, one, one, one, one)) == 2
     with pytest.raises(ConfigurationError, match=r"columns of different lengths: vision_tokens \(2,\), crops \(3,\)"):
-        Requests(two, three, one, one, one, one)
+        RequestColumns(two, three, one, one, one, one)
 
 
 def test_a_knob_with_one_value_loses_its_terms() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.core_exp.latency_features import Requests, RequestSetting, TimedSamples, requests_of
+from experiments.core_exp.latency_features import RequestColumns, RequestSetting, TimedSamples, requests_of
 from experiments.core_exp.request_times import PREDICTED, fit_stages, measured_times, stage_times
 from experiments.core_exp.stage_model import FORMS, StageModel
 
@@ -38,7 +38,7 @@ def test_a_model_of_text_refuses_pictures() -> None:
 
 
 def test_samples_without_a_stage_are_left_out_of_its_fit() -> None:
-    requests = Requests(*(np.full(20, value) for value in (0.0, 0.0, 20.0, 2.0, 4.0, 3.0)))
+    requests = RequestColumns(*(np.full(20, value) for value in (0.0, 0.0, 20.0, 2.0, 4.0, 3.0)))
     missing = np.full(20, np.nan)
     times = {"T_vision_total": missing, "T_LLM_prefill": np.full(20, 2.0), "T_decode_per_token": np.full(20, 1.5)}
     samples = TimedSamples(requests, times | {"T_total": np.full(20, 5.0)}, np.full(20, "s"), np.full(20, "t"))

@@ -16,7 +16,7 @@ from experiments.performance_prediction.prediction_validation import (
     ENERGY,
     LAYER,
     WHOLE,
-    Comparison,
+    PredictedAndMeasured,
     score,
     validate,
 )
@@ -132,8 +132,8 @@ def test_validation_scores_what_was_left_out() -> None:
 
 
 def test_a_score_by_hand() -> None:
-    def compared(predicted: float, measured: float) -> Comparison:
-        return Comparison(MODEL, "a", "this model", LAYER, "a", "fft", 64, "x", predicted, measured)
+    def compared(predicted: float, measured: float) -> PredictedAndMeasured:
+        return PredictedAndMeasured(MODEL, "a", "this model", LAYER, "a", "fft", 64, "x", predicted, measured)
 
     # Errors of 5 %, 20 % and 50 %, the second too low.
     found = score([compared(1.05, 1.0), compared(0.8, 1.0), compared(3.0, 2.0)])

@@ -13,7 +13,7 @@ from experiments.performance_prediction.layer_work import work_terms
 from experiments.performance_prediction.network_operations import network_operations
 from experiments.performance_prediction.prediction_baselines import LinearLatency, Roofline
 from experiments.performance_prediction.prediction_tables import MeasuredLayer
-from experiments.performance_prediction.support_rules import Observation, SupportRules, observed
+from experiments.performance_prediction.support_rules import RequestedShape, SupportRules, observed
 
 H200 = "NVIDIA H200"
 SHAPE = ConvShape(1, 64, 56, 56, 128, (3, 3), padding=(1, 1))
@@ -97,9 +97,9 @@ def sided(side: int, kernel: int = 3) -> ConvShape:
 
 
 def test_support_is_what_was_answered_and_else_what_alike_layers_say() -> None:
-    refused = [Observation(sided(side), "too large") for side in (300, 400)]
-    granted = [Observation(sided(side), None) for side in (10, 200)]
-    rules = SupportRules("fft", [*granted, *refused, Observation(sided(50, 5), None)])
+    refused = [RequestedShape(sided(side), "too large") for side in (300, 400)]
+    granted = [RequestedShape(sided(side), None) for side in (10, 200)]
+    rules = SupportRules("fft", [*granted, *refused, RequestedShape(sided(50, 5), None)])
     assert rules.of(sided(300)).basis == "measured in this very shape: too large"
     assert rules.of(sided(150)).granted and not rules.of(sided(350)).granted
     between = rules.of(sided(250))
@@ -111,14 +111,14 @@ def test_support_is_what_was_answered_and_else_what_alike_layers_say() -> None:
 
 def test_where_the_side_does_not_decide_the_nearest_layer_does() -> None:
     answers = {10: None, 20: "no", 40: None}
-    rules = SupportRules("fft", [Observation(sided(side), refusal) for side, refusal in answers.items()])
+    rules = SupportRules("fft", [RequestedShape(sided(side), refusal) for side, refusal in answers.items()])
     assert not rules.of(sided(19)).granted and rules.of(sided(38)).granted
     assert "the nearest measured layer" in rules.of(sided(19)).basis
 
 
 def test_only_layers_that_were_asked_for_an_algorithm_tell_of_it() -> None:
     fell_back = MeasuredLayer("b", SHAPE, "winograd", "implicit gemm", True, "no", 4.0)
-    assert observed([fell_back], "winograd") == [Observation(SHAPE, "no")]
+    assert observed([fell_back], "winograd") == [RequestedShape(SHAPE, "no")]
     assert observed([fell_back], "guess") == []
 
 

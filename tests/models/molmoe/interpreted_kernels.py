@@ -17,7 +17,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels import prefill as prefi
 from experiment_core_utils.models.molmoe.prefill_kernels import split_prefill as split_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels import vision as vision_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
 from experiment_core_utils.models.molmoe.split_prefill import begin_prefill, finish_prefill
@@ -101,7 +101,7 @@ def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, b
         print(f"values {position}", error(values[position, :, :tokens], layer.values[0]))
 
 
-def check_experts(model: MolmoeForConditionalGeneration, tile: Tile, tokens: int, top_k: int) -> None:
+def check_experts(model: MolmoeForConditionalGeneration, tile: ProductTile, tokens: int, top_k: int) -> None:
     """Chunks of every kind: with a second part, with one part, with a small one."""
     decoder = pack_decoder(model)
     block = decoder.blocks[1]
@@ -157,7 +157,11 @@ def main() -> None:
     check_prefill(randomised(with_one_kv_head), tokens=16, padded=16, top_k=3, blocks=(0, 1, 2, 3))
     check_split(randomised(), pause=2, top_k=1, blocks=(0, 1, 3))
     check_split(randomised(with_one_kv_head), pause=1, top_k=2, blocks=(0,))
-    for tile in (Tile(16, 16, 16, 16, 4, 2), Tile(8, 16, 4, 2, 4, 2), Tile(16, 16, 4, 2, 4, 2, bulk=True)):
+    for tile in (
+        ProductTile(16, 16, 16, 16, 4, 2),
+        ProductTile(8, 16, 4, 2, 4, 2),
+        ProductTile(16, 16, 4, 2, 4, 2, bulk=True),
+    ):
         check_experts(randomised(with_one_kv_head), tile, tokens=21, top_k=3)
     check_vision(randomised(with_small_pictures))
 

@@ -5,7 +5,7 @@ Importing this module needs Triton.
 
 import torch
 
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile, grouped_product
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile, grouped_product
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks
 
 # Shared memory of a program, in bytes, that the widest tile takes.
@@ -14,7 +14,7 @@ MEMORY_OF_WIDE_TILES = 160 * 1024
 FEWEST_ROWS, MOST_ROWS = 16, 32
 
 
-def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, Tile]:
+def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[ProductTile, ProductTile]:
     """Tiles of the two products (gate and up; down), for weights in the dtype and on the device of `like`.
 
     Both share one list of chunks, so both take the same number of rows.
@@ -27,32 +27,32 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Tile, 
     if like.dtype == torch.float32:
         stages = 2 if room < MEMORY_OF_WIDE_TILES else 3
         first, second = (
-            Tile(min(strip, 64), min(step, 32), head=64, tail=32, warps=4, stages=stages)
+            ProductTile(min(strip, 64), min(step, 32), head=64, tail=32, warps=4, stages=stages)
             for strip, step in zip(strips, steps, strict=True)
         )
         return first, second
     if room < MEMORY_OF_WIDE_TILES or min(strips) < 128:
         first, second = (
-            Tile(min(strip, 64), step, head=64, tail=32, warps=4, stages=3)
+            ProductTile(min(strip, 64), step, head=64, tail=32, warps=4, stages=3)
             for strip, step in zip(strips, steps, strict=True)
         )
         return first, second
-    first = Tile(128, steps[0], head=128, tail=32, warps=8, stages=3)
+    first = ProductTile(128, steps[0], head=128, tail=32, warps=8, stages=3)
     if not hopper:
-        return first, Tile(128, steps[1], head=128, tail=32, warps=8, stages=3)
-    return first, Tile(divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
+        return first, ProductTile(128, steps[1], head=128, tail=32, warps=8, stages=3)
+    return first, ProductTile(divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
 
 
-def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[Tile, Tile]:
+def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[ProductTile, ProductTile]:
     """As `tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to MOST_ROWS."""
     room, hopper = device_limits(like.device)
     wide = room >= MEMORY_OF_WIDE_TILES and like.dtype != torch.float32
     most, steps = (128, 128 if hopper else 64) if wide else (64, 32)
 
-    def tile(outer: int, inner: int, warps: int) -> Tile:
+    def tile(outer: int, inner: int, warps: int) -> ProductTile:
         strip, step = divisor(outer, most), divisor(inner, steps)
         bulk = hopper and wide and strip == most
-        return Tile(strip, step, head=rows, tail=0, warps=warps, stages=3 if wide else 2, bulk=bulk)
+        return ProductTile(strip, step, head=rows, tail=0, warps=warps, stages=3 if wide else 2, bulk=bulk)
 
     return tile(expert_width, width, 8 if wide else 4), tile(width, expert_width, 4)
 
@@ -62,7 +62,7 @@ def expert_rows(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     chosen: torch.Tensor,
-    tiles: tuple[Tile, Tile] | None = None,
+    tiles: tuple[ProductTile, ProductTile] | None = None,
     overlap: bool = False,
 ) -> torch.Tensor:
     """[T, H] and choices [T, k] -> [T * k, H], slot by slot; slots without an expert hold anything.

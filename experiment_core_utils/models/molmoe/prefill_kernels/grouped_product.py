@@ -20,7 +20,7 @@ FIRST_WITH_TF32 = 8
 
 
 @dataclass(frozen=True)
-class Tile:
+class ProductTile:
     """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
 
     Without a second part (`tail` 0) every chunk is computed as a whole one, which takes less shared memory.
@@ -166,7 +166,7 @@ def grouped_product(
     chunks: torch.Tensor,
     top_k: int,
     gated: bool,
-    tile: Tile,
+    tile: ProductTile,
     overlap: bool = False,
 ) -> None:
     """Fill `output` with the rows of `given` times their experts' weights; rows that no expert takes stay as they are.

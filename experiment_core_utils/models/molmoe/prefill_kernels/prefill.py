@@ -15,7 +15,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import 
     expert_rows,
     tiles_of_few_rows,
 )
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import Tile
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
     combine_norm,
     norm,
@@ -131,7 +131,7 @@ def _experts(
     length: torch.Tensor,
     top_k: int,
     used: torch.Tensor,
-    tiles: tuple[Tile, Tile] | None,
+    tiles: tuple[ProductTile, ProductTile] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts' rows [T * k, H] of [T, H] and their shares [T, k], in `expert_rows`' tiles."""
     block = decoder.blocks[index]
