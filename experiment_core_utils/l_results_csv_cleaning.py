@@ -224,7 +224,7 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
 def write_settings_csv(results: Sequence[SettingResult], path: Path) -> None:
     """`settings_frame` as CSV, written whole or not at all; no text in it is run by a spreadsheet."""
     frame = settings_frame(results)
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    rows: list[Any] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     write_text_atomically(csv_of_rows(rows, list(frame.columns)), path)
 
 

@@ -21,6 +21,7 @@ class LogLines(tqdm):
     """
 
     monitor_interval = 0
+    disable: bool
 
     def __init__(self, work: str, samples: int, interval_s: float, stream: TextIO, delay_s: float = 0.0) -> None:
         super().__init__(

@@ -34,7 +34,7 @@ TILES = StepTiles(
     head=Tile(64, 4),
 )
 # The largest chunk of an expert has two parts, and popular experts need several chunks.
-EXPERTS = grouped_product.Tile(16, 16, head=2, tail=1, warps=4, stages=2)
+EXPERTS = grouped_product.ProductTile(16, 16, head=2, tail=1, warps=4, stages=2)
 SHARED = SharedTile(32, 16, warps=4, stages=2)
 BATCH_TILES = BatchTiles(SHARED, TILES.attention, 3, SHARED, (EXPERTS, EXPERTS), SHARED)
 SLOTS = 12

@@ -28,7 +28,7 @@ class BatchTiles:
     attention: tiles.Tile
     splits: int  # programs that share one head's positions
     output: SharedTile
-    experts: tuple[grouped_product.Tile, grouped_product.Tile]  # gate and up; down
+    experts: tuple[grouped_product.ProductTile, grouped_product.ProductTile]  # gate and up; down
     head: SharedTile
 
 
