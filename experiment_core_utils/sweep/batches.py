@@ -139,24 +139,15 @@ GroupKey = tuple[CropRange, int | None, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class SettingQuestion:
-    """A question about a sample, to be answered at a setting of its own; a sample without a picture will do."""
-
-    sample: Sample
-    prompt: str
-    setting: KnobSetting
-
-
-@dataclass(frozen=True)
 class PreparedQuestion:
-    """The same as tensors."""
+    """A question to be answered at a setting of its own; a sample without a picture will do."""
 
     request: PreparedRequest
     setting: KnobSetting
 
 
-def answer_grouped(
-    model: StagedModel, asked: Sequence[SettingQuestion], max_new_tokens: int, max_batch_size: int
+def answer_prepared(
+    model: StagedModel, questions: Sequence[PreparedQuestion], max_new_tokens: int, max_batch_size: int
 ) -> list[tuple[int, ...]]:
     """Token ids of each answer in the order of the questions, end-of-sequence included where it came.
 
@@ -164,21 +155,9 @@ def answer_grouped(
     an error.
 
     Raises:
-        SampleError: a sample cannot be used; nothing is answered then.
         ConfigurationError: a setting that the model does not have, or `max_batch_size` below 1.
         OutOfMemory: a batch does not fit; give a smaller `max_batch_size`.
     """
-    prepared = [
-        PreparedQuestion(model.prepare(each.sample, each.prompt, each.setting.vision.crops), each.setting)
-        for each in asked
-    ]
-    return answer_prepared(model, prepared, max_new_tokens, max_batch_size)
-
-
-def answer_prepared(
-    model: StagedModel, questions: Sequence[PreparedQuestion], max_new_tokens: int, max_batch_size: int
-) -> list[tuple[int, ...]]:
-    """See `answer_grouped`."""
     answers: dict[int, tuple[int, ...]] = {}
     with model.kept():
         for places in batches_of(questions, max_batch_size):

@@ -109,15 +109,6 @@ def outcomes_of(name: str, grid: MeasuredGrid, picked: np.ndarray, overhead_s: n
     )
 
 
-def static_outcomes(grid: MeasuredGrid, budgets_s: Sequence[float]) -> list[Outcomes]:
-    """Every choice of the grid as a policy; choosing takes no time."""
-    size = len(budgets_s), len(grid)
-    return [
-        outcomes_of(f"static_{choice.key}", grid, np.full(size, row), np.zeros(size))
-        for row, choice in enumerate(grid.choices)
-    ]
-
-
 def best_static(grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
     """At each budget the one setting with the highest `accuracy_in_time` on these very requests, then the fastest.
 

@@ -1,7 +1,9 @@
 """Questions that want different settings, in groups against one by one: the same tokens in float32, in order."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,8 +20,6 @@ from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, Visio
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape
 from experiment_core_utils.sweep.batches import (
     PreparedQuestion,
-    SettingQuestion,
-    answer_grouped,
     answer_prepared,
     batches_of,
 )
@@ -29,6 +29,24 @@ from tests.models.tiny_checkpoints import write_checkpoint
 
 ONE, TWO = (VisionTarget(f"tiles{n}", None, None, CropRange(n, n)) for n in (1, 2))
 TASK = load_task("reference_vqa", "validation")
+
+
+class SettingQuestion(NamedTuple):
+    """A question about a sample, and the setting that it is to be answered at."""
+
+    sample: Sample
+    prompt: str
+    setting: KnobSetting
+
+
+def answer_grouped(
+    model: StagedModel, asked: Sequence[SettingQuestion], max_new_tokens: int, max_batch_size: int
+) -> list[tuple[int, ...]]:
+    prepared = [
+        PreparedQuestion(model.prepare(each.sample, each.prompt, each.setting.vision.crops), each.setting)
+        for each in asked
+    ]
+    return answer_prepared(model, prepared, max_new_tokens, max_batch_size)
 
 
 def text_question(words: str) -> tuple[Sample, str]:
