@@ -3,24 +3,20 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypedDict
+from typing import Any
 
-from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe, rate
+from experiment_core_utils.primitives.distributions import Distribution, bounded_mean_interval, describe, mean_of, rate
 from experiment_core_utils.primitives.stability import find_outliers
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.settings import AccuracySummary, MeasuredSample, SettingSummary, TypeAccuracy
-from experiment_core_utils.records.text import BatchRecord, InferenceMetrics, InferenceResults, QueryRecord
+from experiment_core_utils.records.text import (
+    AllocatedEnergy,
+    BatchRecord,
+    InferenceMetrics,
+    InferenceResults,
+    QueryRecord,
+)
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
-
-
-class _Energy(TypedDict):
-    """The keys of `InferenceMetrics` on energy."""
-
-    energy_per_batch_j: dict[str, Any] | None
-    energy_per_query_j: dict[str, Any] | None
-    energy_per_output_token_j: float | None
-    energy_method: str | None
-    energy_reason: str | None
 
 
 def _of_run(quantity: Callable[[StagedRun], float | None]) -> Callable[[MeasuredSample], float | None]:
@@ -55,12 +51,11 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracySummary, num_
     Args:
         num_failed: samples that could not be run.
     """
-    truncated = [not sample.ended for sample in samples]
     asked = len(samples) + num_failed
     return SettingSummary(
         accuracy=accuracy,
         distributions=distributions(samples),
-        share_truncated=sum(truncated) / len(truncated) if truncated else None,
+        share_truncated=mean_of([not sample.ended for sample in samples]),
         share_failed=num_failed / asked if asked else None,
         outliers=find_outliers([[run.total_s for run in sample.runs] for sample in samples]),
     )
@@ -105,12 +100,7 @@ def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict
     by_type: dict[str, list[float | None]] = defaultdict(list)
     for answer, score in zip(answers, scores, strict=True):
         by_type[answer.question_type].append(score.value)
-    return {kind: _type_accuracy(values) for kind, values in sorted(by_type.items())}
-
-
-def _type_accuracy(values: Sequence[float | None]) -> TypeAccuracy:
-    known = [value for value in values if value is not None]
-    return TypeAccuracy(sum(known) / len(known) if known else None, len(values))
+    return {kind: TypeAccuracy(mean_of(values), len(values)) for kind, values in sorted(by_type.items())}
 
 
 def combine_inference_metrics(inference_results: InferenceResults) -> InferenceMetrics:
@@ -143,7 +133,7 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         mean_batch_size=rate(sum(len(batch["prompt_indices"]) for batch in batches), len(batches)),
         padding_share=padding / positions if positions else None,
         batch_efficiency=_batch_efficiency(batches),
-        share_truncated=_share_truncated(queries),
+        share_truncated=mean_of([not query["ended"] for query in queries]),
         ttft_s=_spread([batch["ttft_s"] for batch in batches if batch["ttft_s"] is not None]),
         time_per_output_token_s=_spread(_mean_gaps(batches)),
         inter_token_s=_spread([gap for batch in batches for gap in batch["inter_token_s"]]),
@@ -154,20 +144,20 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
     )
 
 
-def _energy(batches: Sequence[BatchRecord], queries: Sequence[QueryRecord], output_tokens: int) -> _Energy:
+def _energy(batches: Sequence[BatchRecord], queries: Sequence[QueryRecord], output_tokens: int) -> AllocatedEnergy:
     """Of all batches or of none: the sum of some would pass for that of all."""
     # Records from before the energy was there have none.
     joules = [energy for batch in batches if (energy := batch.get("energy_j")) is not None]
     reasons = [reason for batch in batches if (reason := batch.get("energy_reason")) is not None]
     if not joules or len(joules) < len(batches):
-        return _Energy(
+        return AllocatedEnergy(
             energy_per_batch_j=None,
             energy_per_query_j=None,
             energy_per_output_token_j=None,
             energy_method=None,
             energy_reason="; ".join(dict.fromkeys(reasons)) or None,
         )
-    return _Energy(
+    return AllocatedEnergy(
         energy_per_batch_j=_spread(joules),
         energy_per_query_j=_spread([query["energy_j"] for query in queries if query["energy_j"] is not None]),
         energy_per_output_token_j=rate(sum(joules), output_tokens),
@@ -179,11 +169,6 @@ def _energy(batches: Sequence[BatchRecord], queries: Sequence[QueryRecord], outp
 def _batch_efficiency(batches: Sequence[BatchRecord]) -> float | None:
     true_tokens = sum(batch["output_tokens"] for batch in batches)
     return rate(true_tokens, sum(batch["computed_output_tokens"] for batch in batches))
-
-
-def _share_truncated(queries: Sequence[QueryRecord]) -> float | None:
-    truncated = [not query["ended"] for query in queries]
-    return sum(truncated) / len(truncated) if truncated else None
 
 
 def _mean_gaps(batches: Sequence[BatchRecord]) -> list[float]:

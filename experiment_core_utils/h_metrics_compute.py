@@ -33,6 +33,7 @@ from experiment_core_utils.models.memory_parts import StepWeights, cache_element
 from experiment_core_utils.models.prompt_flops import COUNTING_LIMIT_S, generation_flops
 from experiment_core_utils.models.shapes_in_force import architecture_in_force
 from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named, resident_bytes, used_gpus
+from experiment_core_utils.primitives.distributions import mean_of
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     MeterUnavailable,
@@ -177,16 +178,16 @@ def setting_utilisation(
         for sample, run, flops in measured
     ]
     return HardwareUtilisation(
-        mfu_vision=_mean([share_of_peak(flops.vision_flops, run.vision_s, flops_peak) for _, run, flops in measured]),
-        mfu_prefill=_mean(
+        mfu_vision=mean_of([share_of_peak(flops.vision_flops, run.vision_s, flops_peak) for _, run, flops in measured]),
+        mfu_prefill=mean_of(
             [share_of_peak(flops.prefill_flops, run.prefill_s, flops_peak) for _, run, flops in measured]
         ),
-        mfu_decode=_mean(
+        mfu_decode=mean_of(
             [share_of_peak(None if each is None else each * steps, time, flops_peak) for _, steps, time, each in decode]
         ),
         mbu_decode=None
         if model is None
-        else _mean(
+        else mean_of(
             [
                 share_of_peak(_steps_bytes(model, prompt, steps), time, peaks.bytes_per_s)
                 for prompt, steps, time, _ in decode
@@ -203,11 +204,6 @@ def _steps_bytes(model: ModelBytes, prompt_tokens: int, steps: int) -> float:
     """Step i (from 1) attends to the prompt and i generated tokens."""
     keys = steps * prompt_tokens + steps * (steps + 1) // 2
     return steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    told = [value for value in values if value is not None]
-    return sum(told) / len(told) if told else None
 
 
 def memory_parts(

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiment_core_utils.i_metrics_energy import energy_of, sample_energy, with_correct_answers
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
-from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.distributions import Distribution, mean_of
 from experiment_core_utils.primitives.errors import (
     ResultsError,
 )
@@ -125,10 +125,10 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
         tier=target.tier,
         tier_range=asdict(target.crops),
         vision_tokens_target=target.tokens,
-        selected_crops_mean=_mean(tiles),
+        selected_crops_mean=mean_of(tiles),
         selected_crops_distribution={str(number): count for number, count in sorted(Counter(tiles).items())},
-        target_vision_tokens_mean=target.tokens or _mean([each.pooled_features for each in geometries]),
-        actual_vision_tokens_mean=_mean([sample.shape.vision_tokens for sample in samples]),
+        target_vision_tokens_mean=target.tokens or mean_of([each.pooled_features for each in geometries]),
+        actual_vision_tokens_mean=mean_of([sample.shape.vision_tokens for sample in samples]),
         max_crops=target.crops.max_crops,
         theoretical_num_crops=typical.tiles if typical else None,
         theoretical_tiling=listed(typical.tiling) if typical else None,
@@ -144,7 +144,7 @@ def listed(pair: tuple[int, int] | None) -> list[int] | None:
 
 def mean_crops(samples: Sequence[MeasuredSample]) -> float | None:
     """Of the pictures that are cut; None where there are none."""
-    return _mean(_tiles(samples))
+    return mean_of(_tiles(samples))
 
 
 def typical_geometry(samples: Sequence[MeasuredSample]) -> VisionGeometry | None:
@@ -159,10 +159,6 @@ def _tiles(samples: Sequence[MeasuredSample]) -> list[int]:
 
 def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
     return [sample.shape.theoretical for sample in samples if sample.shape.theoretical is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def score_fields(score: Score) -> dict[str, Any]:

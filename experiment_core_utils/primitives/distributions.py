@@ -1,7 +1,4 @@
-"""Distributions of numbers: percentiles by linear interpolation, intervals by t, Wilson or bootstrap.
-
-Percentiles by linear interpolation, intervals by t, Wilson or bootstrap.
-"""
+"""Distributions of numbers: percentiles by linear interpolation, intervals by t, Wilson or bootstrap."""
 
 import math
 from collections import defaultdict
@@ -33,6 +30,17 @@ class Distribution:
     max: float
     ci_low: float | None
     ci_high: float | None
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def highest_of(values: Sequence[float | None]) -> float | None:
+    """Highest of the values that are known; None where none is."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def describe(values: Sequence[float]) -> Distribution | None:

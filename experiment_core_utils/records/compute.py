@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from experiment_core_utils.primitives.distributions import highest_of
+
 
 class GenerationFlops(TypedDict):
     """Operations of what a run generated, padding and positions after an end left out; None where there is no figure.
@@ -154,9 +156,9 @@ def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:
     assert mean_rss is not None
     return ComputeUtilisation(
         gpu_utilization_percent=[_mean(values, spans) for values in by_gpu],
-        gpu_utilization_percent_max=[_most(values) for values in by_gpu],
+        gpu_utilization_percent_max=[highest_of(values) for values in by_gpu],
         cpu_usage_percent=_mean(cpu, spans),
-        cpu_usage_percent_max=_most(cpu),
+        cpu_usage_percent_max=highest_of(cpu),
         cpu_memory_usage_bytes=round(mean_rss),
         cpu_memory_usage_bytes_max=max(rss),
         num_samples=len(samples),
@@ -186,7 +188,3 @@ def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | Non
     if not told:
         return None
     return sum(value * span for value, span in told) / whole if whole else told[-1][0]
-
-
-def _most(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)

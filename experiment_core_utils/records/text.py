@@ -198,7 +198,24 @@ class ExperimentalVariables(TypedDict):
     latency_config: dict[str, Any]
 
 
-class InferenceMetrics(TypedDict):
+class AllocatedEnergy(TypedDict):
+    """The energies of a run's batches and queries, apportioned from power readings; None where one was not read.
+
+    Attributes:
+        energy_per_batch_j, energy_per_query_j: `Distribution` of them.
+        energy_per_output_token_j: all of it over all output tokens.
+        energy_method: `apportioned`; None without a figure.
+        energy_reason: why there is none.
+    """
+
+    energy_per_batch_j: dict[str, Any] | None
+    energy_per_query_j: dict[str, Any] | None
+    energy_per_output_token_j: float | None
+    energy_method: str | None
+    energy_reason: str | None
+
+
+class InferenceMetrics(AllocatedEnergy):
     """Counts and rates of a run, over one process or pooled over all; None where nothing was generated or timed.
 
     The keys after `avg_output_tokens_per_prompt` are more than the published ones. They come from the records of
@@ -217,10 +234,6 @@ class InferenceMetrics(TypedDict):
         simulated_delay_s: as in the results; in no other time.
         num_halved_batches: batches that ran after a larger one had run out of memory.
         most_halvings: of one batch.
-        energy_per_batch_j, energy_per_query_j: `Distribution` of the energies apportioned from power readings.
-        energy_per_output_token_j: all of it over all output tokens.
-        energy_method: `apportioned`; None without a figure.
-        energy_reason: why there is none.
     """
 
     total_input_tokens: int
@@ -244,11 +257,6 @@ class InferenceMetrics(TypedDict):
     simulated_delay_s: float | None
     num_halved_batches: int | None
     most_halvings: int | None
-    energy_per_batch_j: dict[str, Any] | None
-    energy_per_query_j: dict[str, Any] | None
-    energy_per_output_token_j: float | None
-    energy_method: str | None
-    energy_reason: str | None
 
 
 class CustomMetricsReport(TypedDict):

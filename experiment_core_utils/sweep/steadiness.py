@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from experiment_core_utils.meters.nvml import THROTTLING
-from experiment_core_utils.primitives.distributions import relative_half_width
+from experiment_core_utils.primitives.distributions import highest_of, relative_half_width
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import Conditions, Order, Precision, SteadinessPart, WarmUpRuns
@@ -105,14 +105,14 @@ def _gpu_fields(
     return {
         "sm_clock_mhz": _ends([gpu.sm_clock_mhz for gpu in gpus]),
         "memory_clock_mhz": _ends([gpu.memory_clock_mhz for gpu in gpus]),
-        "temperature_c_max": _most([gpu.temperature_c for gpu in gpus]),
-        "power_w_max": _most([gpu.power_w for gpu in gpus]),
+        "temperature_c_max": highest_of([gpu.temperature_c for gpu in gpus]),
+        "power_w_max": highest_of([gpu.power_w for gpu in gpus]),
         "throttle_reasons": _union([gpu.throttle_reasons for gpu in gpus]),
         "power_throttled_s": _grown([(a.power_throttled_s, b.power_throttled_s) for a, b in spans]),
         "thermal_throttled_s": _grown([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in spans]),
-        "utilisation_percent_at_open": _most([gpu.utilisation_percent for gpu in opened]),
-        "foreign_gpu_processes_max": _most([gpu.foreign_processes for gpu in gpus]),
-        "foreign_gpu_memory_bytes_max": _most([gpu.foreign_memory_bytes for gpu in gpus]),
+        "utilisation_percent_at_open": highest_of([gpu.utilisation_percent for gpu in opened]),
+        "foreign_gpu_processes_max": highest_of([gpu.foreign_processes for gpu in gpus]),
+        "foreign_gpu_memory_bytes_max": highest_of([gpu.foreign_memory_bytes for gpu in gpus]),
         "gpu_reason": "; ".join(sorted(reason for reason in reasons if reason is not None)) or None,
     }
 
@@ -156,10 +156,6 @@ def _foreign_cpu_share(spans: Sequence[tuple[ConditionsReading, ConditionsReadin
 def _ends(values: Sequence[float | None]) -> list[float] | None:
     known = [value for value in values if value is not None]
     return [min(known), max(known)] if known else None
-
-
-def _most(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _union(names: Sequence[Sequence[str] | None]) -> list[str] | None:

@@ -9,6 +9,8 @@ from experiment_core_utils.primitives.distributions import (
     bounded_mean_interval,
     describe,
     effective_number,
+    highest_of,
+    mean_of,
     ratio_interval,
 )
 
@@ -27,6 +29,11 @@ def test_four_numbers_by_hand() -> None:
     half = 3.182446 * math.sqrt(14 / 3) / 2
     assert spread.ci_low == pytest.approx(3 - half, rel=1e-6)
     assert spread.ci_high == pytest.approx(3 + half, rel=1e-6)
+
+
+def test_what_is_not_known_is_in_no_mean_and_never_the_highest() -> None:
+    assert mean_of([1.0, None, 4.0]) == 2.5 and highest_of([1.0, None, 4.0]) == 4.0
+    assert mean_of([None]) is mean_of([]) is highest_of([None]) is highest_of([]) is None
 
 
 def test_one_number_has_no_spread_and_none_has_nothing() -> None:

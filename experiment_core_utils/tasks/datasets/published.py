@@ -1,6 +1,6 @@
 """Published datasets as tasks: what the nine readers share.
 
-What the nine published datasets share. A reader of one of them says how a row of its table becomes a question, and how
+A reader of one of them says how a row of its table becomes a question, and how
 rows are made of its official files; see docs/datasets.md.
 """
 
