@@ -32,27 +32,13 @@ from experiment_core_utils.primitives.files import (
 from experiment_core_utils.primitives.locks import locked
 
 LOGGER = logging.getLogger(__name__)
-
-
 MOST_DIGITS = 18
-
-
 READ_WHOLE_BYTES = 256 * 1024
-
-
 END_BYTES = 64 * 1024
-
-
 BLOCK_BYTES = 1024 * 1024
-
-
 # Longer than any match, so that none is cut between two blocks.
 OVERLAP_BYTES = 128
-
-
 _EMISSIONS = re.compile(rf"emissions_([0-9]{{1,{MOST_DIGITS}}})(?![0-9]).*\.csv")
-
-
 _IN_JSON = re.compile(
     rb'"experiment_id"\s{0,8}:\s{0,8}"?([0-9]{1,%d})(?![0-9.])|"experiment_([0-9]{1,%d})"\s{0,8}:'
     % (MOST_DIGITS, MOST_DIGITS)
@@ -170,11 +156,7 @@ def _ids_in(content: bytes) -> Iterator[int]:
 
 
 ID_NAME = "experiment_id.txt"
-
-
 RESULTS = REPOSITORY / "results"
-
-
 LEAVING_S = 5.0  # that a process which ends waits for the others
 
 

@@ -354,8 +354,6 @@ def _experts(mlp: MlpShape | ExpertsShape) -> tuple[int, int] | None:
 
 
 FlopMethod = Literal["formula", "counter", "ptflops"]
-
-
 _METHODS = ("formula", "counter", "ptflops")
 
 

@@ -56,8 +56,6 @@ _COLUMNS = {
     "total_emissions_kg_co2": "emissions",
     "duration_seconds": "duration",
 }
-
-
 _ESTIMATE: EnergySource = {"source": "codecarbon_estimate", "kind": "estimated"}
 
 
@@ -218,8 +216,6 @@ def allocated_energy(pooled: InferenceResults) -> dict[str, Any]:
 
 
 CLOSURE_LIMIT = 0.05
-
-
 _ABSENT = (None, None, None)
 
 

@@ -83,8 +83,6 @@ SAMPLE_COLUMNS = (
     SampleColumn("question", "metadata.question", str),
     SampleColumn("pred", "pred", str),
 )
-
-
 _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
 
 
@@ -120,8 +118,6 @@ def _writable(cell: Cell) -> Cell:
 
 
 RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
-
-
 SETTING_COLUMNS = (
     "tier",
     "vision_tokens_target",
@@ -135,8 +131,6 @@ SETTING_COLUMNS = (
     "selected_crops_mean",
     "actual_vision_tokens_mean",
 )
-
-
 STAT_COLUMNS = (
     "T_vision_total_mean",
     "T_LLM_prefill_mean",
@@ -155,21 +149,11 @@ STAT_COLUMNS = (
     "prefill_flops_mean",
     "decode_flops_per_token_mean",
 )
-
-
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
-
-
 STEADINESS_COLUMNS = ("share_outlier_runs",)
-
-
 LATENCY_COLUMNS = ("num_latency_samples",)
-
-
 UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
-
-
 # Columns by the keys of `energy.summary`.
 ENERGY_COLUMNS = {
     "energy_vision_j": "vision_j",
@@ -186,8 +170,6 @@ ENERGY_COLUMNS = {
     "energy_source": "source",
     "energy_kind": "kind",
 }
-
-
 # The same, behind all others.
 CORRECT_ANSWER_COLUMNS = {
     f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"

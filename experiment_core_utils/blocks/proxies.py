@@ -23,11 +23,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
 
 Positions = Literal["all", "last"]
-
-
 Seen = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | None]
-
-
 OfSample = Callable[[DrawnTask, Sample, Mapping[str, Any]], list[float]]
 
 

@@ -16,8 +16,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError, MeterUna
 from experiment_core_utils.primitives.units import joules_of_kwh
 
 WORLD_MEAN = "world mean (no country given)"
-
-
 # What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
 _FAILURES = (
     ArithmeticError,
@@ -30,11 +28,7 @@ _FAILURES = (
     ValueError,
     subprocess.SubprocessError,
 )
-
-
 _POWERS = {"cpu_power": "cpu_energy", "gpu_power": "gpu_energy", "ram_power": "ram_energy"}
-
-
 # Sampled once a second by codecarbon; 0 where the window was shorter.
 _SAMPLED = ("cpu_utilization_percent", "gpu_utilization_percent", "ram_utilization_percent", "ram_used_gb")
 

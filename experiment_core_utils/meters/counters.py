@@ -21,8 +21,6 @@ from experiment_core_utils.records.energy import Component, DeviceEnergy, Energy
 
 # Limits hold on average over a while, and a counter shows up to a tick more or less at either end of a time.
 LIMIT_SLACK = 1.1
-
-
 TICKS_S = 0.2
 
 
@@ -100,8 +98,6 @@ def rise_along(readings: Sequence[CounterReading], wraps_at_j: float | None, lim
 
 
 LOOK_EVERY_S = 1.0
-
-
 # A counter that wraps is looked at this many times in the shortest time in which it can.
 LOOKS_PER_WRAP = 4
 
@@ -145,8 +141,6 @@ class CounterWatch:
 
 
 POLL_EVERY_S = 0.0005
-
-
 # The longest tick that was met is 100 ms.
 PATIENCE_S = 2.0
 
@@ -439,8 +433,6 @@ def _count_from(rise: _Rise, edge: Edge, begun_s: float, power_w: float | None) 
 
 
 POWERCAP = Path("/sys/class/powercap")
-
-
 # More than any package draws; what tells a wrap from a reset, and how often to look for wraps.
 PACKAGE_LIMIT_W = 1000.0
 

@@ -21,11 +21,7 @@ from experiment_core_utils.records.energy import EnergyWindow
 from experiment_core_utils.records.result_files import read_versioned_object
 
 _NUMBERS = ("duration", "emissions", "cpu_energy", "gpu_energy", "ram_energy", "energy_consumed", "gpu_count")
-
-
 _TEXTS = ("tracking_mode", "cpu_model", "gpu_model", "country_iso_code")
-
-
 REQUIRED_COLUMNS = (*_NUMBERS, *_TEXTS)
 
 
@@ -71,8 +67,6 @@ def append_window(window: Mapping[str, Cell], path: Path) -> None:
 
 
 ENERGY_VERSION = 1
-
-
 _WINDOWS = TypeAdapter(tuple[EnergyWindow, ...])
 
 

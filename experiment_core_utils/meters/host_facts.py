@@ -211,45 +211,21 @@ class _Sheet:
 # Where the sheet prints products with sparsity, half of that.
 # NVIDIA H100 Tensor Core GPU data sheet (SXM, NVL) and its first edition of 2022 (PCIe).
 _H100_SXM = _Sheet(3.35, 67.0, 989 / 2, 1979 / 2, 3958 / 2)
-
-
 _H100_PCIE = _Sheet(2.0, 51.0, 756 / 2, 1513 / 2, 3026 / 2)
-
-
 _H100_NVL = _Sheet(3.9, 60.0, 835 / 2, 1671 / 2, 3341 / 2)
-
-
 # NVIDIA H200 Tensor Core GPU data sheet.
 _H200_SXM = _Sheet(4.8, 67.0, 989 / 2, 1979 / 2, 3958 / 2)
-
-
 _H200_NVL = _Sheet(4.8, 60.0, 835 / 2, 1671 / 2, 3341 / 2)
-
-
 # NVIDIA A100 Tensor Core GPU data sheet, 40 GB and 80 GB.
 _A100_40 = _Sheet(1.555, 19.5, 156.0, 312.0, None)
-
-
 _A100_80_PCIE = _Sheet(1.935, 19.5, 156.0, 312.0, None)
-
-
 _A100_80_SXM = _Sheet(2.039, 19.5, 156.0, 312.0, None)
-
-
 # NVIDIA L40S and L4 data sheets.
 _L40S = _Sheet(0.864, 91.6, 183.0, 362.05, 733.0)
-
-
 _L4 = _Sheet(0.3, 30.3, 120 / 2, 242 / 2, 485 / 2)
-
-
 # NVIDIA V100 Tensor Core GPU data sheet.
 _V100_SXM2 = _Sheet(0.9, 15.7, None, 125.0, None, has_bfloat16=False)
-
-
 _V100_PCIE = _Sheet(0.9, 14.0, None, 112.0, None, has_bfloat16=False)
-
-
 # Names as the driver tells them; a slice of a GPU has another name, and no peaks here.
 _SHEETS: Mapping[str, _Sheet] = {
     "NVIDIA H100 80GB HBM3": _H100_SXM,

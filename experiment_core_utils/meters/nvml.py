@@ -15,8 +15,6 @@ from experiment_core_utils.records.energy import Basis, EnergyOrigin
 from experiment_core_utils.records.settings import GpuReading
 
 T = TypeVar("T")
-
-
 # Bits of nvmlClocksEventReasons (nvml.h), by name.
 EVENT_REASONS = {
     0x001: "gpu_idle",
@@ -29,8 +27,6 @@ EVENT_REASONS = {
     0x080: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-
-
 # Those that mean that the GPU ran slower than it could because of heat or power.
 THROTTLING = frozenset(
     {"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}

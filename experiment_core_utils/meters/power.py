@@ -12,20 +12,12 @@ from experiment_core_utils.primitives.errors import ConfigurationError, MeterUna
 from experiment_core_utils.records.energy import DeviceEnergy, EnergyReading, PowerTrace
 
 SAMPLE_EVERY_S = 0.05
-
-
 # Share of the interval by which one may be shorter or longer. With a half, what repeats itself with the interval is met
 # at every moment of its period alike.
 JITTER = 0.5
-
-
 JITTER_SEED = 42
-
-
 # A trace with more failed readings than this share of all says too little of what lies between them.
 FAILED_LIMIT = 0.1
-
-
 # Times the usual interval: a reading may come late, or fail once.
 MOST_GAP = 4
 

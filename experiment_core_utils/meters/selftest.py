@@ -63,8 +63,6 @@ def matrix_products(device: torch.device) -> KnownLoad:
 
 
 IDLE_S = 5.0
-
-
 READINGS_TIMED = 20
 
 

@@ -38,21 +38,11 @@ from experiment_core_utils.records.energy import (
 )
 
 REPEATS = 5
-
-
 # Student's t interval of fewer windows is mostly wider than any goal.
 LEAST_REPEATS = 3
-
-
 IDLE_S = 2.0
-
-
 Act = Callable[[], object]
-
-
 Windows = Sequence[ActEnergy]
-
-
 # Takes the state behind the last of so many decode steps back to where it was before the first.
 Rewind = Callable[[Any, int], None]
 

@@ -36,19 +36,11 @@ from experiment_core_utils.records.energy import ActEnergy, Alignment, DeviceEne
 from experiment_core_utils.records.text import ApportionedEnergy
 
 RELATIVE_ERROR = 0.02
-
-
 LONGEST_WINDOW_S = 60.0
-
-
 # Acts are done for this long, at least one, before a window, to see how long they take; less long where the act had a
 # window before.
 WARM_UP_S = 0.3
-
-
 WARM_AGAIN_S = 0.05
-
-
 # Power readings of an H200 show the load for another tenth of a second; a window at rest begins behind that.
 SETTLE_S = 0.5
 

@@ -13,18 +13,10 @@ from typing import Any, NamedTuple
 from experiment_core_utils.primitives.errors import ResultsError
 
 Cell = str | int | float | bool | None
-
-
 # The full-width ones are taken for the others where East Asian text is typed.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-
-
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-
-
 _BOOLEANS = {"true": True, "false": False}
-
-
 _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",\r\n][^,\r\n]*)?)(,|\r\n|\r|\n|\Z)')
 
 
@@ -146,8 +138,6 @@ def _written(cell: RawCell) -> str:
 
 # Column of a row's name.
 NAME_COLUMN = "experiment"
-
-
 # What a reader looks for first: whole column names, or the last part of one (outside lists).
 FIRST_COLUMNS = (
     NAME_COLUMN,
@@ -178,11 +168,7 @@ FIRST_COLUMNS = (
     "total_emissions_kg_co2",
     "duration_seconds",
 )
-
-
 _PLACE_IN_LIST = re.compile(r"(?:(?<=\.)|^)([0-9]+)(?=\.|$)")
-
-
 Place = tuple[str | int, ...]
 
 

@@ -19,17 +19,9 @@ from experiment_core_utils.primitives.errors import (
 
 # File systems take names of 255 bytes, of which such a part is only one.
 FILE_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
-
-
 _FOLDER_IN_THE_WAY = "a folder stands in its place; move it away or give another name"
-
-
 _FILE_IN_THE_WAY = "a file stands where a folder is needed; move it away or give another name"
-
-
 _NO_PERMISSION = "give a place that you may write to"
-
-
 # What to do where the place is refused; everything else (full, gone) may be mended under the same command.
 _REFUSED = {
     errno.EACCES: _NO_PERMISSION,
@@ -41,8 +33,6 @@ _REFUSED = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ELOOP: "give a name that is no link to itself",
 }
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -170,11 +160,7 @@ def _flush(path: Path, flags: int) -> None:
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
 EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
-
-
 TRACKERS = REPOSITORY / "persistent_progress_trackers"
 
 

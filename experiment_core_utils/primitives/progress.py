@@ -7,8 +7,6 @@ from typing import TextIO
 from tqdm import tqdm
 
 UNWATCHED_INTERVAL_S = 60.0
-
-
 SAMPLES_INTERVAL_S = 30.0
 
 

@@ -27,12 +27,8 @@ def span(seconds: float) -> str:
 
 # Longer than any run (116 days), and short enough for every timer of Python, torch and the system.
 MOST_SECONDS = 10_000_000
-
-
 # More repetitions, samples or tokens than any run ends with.
 MOST_TIMES = 10_000_000
-
-
 # What numpy and torch take alike.
 LARGEST_SEED = 2**32 - 1
 

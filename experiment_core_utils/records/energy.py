@@ -10,25 +10,13 @@ from typing import Literal
 from experiment_core_utils.primitives.distributions import Distribution
 
 EnergySource = Literal["nvml_counter", "power_integral", "rapl", "codecarbon_estimate", "simulated"]
-
-
 EnergyKind = Literal["measured", "estimated"]
-
-
 Component = Literal["gpu", "cpu", "dram", "ram"]
-
-
 # counter: the device adds up its own energy. instant_power, averaged_power: power readings, integrated here.
 # load_model: computed from load and nominal power.
 Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
-
-
 Alignment = Literal["ticks", "acts"]
-
-
 ALL_DEVICES = "all"
-
-
 # Component and basis of the figures that stand for a setting where there are several: the first that was measured.
 PREFERRED_SOURCES: tuple[tuple[Component, Basis], ...] = (
     ("gpu", "counter"),
@@ -36,8 +24,6 @@ PREFERRED_SOURCES: tuple[tuple[Component, Basis], ...] = (
     ("gpu", "averaged_power"),
     ("cpu", "counter"),
 )
-
-
 # Name of the whole request among its stages.
 END_TO_END = "end_to_end"
 

@@ -39,18 +39,10 @@ from experiment_core_utils.records.settings import (
 )
 
 JOURNAL_VERSION = 1
-
-
 LOCK_NAME = "lock"
-
-
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
-
-
 Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShareDone
-
-
 _KINDS = {
     "header": JournalHeader,
     "warmup": WarmUp,
@@ -60,11 +52,7 @@ _KINDS = {
     "load": SettingLoad,
     "end": ShareDone,
 }
-
-
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 
 

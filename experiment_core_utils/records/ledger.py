@@ -128,11 +128,7 @@ class Ledger:
 
 # In the results folder: journals, and this file.
 PARTS_FOLDER = ".parts"
-
-
 PLAN_VERSION = 1
-
-
 _PLAN_FILE = "plan.json"
 
 

@@ -15,8 +15,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import check_file_name_part, read_regular_file, shortened
 
 LOCAL_ENERGY = "local_energy_results"
-
-
 # Published numbers of an experiment's files, by what they hold.
 PRIORITIES = {
     "experiment_setup": 1,
@@ -31,15 +29,9 @@ PRIORITIES = {
     "text_output": 8,
     "token_output": 8,
 }
-
-
 # A number that may be too large for a float, which Python would read as infinity.
 _HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
-
-
 _TOO_DEEP = "it is nested more than 200 deep"
-
-
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
 
 

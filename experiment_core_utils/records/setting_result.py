@@ -28,11 +28,7 @@ from experiment_core_utils.records.caveats import Caveat, sentences
 from experiment_core_utils.records.result_files import field_fault, read_versioned_object
 
 SCHEMA_VERSION = 1
-
-
 ADVICE = "remove it or measure the setting again"
-
-
 # Published name of each distribution that is a time; these alone are converted to milliseconds.
 TIME_NAMES = {
     "vision_s": "T_vision_total",
@@ -44,12 +40,8 @@ TIME_NAMES = {
     "preprocess_s": "T_preprocess",
     "transfer_s": "T_transfer",
 }
-
-
 # The work may be none; a request takes time.
 _MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer")
-
-
 _ABOVE_ZERO = re.compile(
     rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})_(?:mean|p50|p95|p99|min|max)"
 )
@@ -72,45 +64,19 @@ def _text_or_number(value: Any) -> Any:
 
 # A whole number among floats stays one.
 AS_IT_IS = WrapValidator(_as_it_is)
-
-
 Name = Annotated[str, StringConstraints(pattern=f"^{FILE_NAME_PART}$")]
-
-
 Count = Annotated[int, Field(ge=0, le=2**53)]
-
-
 Flops = Annotated[int, Field(ge=0, le=10**30)]
-
-
 Knob = Annotated[int, Field(ge=1, le=10**6)]
-
-
 Number = Annotated[float, Field(ge=-1e30, le=1e30), AS_IT_IS]
-
-
 Positive = Annotated[float, Field(ge=0, le=1e30)]
-
-
 Amount = Annotated[Positive, AS_IT_IS]
-
-
 Peak = Annotated[float, Field(gt=0, le=1e30), AS_IT_IS]
-
-
 Ratio = Annotated[float, Field(gt=0, le=1e9), AS_IT_IS]
-
-
 Share = Annotated[float, Field(ge=0, le=1), AS_IT_IS]
-
-
 # Milliseconds: of a stage, and of what may take none.
 Time = Annotated[float, Field(ge=1e-9, le=1e12)]
-
-
 Delay = Annotated[float, Field(ge=0, le=1e12)]
-
-
 # Answers may hold half a surrogate pair, which pydantic's own type refuses.
 Text = Annotated[Any, AfterValidator(_text)]
 

@@ -29,11 +29,7 @@ from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 
 AnyResult = TypeVar("AnyResult", bound=SettingResult)
-
-
 _JUDGE_TOGETHER = frozenset(name for name in list_metrics() if not get_metric(name).judges_alone)
-
-
 # Where a result's provenance says under which conditions it was made, beside the knobs.
 _CONDITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -63,12 +63,8 @@ from experiment_core_utils.records.setting_result import (
 from experiment_core_utils.records.settings import FailedSample
 
 PAGE = REPOSITORY / "docs" / "results_schema.md"
-
-
 # Objects of the provenance, whose keys stand in its own table.
 DOTTED = (AskedTask, ExecutionStages, Hardware, Model, Preparation, Variables)
-
-
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
@@ -77,11 +73,7 @@ RECORDS: dict[str, type] = {
         SampleResult, RunTimes, Provenance, Caveat,
     )
 }  # fmt: skip
-
-
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
 _KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 

@@ -17,8 +17,6 @@ from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
 
 Prepared = tuple[Sample, PreparedRequest]
-
-
 # Batches whose samples are put in order of length together; more would pad less and take more memory of the host.
 _BATCHES_PREPARED = 4
 

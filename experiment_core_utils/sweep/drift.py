@@ -31,22 +31,12 @@ from experiment_core_utils.records.settings import DriftReading
 from experiment_core_utils.sweep.measurer import Bench, RunContext
 
 DRIFT_VERSION = 1
-
-
 CONTROL_SAMPLES = 3
-
-
 # Where samples cannot be read, so many are tried before the check is given up.
 _MOST_CANDIDATES = 12
-
-
 # Why the result of a run that was killed, or that still runs, has no readings.
 NOT_CLOSED = "run not closed: the next run of the same command fills this in"
-
-
 _READINGS = TypeAdapter(tuple[DriftReading, ...])
-
-
 Totals = Mapping[int, float]
 
 

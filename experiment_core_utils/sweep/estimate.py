@@ -27,8 +27,6 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.interface import Sample, Task
 
 Source = Literal["measured", "scaled", "matmul"]
-
-
 MEBIBYTE = 2**20
 
 
@@ -244,8 +242,6 @@ def source_sentences(
 
 # Samples whose pictures are opened for their shape.
 SAMPLES_LOOKED_AT = 8
-
-
 T = TypeVar("T")
 
 

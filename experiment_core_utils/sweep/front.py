@@ -41,14 +41,8 @@ from experiment_core_utils.tasks.sampling import shards_of
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 
 SEARCH_FILE = "pareto_search.json"
-
-
 LEAST_SAMPLES = 6
-
-
 _POLL_S = 0.1
-
-
 SEARCH_SCHEMA_VERSION = 1
 
 

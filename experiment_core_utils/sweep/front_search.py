@@ -36,8 +36,6 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 StopReason = Literal["settled", "budget", "samples"]
-
-
 # The full grid's time is taken as low as it is with this probability only, so that the search keeps to its share.
 BUDGET_DOUBT = 0.002
 
@@ -60,8 +58,6 @@ class Observation:
 
 
 Round = dict[str, tuple[int, ...]]
-
-
 Measure = Callable[[Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, Observation]]]
 
 

@@ -29,8 +29,6 @@ from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample, Task
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-
-
 # A process whose own time limit is up says so within this time; one that hangs in a call does not.
 _GRACE_S = 0.5
 
@@ -195,17 +193,11 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 MAX_WORKERS = 4
-
-
 # Of the memory granted, what is for pictures (2 to 3 MB each) that other crops are cut from later; the rest is for
 # requests (4 to 18 MB each).
 PICTURE_SHARE = 0.2
-
-
 # Requests that may be on their way or waiting for each process, beyond those that are kept.
 _AHEAD_OF_EACH = 2
-
-
 BYTES_PER_GB = 10**9
 
 

@@ -22,8 +22,6 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, 
 from experiment_core_utils.records.settings import FailedSample, JournalHeader, SettingFailure, ShareDone
 
 FAILURES_SHOWN = 5
-
-
 # Longer than most samples take.
 SILENT_AFTER_S = 120.0
 

@@ -20,8 +20,6 @@ from experiment_core_utils.records.settings import (
 
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
 FOREIGN_LOAD = 0.10
-
-
 THROTTLED_SHARE = 0.01
 
 

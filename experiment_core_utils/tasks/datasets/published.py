@@ -29,11 +29,7 @@ from experiment_core_utils.tasks.datasets.tables import (
 from experiment_core_utils.tasks.interface import Sample
 
 OPEN_TEMPLATE = " User: {style}: {question} Assistant:"
-
-
 CHOICE_TEMPLATE = " User: {style}: {question}\n{options} Assistant:"
-
-
 FIELDS = ("question", "style", "options")
 
 
@@ -75,8 +71,6 @@ def fill(template: str, style: str, question: str, options: Sequence[str]) -> st
 
 
 UNTYPED = "all"
-
-
 # What a reader meets in a row that is not as the dataset's layout says: a null, a number for a text, a missing field,
 # an infinite id, lists within lists within lists.
 ODD_ROW = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)

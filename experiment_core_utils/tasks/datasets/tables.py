@@ -77,8 +77,6 @@ class OfficialTable:
 
 # COCO's archives unpack into this subfolder.
 _SUBFOLDERS = (".", "annotations")
-
-
 # The largest of the nine datasets' files, the answers of VQA v2's training split, has 0.4 GB.
 MOST_BYTES = 2 * 10**9
 

@@ -37,20 +37,10 @@ _NUMBER_WORDS = MappingProxyType(
         )
     }
 )
-
-
 _ARTICLES = frozenset({"a", "an", "the"})
-
-
 _AROUND = " \"'“”‘’`()[]{}"
-
-
 _AFTER = ".,;:!?"
-
-
 _GROUPED = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
-
-
 _WHOLE_NUMBER_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
 
 
