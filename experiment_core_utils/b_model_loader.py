@@ -26,13 +26,7 @@ from experiment_core_utils.models.checkpoint_files import (
     refuse_not_finite,
     refuse_too_large,
 )
-from experiment_core_utils.models.foreign_model import (
-    ForeignSource,
-    LoadWish,
-    find_foreign,
-    limits_of,
-    load_foreign,
-)
+from experiment_core_utils.models.foreign_model import ForeignSource, LoadWish, find_foreign, limits_of, load_foreign
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,

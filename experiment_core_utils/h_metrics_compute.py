@@ -54,18 +54,8 @@ from experiment_core_utils.records.compute import (
     utilisation_of,
 )
 from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
-from experiment_core_utils.records.setting_result import (
-    ComputePart,
-    Memory,
-    MemoryTimeline,
-    ProcessLoad,
-    Utilisation,
-)
-from experiment_core_utils.records.settings import (
-    MeasuredSample,
-    MeasuredSetting,
-    SettingLoad,
-)
+from experiment_core_utils.records.setting_result import ComputePart, Memory, MemoryTimeline, ProcessLoad, Utilisation
+from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingLoad
 from experiment_core_utils.records.text import (
     BatchRecord,
     ComputeMetrics,

@@ -16,9 +16,7 @@ import numpy as np
 from experiment_core_utils.i_metrics_energy import energy_of, sample_energy, with_correct_answers
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.distributions import Distribution, mean_of
-from experiment_core_utils.primitives.errors import (
-    ResultsError,
-)
+from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.primitives.locks import locked
@@ -49,12 +47,7 @@ from experiment_core_utils.records.setting_result import (
     TypeScores,
     VisionPart,
 )
-from experiment_core_utils.records.settings import (
-    AccuracySummary,
-    MeasuredSample,
-    MeasuredSetting,
-    SettingSummary,
-)
+from experiment_core_utils.records.settings import AccuracySummary, MeasuredSample, MeasuredSetting, SettingSummary
 from experiment_core_utils.records.text import ProcessPlace
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.sampling import SampledDataset

@@ -12,11 +12,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import check_energy, means_of
-from experiment_core_utils.l_results_csv_cleaning import (
-    samples_csv_beside,
-    write_samples_csv,
-    write_settings_csv,
-)
+from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
     check_folder_is_shared,

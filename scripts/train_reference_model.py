@@ -20,11 +20,7 @@ import torch
 from transformers import AutoTokenizer
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.models.molmoe import (
-    MolmoeForConditionalGeneration,
-    MolmoeImageProcessor,
-    MolmoeProcessor,
-)
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiments.reference_model.batches import BatchSource
 from experiments.reference_model.recipe import OptimiserRecipe, reference_config

@@ -10,12 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import (
-    ConfigurationError,
-    OutputRefused,
-    ResultsNotSaved,
-    first_line,
-)
+from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused, ResultsNotSaved, first_line
 
 # File systems take names of 255 bytes, of which such a part is only one.
 FILE_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"

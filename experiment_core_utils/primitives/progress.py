@@ -1,7 +1,6 @@
 """Progress by tqdm: nested bars on a terminal, else whole lines for a log, one a minute."""
 
 import sys
-from types import TracebackType
 from typing import TextIO
 
 from tqdm import tqdm
@@ -92,9 +91,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._setting.close()
         if self._run is not None and self._started:
             self._run.close()

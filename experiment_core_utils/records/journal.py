@@ -12,19 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from experiment_core_utils.primitives.errors import ResultsRefused, first_line
-from experiment_core_utils.primitives.files import (
-    FILE_NAME_PART,
-    failed_writes_named,
-    read_regular_file,
-    shortened,
-)
+from experiment_core_utils.primitives.files import FILE_NAME_PART, failed_writes_named, read_regular_file, shortened
 from experiment_core_utils.primitives.locks import locked_file
 from experiment_core_utils.records.energy import SettingEnergy
 from experiment_core_utils.records.result_files import field_fault, parsed_json
@@ -194,9 +188,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def append(self, line: Line) -> None:

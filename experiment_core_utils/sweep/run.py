@@ -7,19 +7,13 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import load_staged_model
-from experiment_core_utils.c_prompt_processing import (
-    choose_latency_ids,
-    picture_caveats,
-)
+from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of
 from experiment_core_utils.j_results_saving import setting_file_name, setting_result
-from experiment_core_utils.k_results_aggregation import (
-    collect_parts,
-    merge_parts,
-)
+from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.files import write_json_atomically

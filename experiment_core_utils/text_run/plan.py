@@ -8,11 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
-from experiment_core_utils.c_prompt_processing import (
-    filter_prompts_by_length,
-    sort_prompts_by_length,
-    tokenise_prompts,
-)
+from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.meters.host_facts import environment_stamp

@@ -25,13 +25,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
 from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.primitives.device import (
-    choose_device,
-    choose_dtype,
-    new_marks,
-    set_cpu_threads,
-    synchronize,
-)
+from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.sweep.plan import asked_values

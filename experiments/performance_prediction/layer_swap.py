@@ -1,7 +1,6 @@
 """In: a network and an algorithm; out: the same network with its convolutions run by it, and a record of each layer."""
 
 from collections.abc import Mapping
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -89,9 +88,7 @@ class SwappedConvolutions:
     def __enter__(self) -> "SwappedConvolutions":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.restore()
 
     @property

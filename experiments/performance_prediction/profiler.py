@@ -10,12 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from experiment_core_utils.primitives.device import (
-    MemoryWindow,
-    new_marks,
-    out_of_memory_named,
-    synchronize,
-)
+from experiment_core_utils.primitives.device import MemoryWindow, new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.stability import is_stable, needs_another_run
 from experiments.performance_prediction.algorithm_support import CombinationReport, combination_report, conv_shapes
 from experiments.performance_prediction.layer_errors import layer_errors

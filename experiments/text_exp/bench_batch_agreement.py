@@ -13,11 +13,7 @@ from collections.abc import Sequence
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
-from experiment_core_utils.c_prompt_processing import (
-    filter_prompts_by_length,
-    sort_prompts_by_length,
-    tokenise_prompts,
-)
+from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.text import PromptSource, validated
 from experiment_core_utils.e_inference import run_gen_inference
