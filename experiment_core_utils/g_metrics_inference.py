@@ -10,11 +10,9 @@ from experiment_core_utils.primitives.stability import find_outliers
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.settings import AccuracySummary, MeasuredSample, SettingSummary, TypeAccuracy
 from experiment_core_utils.records.text import (
-    AllocatedEnergy,
     BatchRecord,
     InferenceMetrics,
     InferenceResults,
-    QueryRecord,
 )
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 
@@ -134,35 +132,12 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         padding_share=padding / positions if positions else None,
         batch_efficiency=_batch_efficiency(batches),
         share_truncated=mean_of([not query["ended"] for query in queries]),
-        ttft_s=_spread([batch["ttft_s"] for batch in batches if batch["ttft_s"] is not None]),
-        time_per_output_token_s=_spread(_mean_gaps(batches)),
-        inter_token_s=_spread([gap for batch in batches for gap in batch["inter_token_s"]]),
+        ttft_s=spread_of([batch["ttft_s"] for batch in batches if batch["ttft_s"] is not None]),
+        time_per_output_token_s=spread_of(_mean_gaps(batches)),
+        inter_token_s=spread_of([gap for batch in batches for gap in batch["inter_token_s"]]),
         simulated_delay_s=inference_results.get("simulated_delay_s"),
         num_halved_batches=sum(each > 0 for each in halvings) if "batches" in inference_results else None,
         most_halvings=max(halvings, default=None),
-        **_energy(batches, queries, outputs),
-    )
-
-
-def _energy(batches: Sequence[BatchRecord], queries: Sequence[QueryRecord], output_tokens: int) -> AllocatedEnergy:
-    """Of all batches or of none: the sum of some would pass for that of all."""
-    # Records from before the energy was there have none.
-    joules = [energy for batch in batches if (energy := batch.get("energy_j")) is not None]
-    reasons = [reason for batch in batches if (reason := batch.get("energy_reason")) is not None]
-    if not joules or len(joules) < len(batches):
-        return AllocatedEnergy(
-            energy_per_batch_j=None,
-            energy_per_query_j=None,
-            energy_per_output_token_j=None,
-            energy_method=None,
-            energy_reason="; ".join(dict.fromkeys(reasons)) or None,
-        )
-    return AllocatedEnergy(
-        energy_per_batch_j=_spread(joules),
-        energy_per_query_j=_spread([query["energy_j"] for query in queries if query["energy_j"] is not None]),
-        energy_per_output_token_j=rate(sum(joules), output_tokens),
-        energy_method="apportioned",
-        energy_reason=None,
     )
 
 
@@ -177,6 +152,7 @@ def _mean_gaps(batches: Sequence[BatchRecord]) -> list[float]:
     return [sum(each) / len(each) for each in gaps]
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any] | None:
+def spread_of(values: Sequence[float]) -> dict[str, Any] | None:
+    """The keys of `Distribution`; None for no values."""
     spread = describe(values)
     return None if spread is None else asdict(spread)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from experiment_core_utils.g_metrics_inference import spread_of
 from experiment_core_utils.meters.codecarbon import READ_NOTHING, WORLD_MEAN, gpu_problem, number_in
 from experiment_core_utils.meters.energy_files import emissions_path, energy_path, read_energy_windows, read_windows
 from experiment_core_utils.meters.energy_statistics import (
@@ -15,7 +16,7 @@ from experiment_core_utils.meters.energy_statistics import (
     sum_of_known,
 )
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.primitives.distributions import ratio_interval
+from experiment_core_utils.primitives.distributions import rate, ratio_interval
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
@@ -38,6 +39,7 @@ from experiment_core_utils.records.setting_result import (
 )
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
+    AllocatedEnergy,
     ApportionedEnergy,
     EnergyFigures,
     EnergyMetrics,
@@ -197,6 +199,29 @@ def _sum(windows: Sequence[Mapping[str, Cell]], column: str) -> float:
 
 def _text(cell: Cell) -> str | None:
     return None if cell in (None, "") else str(cell)
+
+
+def allocated_energy_metrics(results: InferenceResults) -> AllocatedEnergy:
+    """The energy of all batches of a text run, or of none: the sum of some would pass for that of all."""
+    # Records from before the energy was there have none.
+    joules = [energy for batch in results["batches"] if (energy := batch.get("energy_j")) is not None]
+    reasons = [reason for batch in results["batches"] if (reason := batch.get("energy_reason")) is not None]
+    if not joules or len(joules) < len(results["batches"]):
+        return AllocatedEnergy(
+            energy_per_batch_j=None,
+            energy_per_query_j=None,
+            energy_per_output_token_j=None,
+            energy_method=None,
+            energy_reason="; ".join(dict.fromkeys(reasons)) or None,
+        )
+    of_queries = [query["energy_j"] for query in results["queries"] if query["energy_j"] is not None]
+    return AllocatedEnergy(
+        energy_per_batch_j=spread_of(joules),
+        energy_per_query_j=spread_of(of_queries),
+        energy_per_output_token_j=rate(sum(joules), results["total_output_tokens"]),
+        energy_method="apportioned",
+        energy_reason=None,
+    )
 
 
 def allocated_energy(pooled: InferenceResults) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, sum_windows
+from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, allocated_energy_metrics, sum_windows
 from experiment_core_utils.meters.energy_files import append_energy_window, append_window, emissions_path, energy_path
 from experiment_core_utils.meters.energy_statistics import instrument_energy
 from experiment_core_utils.primitives.errors import ResultsError
@@ -125,3 +125,18 @@ def test_what_the_instruments_measured_stands_beside(tmp_path: Path) -> None:
     # codecarbon's 3e-3 kWh are 10800 J; the published figure stays its own.
     assert (metrics["gpu_energy_kwh"], metrics["gpu_counter_j"], metrics["gpu_uncertainty_j"]) == (3e-3, 10700.0, 40.0)
     assert aggregate_energy_metrics("0001", place(3, 1), tmp_path)["gpu_counter_j"] is None
+
+
+def test_joules_of_a_text_run_are_of_all_batches_or_of_none() -> None:
+    batches = [{"energy_j": 6.0, "energy_reason": None}, {"energy_j": 2.0, "energy_reason": None}]
+    queries = [{"energy_j": 3.0}, {"energy_j": 3.0}, {"energy_j": 2.0}]
+    results: Any = {"batches": batches, "queries": queries, "total_output_tokens": 16}
+    found = allocated_energy_metrics(results)
+    assert found["energy_per_batch_j"] is not None and found["energy_per_query_j"] is not None
+    assert (found["energy_per_batch_j"]["mean"], found["energy_per_query_j"]["n"]) == (4.0, 3)
+    assert (found["energy_per_output_token_j"], found["energy_method"]) == (0.5, "apportioned")
+    assert found["energy_reason"] is None
+    batches[1] = {"energy_j": None, "energy_reason": "no reading"}
+    lacking = allocated_energy_metrics(results)
+    assert lacking.pop("energy_reason") == "no reading"
+    assert set(lacking.values()) == {None} and len(lacking) == 4

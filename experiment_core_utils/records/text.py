@@ -199,7 +199,9 @@ class ExperimentalVariables(TypedDict):
 
 
 class AllocatedEnergy(TypedDict):
-    """The energies of a run's batches and queries, apportioned from power readings; None where one was not read.
+    """The energies of a run's batches and queries, apportioned from power readings; all None where one was not read.
+
+    Its keys stand beside those of `InferenceMetrics`.
 
     Attributes:
         energy_per_batch_j, energy_per_query_j: `Distribution` of them.
@@ -215,7 +217,7 @@ class AllocatedEnergy(TypedDict):
     energy_reason: str | None
 
 
-class InferenceMetrics(AllocatedEnergy):
+class InferenceMetrics(TypedDict):
     """Counts and rates of a run, over one process or pooled over all; None where nothing was generated or timed.
 
     The keys after `avg_output_tokens_per_prompt` are more than the published ones. They come from the records of

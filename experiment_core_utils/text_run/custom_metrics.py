@@ -12,7 +12,7 @@ import numpy as np
 
 from experiment_core_utils.primitives.csv_tables import raw_cell
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.records.text import CustomMetricsReport, InferenceMetrics, InferenceResults
+from experiment_core_utils.records.text import CustomMetricsReport, InferenceResults
 
 Column = float | int | str | bool | None
 
@@ -54,7 +54,7 @@ def find_custom_metrics(names: Sequence[str]) -> tuple[CustomMetric, ...]:
 
 
 def run_custom_metrics(
-    metrics: Sequence[CustomMetric], results: InferenceResults, summary: InferenceMetrics
+    metrics: Sequence[CustomMetric], results: InferenceResults, summary: Mapping[str, Any]
 ) -> CustomMetricsReport:
     """The columns of each metric; one that raises or returns something else is reported and costs nothing else.
 
@@ -62,7 +62,7 @@ def run_custom_metrics(
 
     Args:
         results: pooled over processes.
-        summary: what `combine_inference_metrics` makes of them.
+        summary: the `inference_metrics` of the experiment.
     """
     report = CustomMetricsReport(columns={}, failures=[])
     for metric in metrics:

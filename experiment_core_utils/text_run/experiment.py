@@ -19,7 +19,7 @@ from experiment_core_utils.f_experiment_info import (
 )
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics, generation_metrics
-from experiment_core_utils.i_metrics_energy import allocated_energy, energy_metrics
+from experiment_core_utils.i_metrics_energy import allocated_energy, allocated_energy_metrics, energy_metrics
 from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
@@ -90,7 +90,7 @@ def measure_experiment(
             "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
             "experiment_variables": gather_experimental_variables(config),
             "model_architecture": get_model_architecture_info(model),
-            "inference_metrics": combine_inference_metrics(pooled),
+            "inference_metrics": {**combine_inference_metrics(pooled), **allocated_energy_metrics(pooled)},
             "compute_metrics": of_all,
             "global_energy_results": total_energy,
         }
