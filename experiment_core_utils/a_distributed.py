@@ -26,6 +26,7 @@ from experiment_core_utils.primitives.files import (
     REPOSITORY,
     check_replaceable,
     failed_writes_named,
+    open_regular_file,
     state_folder,
     write_text_atomically,
 )
@@ -133,9 +134,7 @@ def _emission_ids(names: Iterator[str] | list[str]) -> Iterator[int]:
 def _ids_in_file(path: Path, is_whole: bool) -> Iterator[int]:
     try:
         # A pipe would wait for a writer.
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if is_whole or size <= READ_WHOLE_BYTES:
                 kept = b""

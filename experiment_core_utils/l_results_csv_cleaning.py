@@ -12,15 +12,16 @@ import pandas as pd
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
     checked_rows,
+    csv_content,
     csv_of_rows,
     csv_text,
-    read_table,
+    read_table_file,
     reordered_columns,
     spreadsheet_safe,
     table_text,
 )
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
+from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.knobs import decoder_label, own_target, tier_target, token_target
 from experiment_core_utils.records.result_files import read_rows
 from experiment_core_utils.records.setting_result import SampleResult, SettingResult, read_setting
@@ -252,7 +253,7 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
         ResultsNotSaved: the disk does not take it.
     """
     path = Path(csv_file_path)
-    rows = checked_rows(_csv_content(path), str(path))
+    rows = checked_rows(csv_content(path), str(path))
     names = [cell.text for cell in rows[0]]
     wanted = [spreadsheet_safe(name) for name in priority_columns]
     if set(SETTING_COLUMNS) <= set(names):
@@ -267,15 +268,7 @@ def read_results_csv(csv_file_path: Path | str) -> list[dict[str, Cell]]:
     Raises:
         ResultsError: no such file, torn, ragged, or two columns of one name.
     """
-    return read_table(_csv_content(Path(csv_file_path)), str(csv_file_path))
-
-
-def _csv_content(path: Path) -> str:
-    try:
-        # A spreadsheet may have put a byte order mark in front; line ends within cells are kept.
-        return read_regular_file(path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path} cannot be read ({error}); give a CSV file in UTF-8") from error
+    return read_table_file(Path(csv_file_path))
 
 
 def _setting_row(result: SettingResult) -> dict[str, Any]:

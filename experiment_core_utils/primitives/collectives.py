@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
 
 T = TypeVar("T")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -129,8 +129,10 @@ def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerato
 def _comes_to_hold(path: Path, token: str, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        if path.exists() and path.read_text() == token:
-            return True
+        # What else than a file lies there is not what the main process wrote.
+        with suppress(OSError):
+            if read_regular_file(path) == token.encode():
+                return True
         time.sleep(0.05)
     return False
 

@@ -8,9 +8,11 @@ line feed; the file is UTF-8.
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import read_regular_file
 
 Cell = str | int | float | bool | None
 # The full-width ones are taken for the others where East Asian text is typed.
@@ -265,6 +267,20 @@ def read_table(text: str, name: str) -> list[dict[str, Cell]]:
     header, *rows = checked_rows(text, name)
     columns = [str(cell_value(cell._replace(quoted=True))) for cell in header]
     return [dict(zip(columns, map(cell_value, row), strict=True)) for row in rows]
+
+
+def read_table_file(path: Path) -> list[dict[str, Cell]]:
+    """The rows of a file, as `read_table` gives them; raises ResultsError also where it cannot be read."""
+    return read_table(csv_content(path), str(path))
+
+
+def csv_content(path: Path) -> str:
+    """The text of a CSV file; raises ResultsError where it is no file that can be read, or not UTF-8."""
+    try:
+        # A spreadsheet may have put a byte order mark in front; line ends within cells are kept.
+        return read_regular_file(path).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path} cannot be read ({error}); give a CSV file in UTF-8") from error
 
 
 def checked_rows(text: str, name: str) -> list[list[RawCell]]:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused, ResultsNotSaved, first_line
 
@@ -45,8 +45,8 @@ def shortened(value: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def read_regular_file(path: Path) -> bytes:
-    """All of a file.
+def open_regular_file(path: Path) -> BinaryIO:
+    """A file, open to be read.
 
     Raises:
         OSError: the system refuses it, or it is a folder, a pipe or a device, from which reading might never end.
@@ -56,7 +56,13 @@ def read_regular_file(path: Path) -> bytes:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return path.read_bytes()
+    return path.open("rb")
+
+
+def read_regular_file(path: Path) -> bytes:
+    """All of a file; raises what `open_regular_file` does."""
+    with open_regular_file(path) as file:
+        return file.read()
 
 
 def check_replaceable(path: Path) -> None:

@@ -18,7 +18,13 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from experiment_core_utils.primitives.errors import ResultsRefused, first_line
-from experiment_core_utils.primitives.files import FILE_NAME_PART, failed_writes_named, read_regular_file, shortened
+from experiment_core_utils.primitives.files import (
+    FILE_NAME_PART,
+    failed_writes_named,
+    open_regular_file,
+    read_regular_file,
+    shortened,
+)
 from experiment_core_utils.primitives.locks import locked_file
 from experiment_core_utils.records.energy import SettingEnergy
 from experiment_core_utils.records.result_files import field_fault, parsed_json
@@ -147,13 +153,19 @@ def read_journal(path: Path) -> JournalContent | None:
 
 
 def read_end(path: Path) -> ShareDone | None:
-    """The end of a journal that another process writes, without reading it all; None while there is none."""
+    """The end of a journal that another process writes, without reading it all; None while there is none.
+
+    Raises:
+        ResultsRefused: it is no file, or its end is not what this version writes.
+    """
     try:
-        with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+        with open_regular_file(path) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
             tail = file.read()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ResultsRefused(f"{path} cannot be read ({error.strerror}); move it away") from error
     whole = tail[: tail.rfind(b"\n") + 1].splitlines()
     if not whole or not whole[-1].startswith(b'{"end":'):
         return None

@@ -159,6 +159,7 @@ def wait_until_all_are_over(
 
     Raises:
         Stopped: someone asked to stop while waiting.
+        ResultsRefused: something else than a file lies where a process says so.
     """
     deadline = time.monotonic() + timeout_s
     waiting = set(range(num_processes))
@@ -177,7 +178,12 @@ def _over_path(journals: Path, rank: int) -> Path:
 
 
 def _is_over(path: Path, experiment_id: str) -> bool:
-    return path.exists() and path.read_text() == experiment_id
+    try:
+        return read_regular_file(path) == experiment_id.encode()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ResultsRefused(f"{path} cannot be read ({error.strerror}); move it away") from error
 
 
 def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:

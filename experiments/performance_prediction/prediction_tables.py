@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiment_core_utils.primitives.csv_tables import Cell, read_table
+from experiment_core_utils.primitives.csv_tables import Cell, read_table_file
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.performance_prediction.convolution import AlgorithmName, ConvShape, Pair, algorithm_named
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
@@ -138,7 +138,7 @@ def _inferences(overall: Path) -> Iterable[MeasuredInference]:
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
     if not path.exists():
         raise ResultsError(f"{path} is not there; the two tables of a combination belong together")
-    rows = read_table(path.read_text(encoding="utf-8"), str(path))
+    rows = read_table_file(path)
     if rows and tuple(rows[0]) != tuple(columns):
         raise ResultsError(f"{path} has other columns than this version's; profile again")
     return rows

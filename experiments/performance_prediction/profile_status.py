@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.primitives.csv_tables import read_table
+from experiment_core_utils.primitives.csv_tables import read_table_file
 from experiment_core_utils.primitives.errors import ProfilerError
 
 
@@ -26,7 +26,7 @@ def status_lines(results: Path) -> Iterator[str]:
 
 
 def _told(table: Path) -> str:
-    rows = read_table(table.read_text(encoding="utf-8"), str(table))
+    rows = read_table_file(table)
     if not rows:
         return "no size done yet"
     asked = rows[-1]["sizes_asked"]

@@ -7,7 +7,7 @@ size that is not there come from a run that was killed between the two, and are 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiment_core_utils.primitives.csv_tables import Cell, csv_text, raw_cell, read_table
+from experiment_core_utils.primitives.csv_tables import Cell, csv_text, raw_cell, read_table_file
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.locks import locked
@@ -76,7 +76,7 @@ class ResultTables:
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
     if not path.exists():
         return []
-    rows = read_table(path.read_text(encoding="utf-8"), str(path))
+    rows = read_table_file(path)
     if rows and tuple(rows[0]) != tuple(columns):
         raise ResultsError(f"{path} has other columns than this version's; choose another --output-dir or delete it")
     return rows

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused
+from experiment_core_utils.a_distributed import next_run_id
+from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError, ResultsRefused
+from experiment_core_utils.primitives.files import locked
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.records.journal import read_end, read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import parsed_json, read_json
 from experiment_core_utils.records.setting_result import SettingResult, read_setting
+from experiment_core_utils.sweep.drift import read_drift
+from experiment_core_utils.sweep.front import wait_until_all_are_over
 from experiment_core_utils.tasks.__main__ import main as tasks
 from experiments.controller.evaluate_controller import main as evaluate_controller
 from experiments.core_exp.e1_stage_latency import main as e1
@@ -19,6 +26,9 @@ from experiments.core_exp.e2_knob_pareto import main as e2
 from experiments.core_exp.e3_latency_estimator import main as e3
 from experiments.core_exp.report import main as report
 from experiments.core_exp.write_tables import main as write_tables
+from experiments.performance_prediction.prediction_tables import read_measurements
+from experiments.performance_prediction.profile_status import status_lines
+from tests.deadline import ends_within
 from tests.experiments.hand_made_sweep import result, setting
 
 Main = Callable[[list[str]], int]
@@ -185,6 +195,51 @@ def test_a_file_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="cannot be read .No such file") as caught:
         read_json(tmp_path / "none.json")
     assert caught.value.exit_code == 1 and not isinstance(caught.value, ConfigurationError)
+
+
+# What is read in a results folder beside results: the path, who reads it, words of the message.
+PLANTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "journal": (".parts/a.rank0.jsonl", read_journal, "cannot be read"),
+    "end of a journal": (".parts/a.rank0.jsonl", read_end, "cannot be read"),
+    "end of a search": (
+        ".parts/search_over.rank0",
+        lambda path: wait_until_all_are_over(path.parent, 1, "0002", 1.0, StopRequest()),
+        "cannot be read",
+    ),
+    "drift": ("drift/rank0.json", read_drift, "cannot be read"),
+    "emissions": ("emissions_0002.csv", read_windows, "cannot be read"),
+    "energy": ("energy_0002.json", read_energy_windows, "cannot be read"),
+    "table": ("1_gpu/a/a_overall.csv", lambda path: list(status_lines(path.parents[2])), "cannot be read"),
+    "measured sizes": ("a_overall.csv", lambda path: read_measurements([path.parent]), "cannot be read"),
+    "lock of the counter": (
+        "trackers/.experiment_id.txt.lock",
+        lambda path: next_run_id(path.with_name("experiment_id.txt"), path.parent),
+        "cannot be written|only a regular file is written over",
+    ),
+    "lock of a file": (
+        ".a.json.lock",
+        lambda path: locked(path.with_name("a.json")).__enter__(),
+        "cannot be|is written",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device"])
+@pytest.mark.parametrize(("name", "read", "words"), PLANTED.values(), ids=PLANTED)
+def test_what_was_planted_in_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, name: str, read: Callable[[Path], Any], words: str, kind: str
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with ends_within(20), pytest.raises(ProfilerError, match=words) as caught:
+        read(path)
+    assert name.rpartition("/")[2] in str(caught.value) and "\n" not in str(caught.value)
 
 
 # --- a run that goes on ---------------------------------------------------------------------------------------------

@@ -1,9 +1,13 @@
 """What a process that is alone tells itself, and which processes share a local main process."""
 
+import os
+from pathlib import Path
+
 import pytest
 from accelerate import Accelerator
 
 from experiment_core_utils.primitives.collectives import (
+    _comes_to_hold,
     local_group,
     of_all_processes,
     of_local_processes,
@@ -11,6 +15,7 @@ from experiment_core_utils.primitives.collectives import (
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.errors import ResultsError
+from tests.deadline import ends_within
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +47,16 @@ def test_an_error_of_the_main_process_is_raised_there_too(accelerator: Accelerat
 
     with pytest.raises(ResultsError, match="another run"):
         of_main_process(fail, accelerator)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "pipe", "other text", "no text"])
+def test_only_a_file_that_holds_the_token_shows_that_the_folder_is_shared(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "seen_by_all"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes({"file": b"f00d", "other text": b"f00", "no text": b"\xff"}[kind])
+    with ends_within(20):
+        assert _comes_to_hold(path, "f00d", 0.1) == (kind == "file")
