@@ -149,7 +149,15 @@ def read_journal(path: Path) -> JournalContent | None:
         raise ResultsRefused(f"{path} does not begin with a header; delete it")
     if journal_path(path.parent, first.key, first.rank).name != path.name.partition(".jsonl")[0] + ".jsonl":
         raise ResultsRefused(f"{path} is of {first.key!r}, process {first.rank}, and not what its name says; delete it")
+    for number, line in enumerate(lines, 1):
+        # Each run that goes on writes a header of its own.
+        if isinstance(line, JournalHeader) and _belongs_to(line) != _belongs_to(first):
+            raise ResultsRefused(f"{path}: line {number} is the header of another setting or run; delete the file")
     return JournalContent(lines, len(whole))
+
+
+def _belongs_to(header: JournalHeader) -> tuple[str, int, str]:
+    return header.key, header.rank, header.fingerprint
 
 
 def read_end(path: Path) -> ShareDone | None:

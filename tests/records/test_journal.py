@@ -15,6 +15,7 @@ from experiment_core_utils.records.journal import (
     JOURNAL_VERSION,
     Journal,
     Line,
+    _encode,
     journal_path,
     journals_in,
     only_run_in,
@@ -82,6 +83,48 @@ def test_cut_at_any_byte_it_holds_the_whole_lines_and_goes_on_after_them(tmp_pat
             with Journal(tmp_path, again) as journal:
                 assert journal.before == torn
             assert path.read_bytes().splitlines(keepends=True)[:-1] == lines[:whole]
+
+
+# A journal that somebody made: its bytes, what a run that goes on finds in it, or words of the refusal.
+BEGUN = _encode(HEADER)
+ODD: dict[str, tuple[bytes, int | None, str]] = {
+    "empty": (b"", None, ""),
+    "the beginning of a header": (BEGUN[:-1], None, ""),
+    "a header alone": (BEGUN, 1, ""),
+    "two headers": (BEGUN + _encode(replace(HEADER, experiment_id="0009")), 2, ""),
+    "two headers, the second torn": (BEGUN + BEGUN[:20], 1, ""),
+    "a second header of another run": (
+        BEGUN + _encode(replace(HEADER, fingerprint="beef")),
+        None,
+        "line 2 is the header",
+    ),
+    "a second header of another setting": (BEGUN + _encode(replace(HEADER, key="other")), None, "line 2 is the header"),
+    "a second header of another process": (BEGUN + _encode(replace(HEADER, rank=7)), None, "line 2 is the header"),
+    "an empty line": (b"\n" + BEGUN, None, "line 1 is not one of this version's journal"),
+    "a sample before the header": (_encode(MEASURED) + BEGUN, None, "does not begin with a header"),
+}
+
+
+@pytest.mark.parametrize(("content", "num_lines", "words"), ODD.values(), ids=ODD)
+def test_a_run_goes_on_from_an_odd_journal_or_refuses_it(
+    tmp_path: Path, content: bytes, num_lines: int | None, words: str
+) -> None:
+    path = journal_path(tmp_path, HEADER.key, HEADER.rank)
+    path.write_bytes(content)
+    again = replace(HEADER, experiment_id="0010")
+    if words:
+        for read in (read_journal, lambda _: Journal(tmp_path, again)):
+            with pytest.raises(ResultsRefused, match=words) as caught:
+                read(path)
+            assert str(path) in str(caught.value) and caught.value.exit_code == 2
+        assert path.read_bytes() == content
+        return
+    with Journal(tmp_path, again) as journal:
+        assert (None if journal.before is None else len(journal.before.lines)) == num_lines
+        journal.append(MEASURED)
+    found = read_journal(path)
+    assert found is not None and found.lines[-2:] == (again, MEASURED) and len(found.lines) == (num_lines or 0) + 2
+    assert found.experiment_ids == ("0010",)
 
 
 def test_an_end_that_was_gone_on_from_is_no_end(tmp_path: Path) -> None:
