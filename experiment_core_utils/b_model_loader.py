@@ -20,6 +20,7 @@ from experiment_core_utils.config.text import Quantisation, TextConfig, validate
 from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
+    compatible_attentions,
     download,
     refuse_hub_code,
     refuse_misfit,
@@ -161,7 +162,9 @@ def load_staged_model(
     Args:
         is_profiled: whether PyTorch's profiler is used on it.
     """
-    refuse_hub_code(config.attn_implementation, "--attn_implementation")
+    foreign = source.foreign
+    compatible = None if foreign is None else compatible_attentions(foreign.auto_class, foreign.config)
+    refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
     dtype = choose_dtype(config.precision, device)
     if source.foreign is not None:
         wish = LoadWish(

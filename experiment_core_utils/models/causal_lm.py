@@ -14,8 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from experiment_core_utils.config.text import ImpossibleCombination, TextConfig
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
+    compatible_attentions,
     download,
     refuse_files_not_finite,
+    refuse_hub_code,
     refuse_misfit,
     refuse_not_finite,
     refuse_too_large,
@@ -172,6 +174,9 @@ def _judge_architecture(config: TextConfig, source: LanguageModelSource, device:
             f"attn_implementation {config.attn_implementation} is code from the hub; it runs with "
             "trust_remote_code: true"
         )
+    if not config.trust_remote_code:
+        compatible = compatible_attentions(AutoModelForCausalLM, source.config)
+        refuse_hub_code(config.attn_implementation, "attn_implementation", compatible)
     skeleton = _skeleton(config, source, choose_dtype(config.fp_precision, device))
     quant_type = type_of_4bit_weights(config, source.config)
     if quant_type is not None:

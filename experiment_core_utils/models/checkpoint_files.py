@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import is_kernels_available
 
 from experiment_core_utils.models.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.device import most_memory_bytes
@@ -160,14 +162,42 @@ def _check_generation_config(folder: Path) -> None:
             )
 
 
-def refuse_hub_code(attention: str | None, named: str) -> None:
-    """Raises ConfigurationError for an attention implementation that is a repository of the hub, whose code would run.
+def refuse_hub_code(attention: str | None, named: str, compatible: Sequence[str] | None = None) -> None:
+    """Raises ConfigurationError for an attention implementation whose code would come from the hub and run.
+
+    That is a repository's name, and with the package `kernels` also flash attention whose own package is not here.
 
     Args:
         named: who asks for it.
+        compatible: the flash attentions that the model takes; for another one transformers takes the first of them.
     """
-    if attention is not None and "/" in attention:
+    if attention is None:
+        return
+    plain = attention.removeprefix("paged|")
+    if "/" in plain:
         raise ConfigurationError(f"{named}: {attention} is code from the hub, which is not run; give sdpa or eager")
+    flash = re.fullmatch(r"flash_attention_([0-9]+)", plain)
+    if flash is None or not is_kernels_available():
+        # Without that package nothing is fetched: transformers says what is missing.
+        return
+    if compatible is not None and plain not in compatible:
+        raise ConfigurationError(
+            f"{named}: in place of {attention} this model takes a kernel that transformers would fetch from the hub "
+            f"({compatible[0]}), which is not run; give sdpa or eager"
+        )
+    if not getattr(transformers.utils, f"is_flash_attn_{flash[1]}_available", lambda: False)():
+        raise ConfigurationError(
+            f"{named}: {attention} needs the package flash-attn and a GPU; transformers would fetch a kernel from the "
+            "hub in its place, which is not run; install flash-attn, or give sdpa or eager"
+        )
+
+
+def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence[str] | None:
+    """The flash attentions that a model's class takes; None where it takes any."""
+    try:
+        return getattr(auto_class._model_mapping[type(config)], "_compatible_flash_implementations", None)
+    except (KeyError, AttributeError):
+        return None
 
 
 def refuse_not_finite(model: nn.Module, folder: Path) -> None:

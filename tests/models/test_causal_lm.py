@@ -1,8 +1,11 @@
 """What is judged before weights are read, what is loaded, and what is refused in one line."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
 from experiment_core_utils.models.causal_lm import (
@@ -22,7 +26,7 @@ from experiment_core_utils.models.causal_lm import (
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.models.quantisation import fp8_problem
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 CPU = torch.device("cpu")
@@ -211,6 +215,50 @@ def test_code_of_a_checkpoint_runs_only_where_it_is_allowed(copied: Path, tmp_pa
 )
 def test_what_this_machine_cannot_do(llama: Path, values: dict[str, Any], message: str) -> None:
     refused(asked(llama, **values), message)
+
+
+def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> None:
+    """With the package `kernels` transformers would do so; a stand-in for it says what it was asked for."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text(
+        "class Any:\n"
+        "    def __init__(self, *_, **__): pass\n"
+        "def get_kernel(name, *_, **__):\n"
+        "    print('fetched', name)\n"
+        "    raise FileNotFoundError(name)\n"
+        "def __getattr__(name):\n"
+        "    if name.startswith('__'): raise AttributeError(name)\n"
+        "    return (lambda *_, **__: lambda cls: cls) if name.startswith('use_') else Any\n"
+    )
+    (tmp_path / f"kernels-{KERNELS_MIN_VERSION}.dist-info").mkdir()
+    (tmp_path / f"kernels-{KERNELS_MIN_VERSION}.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: kernels\nVersion: {KERNELS_MIN_VERSION}\n"
+    )
+    program = (
+        "from transformers import AutoModelForCausalLM, GptOssConfig\n"
+        "from experiment_core_utils.config.text import judged\n"
+        "from experiment_core_utils.models.causal_lm import judge_loadable\n"
+        "from experiment_core_utils.models.checkpoint_files import compatible_attentions, refuse_hub_code\n"
+        "from experiment_core_utils.primitives.errors import ConfigurationError\n"
+        "def load(name):\n"
+        f"    judge_loadable(judged(dict(model_name={str(llama)!r}, device='cpu', attn_implementation=name)))\n"
+        "def load_other(name):\n"
+        "    refuse_hub_code(name, 'it', compatible_attentions(AutoModelForCausalLM, GptOssConfig()))\n"
+        "names = ['flash_attention_2', 'flash_attention_3', 'flash_attention_4', 'paged|flash_attention_2',\n"
+        "         'kernels-community/flash-attn2', 'paged|kernels-community/flash-attn2']\n"
+        "for how, name in [*((load, name) for name in names), (load_other, names[0]), (load, 'eager')]:\n"
+        "    try:\n"
+        "        how(name)\n"
+        "    except ConfigurationError as error:\n"
+        "        print(error)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}", "USE_HUB_KERNELS": "NO"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    said = ended.stdout.splitlines()
+    assert "fetched" not in ended.stdout and len(said) == 7
+    assert all("needs the package flash-attn and a GPU; transformers would fetch" in line for line in said[:4])
+    assert all("code from the hub" in line for line in said[4:6])
+    assert "it: in place of flash_attention_2 this model takes a kernel" in said[6]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
