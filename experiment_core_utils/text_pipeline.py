@@ -4,6 +4,7 @@ A combination is one experiment (`text_run.experiment`) with an id of its own. I
 `results/{task_type}_results.json`: a run that was killed starts again at the combination it was at.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.primitives.collectives import of_main_process, processes_on_this_machine
 from experiment_core_utils.primitives.device import set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, SettingError
+from experiment_core_utils.primitives.files import check_replaceable
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
-from experiment_core_utils.records.result_files import raw_result_path
+from experiment_core_utils.records.result_files import aggregated_path, raw_result_path
+from experiment_core_utils.records.text import SavedExperiment, ShownExperiment, check_saved
 from experiment_core_utils.text_run.experiment import measure_experiment
 from experiment_core_utils.text_run.plan import TextPlan, plan_experiments
 
@@ -73,14 +76,34 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
 
     Raises:
         ConfigurationError: not a single combination is possible here.
+        ResultsRefused: what an earlier run saved here is broken.
+        OutputRefused: something else than a regular file has the name of the results file.
     """
     task_type = _any_config(grid).task_type
-    saved = of_main_process(lambda: load_aggregated_results(task_type, results_dir=results_dir), accelerator)
+    path = aggregated_path(task_type, ".json", results_dir)
+    advice = "repair it, or remove the experiment, and the same command measures it again"
+
+    def load() -> dict[str, dict[str, Any]]:
+        # It is written again at the end.
+        check_replaceable(path)
+        return load_aggregated_results(task_type, results_dir=results_dir)
 
     def has_outputs(experiment_id: str) -> bool:
-        return raw_result_path(experiment_id, "text_output", results_dir).exists()
+        texts = raw_result_path(experiment_id, "text_output", results_dir)
+        if os.path.lexists(texts) and not texts.is_file():
+            raise ResultsRefused(
+                f"{texts} is no result, but a folder, a pipe, a device or a link to nothing; move it away"
+            )
+        return texts.is_file()
 
-    return plan_experiments(grid, saved, accelerator, has_outputs)
+    saved = of_main_process(load, accelerator)
+    for name, each in saved.items():
+        if "digest" in each:
+            check_saved(SavedExperiment, each, f"{path}: {name}", advice)
+    plan = plan_experiments(grid, saved, accelerator, has_outputs)
+    for name in plan.saved.values():
+        check_saved(ShownExperiment, saved[name], f"{path}: {name}", advice)
+    return plan
 
 
 def run_text_experiments(

@@ -1,8 +1,15 @@
 """The energy of a run from its processes' figures, by hand; a figure that one machine lacks is no sum of the others."""
 
+import json
+from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.k_results_aggregation import pool_energy
+import pytest
+
+from experiment_core_utils.k_results_aggregation import load_and_aggregate_per_process_energy_results, pool_energy
+from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.records.result_files import local_energy_type, raw_result_path
+from experiment_core_utils.records.text import EnergyFigures
 
 FIGURES = (
     "total_energy_kwh", "cpu_energy_kwh", "gpu_energy_kwh", "ram_energy_kwh", "total_emissions_kg_co2",
@@ -60,3 +67,15 @@ def test_a_file_from_before_the_joules_has_none() -> None:
     older = {name: value for name, value in FIRST.items() if not name.endswith("_j")}
     pooled = pool_energy([older, SECOND])
     assert pooled["gpu_counter_j"] is None and pooled["gpu_energy_kwh"] == 10.0
+
+
+@pytest.mark.parametrize("value", ["x", -1, [], 10**400, True])
+@pytest.mark.parametrize("field", ["total_energy_kwh", "duration_seconds", "gpu_counter_j"])
+def test_an_edited_figure_is_named_with_its_file(tmp_path: Path, field: str, value: object) -> None:
+    path = raw_result_path("0001", local_energy_type(0), tmp_path)
+    path.parent.mkdir(parents=True)
+    figures = dict.fromkeys(EnergyFigures.__required_keys__, 1.5) | {"sources": {}, field: value}
+    path.write_text(json.dumps(figures))
+    with pytest.raises(ResultsRefused, match=rf"process 0 \(.*\) is broken: {field} is ") as caught:
+        load_and_aggregate_per_process_energy_results("0001", 1, results_dir=tmp_path)
+    assert str(path) in str(caught.value)

@@ -1,6 +1,7 @@
 """Grids of text experiments from YAML values to files, on a tiny model; every step has tests of its own."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +22,14 @@ from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
 from experiment_core_utils.models.causal_lm import judge_loadable
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsRefused
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError, ResultsRefused
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
-from experiment_core_utils.text_pipeline import TextReport, run_text_experiments
+from experiment_core_utils.text_pipeline import TextReport, launched, plan_of, run_text_experiments
 from experiment_core_utils.text_run.plan import experiment_digest
+from tests.deadline import ends_within
 from tests.scripted_codecarbon import scripted_library
 from tests.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_language_models import save_checkpoint, tiny_llama
@@ -57,6 +59,76 @@ def values(checkpoint: Path, tmp_path: Path) -> dict[str, Any]:
 
 def measured(values: dict[str, Any], folder: Path, said: list[str] | None = None) -> TextReport:
     return run_text_experiments(combinations(values), folder, (said if said is not None else []).append)
+
+
+# A field of a saved experiment, what stands in it (a class: the field is gone), words of the message.
+BROKEN: list[tuple[str, Any, str]] = [
+    ("digest", 7, "digest is 7"),
+    ("digest", None, "digest is None"),
+    ("experiment_id", KeyError, "lacks 'experiment_id'"),
+    ("experiment_id", "../../x", "experiment_id is '../../x', and it is part of file names"),
+    ("varied", [], "varied is []"),
+    ("inference_metrics", KeyError, "lacks 'inference_metrics'"),
+    ("inference_metrics", None, "inference_metrics is None"),
+    ("inference_metrics.num_prompts", "5", "inference_metrics.num_prompts is '5'"),
+    ("inference_metrics.total_output_tokens", -1, "inference_metrics.total_output_tokens is -1"),
+    ("inference_metrics.tokens_per_second", "x", "inference_metrics.tokens_per_second is 'x'"),
+    ("inference_metrics.tokens_per_second", float("nan"), "inference_metrics.tokens_per_second is nan"),
+    ("inference_metrics.queries_per_second", 10**400, "inference_metrics.queries_per_second is 1000"),
+    ("inference_metrics.padding_share", KeyError, "lacks 'padding_share' in "),
+    ("inference_metrics.ttft_s", [], "inference_metrics.ttft_s is []"),
+    ("inference_metrics.ttft_s.mean", None, "inference_metrics.ttft_s.mean is None"),
+    ("global_energy_results", [], "global_energy_results is []"),
+    ("global_energy_results.total_energy_kwh", "x", "global_energy_results.total_energy_kwh is 'x'"),
+    ("custom_failures", None, "custom_failures is None"),
+    ("custom_failures", [{}], "lacks 'name' in "),
+]
+
+
+def test_what_was_saved_and_edited_is_named_by_file_and_field(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    grid = combinations({**values, "save_outputs": True})
+    (name,) = run_text_experiments(grid, folder, [].append).results
+    path = folder / "text_generation_results.json"
+    whole = path.read_text()
+
+    def refusal() -> str:
+        with ends_within(60), pytest.raises(ProfilerError) as caught:
+            plan_of(grid, folder, launched(grid, folder))
+        assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+        return str(caught.value)
+
+    for place, value, words in BROKEN:
+        content = json.loads(whole)
+        *above, last = place.split(".")
+        part = content[name]
+        for key in above:
+            part = part[key]
+        if value is KeyError:
+            del part[last]
+        else:
+            part[last] = value
+        path.write_text(json.dumps(content))
+        said = refusal()
+        assert said.startswith(str(path)) and words in said, (place, value, said)
+    path.write_text(json.dumps({name: []}))
+    assert "which is no experiment" in refusal()
+    path.write_text("[" * 100_000)
+    assert "nested more than 200 deep" in refusal()
+    path.unlink()
+    path.mkdir()
+    assert f"{path} cannot be written (Is a directory)" in refusal()
+    path.rmdir()
+    os.mkfifo(path)
+    assert "only a regular file is written over" in refusal()
+    path.unlink()
+    path.write_text(whole)
+    assert plan_of(grid, folder, launched(grid, folder)).saved
+    experiment_id = name.removeprefix("experiment_")
+    texts = folder / "raw_results" / experiment_id / f"{experiment_id}_8_text_output.json"
+    texts.unlink()
+    texts.mkdir()
+    assert f"{texts} is no result, but a folder" in refusal()
 
 
 def ids_of(report: TextReport) -> list[str]:

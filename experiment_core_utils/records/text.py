@@ -1,10 +1,16 @@
-"""Records of a text run, as they are published in its JSON files."""
+"""Records of a text run, as they are published in its JSON files, and what of them is read again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
+from pydantic import Field, ValidationError
+
+from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.compute import ComputeUtilisation, MemoryParts
 from experiment_core_utils.records.requests import ArchitectureSizes
+from experiment_core_utils.records.result_files import field_fault
+from experiment_core_utils.records.setting_result import Amount, Count, Name, Record
 
 
 class ProcessPlace(Protocol):
@@ -419,3 +425,69 @@ class PooledEnergy(EnergyFigures):
     num_processes: int
     num_tracking_processes: int
     reason: str | None
+
+
+class SavedExperiment(Record):
+    """How an experiment of a results file is found again."""
+
+    digest: str
+    experiment_id: Name
+
+
+class _SavedMean(Record):
+    mean: Amount
+
+
+class _SavedMetrics(Record):
+    num_prompts: Count
+    total_output_tokens: Count
+    tokens_per_second: Amount | None
+    queries_per_second: Amount | None
+    ttft_s: _SavedMean | None
+    padding_share: Amount | None
+
+
+class _SavedTotal(Record):
+    total_energy_kwh: Amount | None
+
+
+class _SavedFailure(Record):
+    name: str
+    error: str
+    message: str
+
+
+class ShownExperiment(SavedExperiment):
+    """What the closing table and the lines below it show of an experiment."""
+
+    varied: dict[str, Any]
+    inference_metrics: _SavedMetrics
+    global_energy_results: _SavedTotal
+    custom_failures: list[_SavedFailure] = Field(default_factory=list)
+
+
+class SavedEnergy(Record):
+    """What is added up over the processes of a run."""
+
+    total_energy_kwh: Amount | None
+    cpu_energy_kwh: Amount | None
+    gpu_energy_kwh: Amount | None
+    ram_energy_kwh: Amount | None
+    total_emissions_kg_co2: Amount | None
+    duration_seconds: Amount | None
+    # Files from before the joules were there have none.
+    gpu_counter_j: Amount | None = None
+    gpu_power_integral_j: Amount | None = None
+    reason: str | None = None
+
+
+def check_saved(kind: type[Record], content: Mapping[str, Any], where: str, advice: str) -> None:
+    """Raises ResultsRefused, naming file and field, where what is read again is missing or cannot be.
+
+    Args:
+        where: names the file and the place in it.
+    """
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        raise ResultsRefused(f"{where} {field_fault(error)}; {advice}") from error
