@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,7 @@ def test_weights_are_those_of_the_moment(networks: TwoStageNetworks) -> None:
     before = host.budget(0.5).token
     with torch.no_grad():
         networks.budget.encode.bias.add_(1.0)
-        assert (host.budget(0.5).token == before).all()
-        assert (HostNetworks(networks).budget(0.5).token != before).any()
+        # Float32 of the same numbers; other weights move it by far more.
+        np.testing.assert_allclose(host.budget(0.5).token, before, rtol=1e-4, atol=1e-4)
+        assert not np.allclose(HostNetworks(networks).budget(0.5).token, before, rtol=1e-2, atol=1e-2)
         networks.budget.encode.bias.sub_(1.0)

@@ -20,6 +20,7 @@ from experiment_core_utils.models.molmoe.image_processing_molmoe import (
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens, MolmoeProcessor
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
+from tests.same_floats import assert_same_floats
 
 WINDOW, MARGIN = 224, 112
 EXIF_ORIENTATION = 0x0112
@@ -178,19 +179,19 @@ def test_exif_orientation_is_applied(processor: MolmoeImageProcessor, orientatio
     found = processor.preprocess(Image.open(file), CropRange(1, 3))
     expected = processor.preprocess(seen, CropRange(1, 3))
     assert found.tiling == expected.tiling == (1, 3)
-    assert torch.equal(found.pixel_values, expected.pixel_values)
+    assert_same_floats(found.pixel_values, expected.pixel_values)
 
 
 def test_any_mode_becomes_rgb(processor: MolmoeImageProcessor) -> None:
     gray = noise(60, 90)
     as_rgb = crops_of(processor, Image.fromarray(np.repeat(gray[..., None], 3, axis=2)))
-    assert torch.equal(crops_of(processor, Image.fromarray(gray, "L")), as_rgb)
+    assert_same_floats(crops_of(processor, Image.fromarray(gray, "L")), as_rgb)
     palette = Image.fromarray(gray, "P")
     palette.putpalette([value for value in range(256) for _ in range(3)])
-    assert torch.equal(crops_of(processor, palette), as_rgb)
+    assert_same_floats(crops_of(processor, palette), as_rgb)
     colours = noise(60, 90, 3)
     with_alpha = np.concatenate([colours, np.full((60, 90, 1), 255, np.uint8)], axis=2)
-    assert torch.equal(
+    assert_same_floats(
         crops_of(processor, Image.fromarray(with_alpha, "RGBA")), crops_of(processor, Image.fromarray(colours))
     )
 
