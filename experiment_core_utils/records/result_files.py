@@ -29,8 +29,11 @@ PRIORITIES = {
     "text_output": 8,
     "token_output": 8,
 }
-# A number that may be too large for a float, which Python would read as infinity.
-_HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+# A number that may be too large for a float, which Python would read as infinity, where 0 stands for every digit.
+_AS_ZEROS = bytes.maketrans(b"E123456789", b"e000000000")
+_LARGE_EXPONENT = re.compile(rb"0e\+?000+(?:[\s,\]}]|$)")
+# With an exponent of two digits, fewer stay below 1e300.
+_MANY_DIGITS = 200 * b"0"
 _TOO_DEEP = "it is nested more than 200 deep"
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
 
@@ -107,7 +110,8 @@ def parsed_json(data: bytes) -> Any:
         except RecursionError:
             raise ValueError(_TOO_DEEP) from error
     else:
-        if not _HUGE.search(data):
+        zeros = data.translate(_AS_ZEROS)
+        if _MANY_DIGITS not in zeros and not _LARGE_EXPONENT.search(zeros):
             return content
     for place, value in _numbers(content, "", 200):
         if not math.isfinite(value):

@@ -284,6 +284,18 @@ def test_a_ledger_names_files_of_its_folder_only(tmp_path: Path, name: Any) -> N
         ledger(tmp_path)
 
 
+@pytest.mark.parametrize("number", ["1e999", "-2.5E+400", "1e0999", "9" * 400 + ".0", "9" * 250 + ".0e99"])
+def test_a_number_above_every_float_is_found_wherever_it_stands(number: str) -> None:
+    for text in (number, f"[{number}]", f'{{"a": [1, {number}\n], "b": 2}}', f'{{"a": {number}, "b": 2}}'):
+        with pytest.raises(ValueError, match="inf, and numbers are finite"):
+            parsed_json(text.encode())
+
+
+def test_what_only_looks_like_a_large_number_is_kept() -> None:
+    content = {"digest": "4e842", "answer": "9" * 400, "small": 1e-200, "large": 1.5e300, "1e999": 12**99}
+    assert parsed_json(json.dumps(content).encode()) == content
+
+
 @pytest.mark.parametrize("start", ['{"a": NaN, "b": ', '{"a": "\\ud800", "b": '])
 @pytest.mark.parametrize("levels", [300, 100_000])
 def test_deep_nesting_behind_what_the_fast_reader_refuses_is_one_line(start: str, levels: int) -> None:
