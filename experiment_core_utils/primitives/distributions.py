@@ -2,8 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -152,15 +153,26 @@ def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | 
 def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """95 % percentile interval of sum / count over clusters drawn with replacement, with a fixed seed."""
     clusters = len(sums)
-    generator = np.random.default_rng(seed)
-    rows = max(_DRAWS_AT_ONCE // clusters, 1)  # all draws at once would take gigabytes for large runs
-    means: list[np.ndarray] = []
-    for begin in range(0, RESAMPLES, rows):
-        picks = generator.integers(0, clusters, size=(min(rows, RESAMPLES - begin), clusters))
-        means.append(sums[picks].sum(axis=1) / counts[picks].sum(axis=1))
+    # All draws at once would take gigabytes for large runs; small ones ask for the same draws again and again.
+    all_picks = [_few_picks(clusters, seed)] if clusters <= _DRAWS_AT_ONCE // RESAMPLES else _picks(clusters, seed)
+    means = [sums[picks].sum(axis=1) / counts[picks].sum(axis=1) for picks in all_picks]
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(np.concatenate(means), (tail, 100 - tail))
     return float(low), float(high)
+
+
+@lru_cache(maxsize=1)
+def _few_picks(clusters: int, seed: int) -> np.ndarray:
+    (picks,) = _picks(clusters, seed)
+    return picks
+
+
+def _picks(clusters: int, seed: int) -> Iterator[np.ndarray]:
+    """[R, G] clusters drawn with replacement, in parts."""
+    generator = np.random.default_rng(seed)
+    rows = max(_DRAWS_AT_ONCE // clusters, 1)
+    for begin in range(0, RESAMPLES, rows):
+        yield generator.integers(0, clusters, size=(min(rows, RESAMPLES - begin), clusters))
 
 
 def effective_number(sums: np.ndarray, counts: np.ndarray) -> float:

@@ -26,9 +26,15 @@ def source_entry(sweep: Sweep) -> dict[str, Any]:
     return {
         **shared,
         "num_settings": len(sweep.settings),
-        "num_samples": len(sweep.samples),
+        "num_samples": sweep.num_samples,
         "num_failed_samples": sum(each.result.num_failed_samples for each in sweep.settings),
-        "num_pictures": len({(row["task"], row["image_id"]) for row in sweep.samples}),
+        "num_pictures": len(
+            {
+                (each.task, sample.metadata.image_id)
+                for each in sweep.settings
+                for sample in each.result.per_sample_results
+            }
+        ),
     }
 
 

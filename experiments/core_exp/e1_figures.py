@@ -1,6 +1,6 @@
 """In: what E1 computed; out: its figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,6 +24,8 @@ from experiments.core_exp.figures import (
     styled,
 )
 from experiments.core_exp.flops_latency import StagePoint
+from experiments.core_exp.many_settings import MOST_PANELS
+from experiments.core_exp.plot_parts import thinned
 from experiments.core_exp.profile_traces import ProfiledRequest
 from experiments.core_exp.stage_decomposition import Generation, Regime
 from experiments.core_exp.stage_scaling import StageLine, points_of
@@ -44,8 +46,10 @@ _STAGE_MARKS = {"vision": "o", "prefill": "s", "decode": "^"}
 
 def draw_shares(regimes: Sequence[Regime], caption: str) -> Figure:
     """A stacked bar for each vision knob and output length: shares, with the mean total at the end."""
+    groups, left_out = _drawn(map(_group, regimes))
+    regimes = [each for each in regimes if _group(each) in groups]
     with styled():
-        figure = new_figure(8.2, 1.5 + 0.3 * len(regimes), caption)
+        figure = new_figure(8.2, 1.5 + 0.3 * len(regimes), caption + left_out)
         axes = figure.subplots()
         places = _places(regimes)
         for regime, place in zip(regimes, places, strict=True):
@@ -94,6 +98,13 @@ def _group(regime: Regime) -> tuple[str, str]:
     return regime.task, regime.vision
 
 
+def _drawn(groups: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
+    """Each task and vision knob once, at most MOST_PANELS of them, and what the caption says of that."""
+    every = list(dict.fromkeys(groups))
+    kept = [every[at] for at in thinned(len(every), MOST_PANELS)]
+    return kept, "" if len(kept) == len(every) else f"  ·  {len(kept)} of {len(every)} values of vision drawn"
+
+
 def _name_groups(axes: Axes, regimes: Sequence[Regime], places: Sequence[float]) -> None:
     several_tasks = len({each.task for each in regimes}) > 1
     for group in dict.fromkeys(map(_group, regimes)):
@@ -113,9 +124,9 @@ def _milliseconds(value: float) -> str:
 
 def draw_stages_over_tokens(generations: Sequence[Generation], caption: str) -> Figure:
     """Areas of the stages' shares over output length, a panel for each vision knob, and where decode is half."""
-    groups = list(dict.fromkeys((each.task, each.vision) for each in generations))
+    groups, left_out = _drawn((each.task, each.vision) for each in generations)
     with styled():
-        figure = new_figure(1.2 + 2.5 * len(groups), 3.3, caption)
+        figure = new_figure(1.2 + 2.5 * len(groups), 3.3, caption + left_out)
         panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
         for axes, group in zip(panels, groups, strict=True):
             own = [each for each in generations if (each.task, each.vision) == group]

@@ -120,7 +120,7 @@ def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequ
                 "metric_best": each.grid.best,
                 "num_settings": len(each.grid.points),
                 "knobs": {knob: list(levels_of(each.grid.points, knob)) for knob in KNOBS},
-                "settings": [_setting_entry(each.grid, at) for at in range(len(each.grid.points))],
+                "settings": _setting_entries(each.grid),
                 "effects": {name: _effects_entry(effects) for name, effects in each.effects.items()},
             }
             for each in analyses
@@ -253,7 +253,8 @@ def _front_entry(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
         "drift_allowance": found.drift_allowance,
         "reference_point": {"accuracy": 0.0, "cost": front.reference_cost},
         "hypervolume": asdict(front.hypervolume),
-        "settings": [asdict(point) for point in front.points],
+        # Not by asdict, which copies each of thousands of names.
+        "settings": [dict(vars(point)) for point in front.points],
     }
 
 
@@ -263,22 +264,37 @@ def _effects_entry(effects: Effects) -> dict[str, Any]:
     return entry
 
 
-def _setting_entry(grid: TaskGrid, at: int) -> dict[str, Any]:
-    """The setting's own figures, on all samples that it has: not paired."""
-    scores, times, energies, flops = (
-        row[np.isfinite(row)] for row in (grid.scores[at], grid.total_ms[at], grid.energy_j[at], grid.flops[at])
-    )
-    return asdict(grid.points[at]) | {
-        "num_score_samples": len(scores),
-        "accuracy": _mean(scores),
-        "num_latency_samples": len(times),
-        "T_total_mean_ms": _mean(times),
-        "T_total_p95_ms": float(np.percentile(times, 95)) if len(times) else None,
-        "T_total_p99_ms": float(np.percentile(times, 99)) if len(times) else None,
-        "num_energy_samples": len(energies),
-        "energy_mean_j": _mean(energies),
-        "flops_mean": _mean(flops),
-    }
+def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
+    """The settings' own figures, on all samples that each has: not paired."""
+    entries = []
+    for at, (p95, p99) in enumerate(_tails(grid.total_ms)):
+        scores, times, energies, flops = (
+            row[np.isfinite(row)] for row in (grid.scores[at], grid.total_ms[at], grid.energy_j[at], grid.flops[at])
+        )
+        entries.append(
+            asdict(grid.points[at])
+            | {
+                "num_score_samples": len(scores),
+                "accuracy": _mean(scores),
+                "num_latency_samples": len(times),
+                "T_total_mean_ms": _mean(times),
+                "T_total_p95_ms": p95,
+                "T_total_p99_ms": p99,
+                "num_energy_samples": len(energies),
+                "energy_mean_j": _mean(energies),
+                "flops_mean": _mean(flops),
+            }
+        )
+    return entries
+
+
+def _tails(times: np.ndarray) -> list[list[float | None]]:
+    """P95 and P99 of each row of [S, N]; nan does not count, and a row of it alone has none."""
+    if not np.isfinite(times).all():
+        rows = [row[np.isfinite(row)] for row in times]
+        return [np.percentile(row, (95, 99)).tolist() if len(row) else [None, None] for row in rows]
+    tails: list[list[float | None]] = np.percentile(times, (95, 99), axis=1).T.tolist()
+    return tails
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -22,6 +22,10 @@ KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks
 KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 FAINT = "#C4C4C4"
+# By status; the later ones are drawn over the earlier.
+INKS = {"dominated": FAINT, "possible": QUIET, "within_noise": VERMILION, "established": BLUE}
+# Names of a front's settings in a panel, and of a knob's values: more would be larger than the panel.
+MOST_NAMES, MOST_VALUE_NAMES = 30, 12
 
 
 def short_name(point: KnobPoint) -> str:
@@ -77,16 +81,18 @@ def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
     drawn = list(front.points)
     if len(drawn) > MOST_SETTINGS:
         drawn = [*(off[at] for at in thinned(len(off), MOST_DRAWN)), *(p for p in drawn if p.on_front)]
-    for point in drawn:
-        x, y = point.cost / scale, point.accuracy
-        if point.on_front:
-            ends = [[y - point.accuracy_ci95[0]], [point.accuracy_ci95[1] - y]]
-            sides = [[x - point.cost_ci95[0] / scale], [point.cost_ci95[1] / scale - x]]
-            axes.errorbar(x, y, yerr=np.maximum(ends, 0), xerr=np.maximum(sides, 0), color=_ink(point), alpha=0.35,
-                          linewidth=0.9, zorder=1)  # fmt: skip
-        face = _ink(point) if point.status in ("established", "dominated") else "white"
-        axes.plot(x, y, "o", color=_ink(point), markerfacecolor=face, markersize=6.5 if point.on_front else 4,
-                  markeredgewidth=1.4 if point.on_front else 0.9, zorder=4 if point.on_front else 3)  # fmt: skip
+    for status, ink in INKS.items():
+        own = [point for point in drawn if point.status == status]
+        x, y = np.array([point.cost / scale for point in own]), np.array([point.accuracy for point in own])
+        on_it = status in ("established", "within_noise")
+        if own and on_it:
+            sides = np.array([point.cost_ci95 for point in own]).T / scale
+            ends = np.array([point.accuracy_ci95 for point in own]).T
+            away = [np.maximum([at - low, high - at], 0) for at, (low, high) in ((x, sides), (y, ends))]
+            axes.errorbar(x, y, xerr=away[0], yerr=away[1], fmt="none", color=ink, alpha=0.35, linewidth=0.9, zorder=1)
+        face = ink if status in ("established", "dominated") else "white"
+        axes.plot(x, y, "o", color=ink, markerfacecolor=face, markersize=6.5 if on_it else 4,
+                  markeredgewidth=1.4 if on_it else 0.9, zorder=4 if on_it else 3)  # fmt: skip
     axes.set_xlabel(label)
     axes.set_ylabel("accuracy" if found.best == 1 else f"score (0 to {found.best:g})")
     on, sure = [
@@ -97,10 +103,6 @@ def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, -0.02 * found.best), high + 0.12 * (high - low))
     axes.set_xlim(0, None)
-
-
-def _ink(point: FrontPoint) -> str:
-    return {"established": BLUE, "within_noise": VERMILION, "possible": QUIET, "dominated": FAINT}[point.status]
 
 
 def _steps(axes: Axes, found: Objectives, members: np.ndarray, scale: float, **style: object) -> tuple[float, float]:
@@ -118,20 +120,26 @@ def _name_front(axes: Axes, each: FrontAnalysis) -> None:
     """Names up and left of their points, where no setting can be; moved up where they would touch."""
     scale, _ = _scale(each.found)
     names = {point.key: short_name(point) for point in each.found.points}
-    points = sorted((point for point in each.front.points if point.on_front), key=lambda p: (p.accuracy, p.cost))
+    places: dict[tuple[float, float], list[FrontPoint]] = {}
+    for point in each.front.points:
+        if point.on_front:
+            places.setdefault((point.accuracy, point.cost), []).append(point)
+    corners = sorted(places)
     figure = axes.get_figure(root=True)
     assert figure is not None
     pixel = figure.dpi / 72
     line, last_top, last_right = 10.5 * pixel, -np.inf, -np.inf
-    for point in points:
-        x, y = axes.transData.transform((point.cost / scale, point.accuracy))
-        left = x - (8 + 4.8 * len(names[point.key])) * pixel
+    for accuracy, cost in (corners[at] for at in thinned(len(corners), MOST_NAMES)):
+        point, *equal = places[accuracy, cost]
+        name = names[point.key] + (f" and {len(equal)} equal" if equal else "")
+        x, y = axes.transData.transform((cost / scale, accuracy))
+        left = x - (8 + 4.8 * len(name)) * pixel
         lift = 3 * pixel
         if left < last_right and y + lift < last_top + line:
             lift = last_top + line - y
         last_top, last_right = y + lift, x
-        axes.annotate(names[point.key], (point.cost / scale, point.accuracy), xytext=(-8, lift / pixel),
-                      textcoords="offset points", ha="right", va="bottom", fontsize=7.5, color=_ink(point),
+        axes.annotate(name, (cost / scale, accuracy), xytext=(-8, lift / pixel),
+                      textcoords="offset points", ha="right", va="bottom", fontsize=7.5, color=INKS[point.status],
                       arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.7, "shrinkB": 3})  # fmt: skip
 
 
@@ -157,10 +165,12 @@ def draw_coupling(each: FrontAnalysis, caption: str) -> Figure:
 def _fixed_fronts(axes: Axes, found: Objectives, rows: Sequence[FixedValue]) -> None:
     scale, _ = _scale(found)
     _steps(axes, found, np.arange(len(found.points)), scale, color=FAINT, linewidth=6, zorder=1, solid_capstyle="butt")
+    named = thinned(len(rows), MOST_VALUE_NAMES)
     for number, row in enumerate(rows):
         members = np.array([at for at, point in enumerate(found.points) if point.value(row.knob) == row.value])
         colour = VALUE_COLOURS[number % len(VALUE_COLOURS)]
-        _steps(axes, found, members, scale, color=colour, linewidth=1.7, zorder=3, label=str(row.value))
+        _steps(axes, found, members, scale, color=colour, linewidth=1.7, zorder=3,
+               label=str(row.value) if number in named else None)  # fmt: skip
     losses = [100 * row.loss.share for row in rows if row.loss.share is not None]
     cost = f" costs {min(losses):.1f} to {max(losses):.1f} %" if losses else ""
     axes.set_title(f"Holding {KNOB_NAMES[rows[0].knob]}{cost}")
@@ -170,6 +180,7 @@ def _fixed_fronts(axes: Axes, found: Objectives, rows: Sequence[FixedValue]) -> 
 
 
 def _losses(axes: Axes, rows: Sequence[FixedValue]) -> None:
+    named = thinned(len(rows), MOST_VALUE_NAMES)
     for place, row in enumerate(rows):
         loss, colour = row.loss, VALUE_COLOURS[place % len(VALUE_COLOURS)]
         if loss.share is None or loss.share_ci95 is None:
@@ -179,10 +190,11 @@ def _losses(axes: Axes, rows: Sequence[FixedValue]) -> None:
         axes.plot([place, place], [100 * low, 100 * high], color=colour, linewidth=2, alpha=0.5)
         axes.plot(place, 100 * loss.share, "o", color=colour, markersize=7,
                   markerfacecolor=colour if loss.beyond_noise else "white", markeredgewidth=1.4)  # fmt: skip
-        axes.annotate(f"{100 * loss.share:.1f} %", (place, 100 * loss.share), xytext=(7, 3), textcoords="offset points",
-                      fontsize=8.5, color=INK)  # fmt: skip
+        if place in named:
+            axes.annotate(f"{100 * loss.share:.1f} %", (place, 100 * loss.share), xytext=(7, 3),
+                          textcoords="offset points", fontsize=8.5, color=INK)  # fmt: skip
     axes.axhline(0, color=QUIET, linewidth=0.9)
-    axes.set_xticks(range(len(rows)), [str(row.value) for row in rows])
+    axes.set_xticks(named, [str(rows[at].value) for at in named])
     axes.set_xlim(-0.5, len(rows) - 0.3)
     axes.set_xlabel(f"{KNOB_NAMES[rows[0].knob]} held at")
     axes.grid(visible=False, axis="x")

@@ -44,7 +44,7 @@ def load_study(paths: Sequence[Path]) -> Study:
     """
     if not any(path.is_file() for path in paths):
         sweep = load_sweep(*paths)
-        caption = caption_of(sweep.provenance, len(sweep.settings), len(sweep.samples))
+        caption = caption_of(sweep.provenance, len(sweep.settings), sweep.num_samples)
         setup, is_random = setup_of(sweep.provenance), sweep.provenance.random_weights
         return Study(source_entry(sweep), caption, setup, is_random, grids_of(sweep))
     if len(paths) > 1:

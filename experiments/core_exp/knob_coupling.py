@@ -10,7 +10,7 @@ import numpy as np
 from experiments.core_exp.knob_grid import KNOBS, levels_of
 from experiments.core_exp.many_settings import MOST_VALUES
 from experiments.core_exp.paired_objectives import TAIL, Objectives, interval
-from experiments.core_exp.pareto_fronts import area, areas, on_front, reference_cost_of
+from experiments.core_exp.pareto_fronts import area, areas, areas_beside_slower, on_front, reference_cost_of
 
 Value = str | int
 Dependence = Literal["established", "within_noise", "none"]
@@ -189,12 +189,7 @@ def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
     unseen = (whole[2] - part[2]) / whole[0]
     held_out = interval(unseen) if np.isfinite(unseen).any() else None
     # The others slower by what the device may have drifted, these as measured.
-    lasting = whole[2]
-    if found.drift_allowance > 0:
-        factors = np.full(len(found.points), 1 + found.drift_allowance)
-        factors[members] = 1.0
-        limit = reference_cost_of(found)
-        lasting = area(found.cost_draws * factors, found.accuracy_draws, limit, found.unseen_accuracy)
+    lasting = areas_beside_slower(found, members) if found.drift_allowance > 0 else whole[2]
     return Loss(
         hypervolume=part[0],
         share=max(whole[0] - part[0], 0.0) / whole[0],

@@ -12,6 +12,8 @@ FEWEST_DRAWS = 100
 MOST_FITTED = 500
 # Of those off a front, in a figure of more than MOST_SETTINGS.
 MOST_DRAWN = 300
+# Values of the vision knob, each of which is a panel or a group of bars, in a figure of stages.
+MOST_PANELS = 12
 
 
 def draws_for(num_settings: int, num_draws: int) -> int:

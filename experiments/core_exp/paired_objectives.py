@@ -9,6 +9,7 @@ confidently lower only where it is so by more than the drift that the run's cont
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -86,6 +87,11 @@ class Objectives:
     drift_allowance: float
     scores: np.ndarray
     clusters: np.ndarray
+
+    @cached_property
+    def cost_order(self) -> np.ndarray:
+        """[B, S], the settings in each draw's order of cost; equal ones in their own."""
+        return np.argsort(self.cost_draws, axis=1, kind="stable")
 
     def more_accurate(self, at: int) -> np.ndarray:
         """[S], the settings that this one is confidently more accurate than.

@@ -125,24 +125,36 @@ def _on_front_of_one(cost: np.ndarray, accuracy: np.ndarray, allowance: float) -
     return np.asarray(~dominated | np.isnan(cost))
 
 
-def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float, scored: np.ndarray | None = None) -> np.ndarray:
-    """[...], the hypervolume of [..., S] settings up to (`reference_cost`, 0); what costs more adds nothing.
+def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float) -> np.ndarray:
+    """[...], the hypervolume of [..., S] settings up to (`reference_cost`, 0); what costs more adds nothing."""
+    order = np.argsort(cost, axis=-1, kind="stable")
+    widths = _widths(np.take_along_axis(cost, order, axis=-1), reference_cost)
+    heights = np.maximum.accumulate(np.take_along_axis(accuracy, order, axis=-1), axis=-1)
+    return np.asarray((widths * heights).sum(axis=-1))
+
+
+def scored_area(
+    costs: np.ndarray, gains: np.ndarray, scored: np.ndarray, reference_cost: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """[...] and [...], the hypervolume of [..., S] settings, cheapest first, and as counted on other samples.
 
     Args:
-        scored: [..., S], the accuracy that a budget's setting is counted with; `accuracy` still chooses it. Of equally
-            accurate ones the cheapest is chosen.
+        gains: accuracy, which chooses the setting of each budget; of equally accurate ones the cheapest.
+        scored: the accuracy that it is counted with in the second.
     """
-    order = np.argsort(cost, axis=-1, kind="stable")
-    costs = np.minimum(np.take_along_axis(cost, order, axis=-1), reference_cost)
-    gains = np.take_along_axis(accuracy, order, axis=-1)
-    ends = np.full((*costs.shape[:-1], 1), reference_cost)
-    widths = np.diff(np.concatenate([costs, ends], axis=-1), axis=-1)
+    widths = _widths(costs, reference_cost)
     heights = np.maximum.accumulate(gains, axis=-1)
-    if scored is not None:
-        is_new = gains > np.concatenate([np.full_like(heights[..., :1], -np.inf), heights[..., :-1]], axis=-1)
-        chosen = np.maximum.accumulate(np.where(is_new, np.arange(gains.shape[-1]), 0), axis=-1)
-        heights = np.take_along_axis(np.take_along_axis(scored, order, axis=-1), chosen, axis=-1)
-    return np.asarray((widths * heights).sum(axis=-1))
+    is_new = gains[..., 1:] > heights[..., :-1]
+    chosen = np.zeros(gains.shape, dtype=np.int64)
+    np.maximum.accumulate(np.where(is_new, np.arange(1, gains.shape[-1]), 0), axis=-1, out=chosen[..., 1:])
+    counted = np.take_along_axis(scored, chosen, axis=-1)
+    return np.asarray((widths * heights).sum(axis=-1)), np.asarray((widths * counted).sum(axis=-1))
+
+
+def _widths(costs: np.ndarray, reference_cost: float) -> np.ndarray:
+    """[..., S], the budgets from each of the costs, smallest first, to the next or to the last one."""
+    ends = np.full((*costs.shape[:-1], 1), reference_cost)
+    return np.diff(np.minimum(costs, reference_cost), axis=-1, append=ends)
 
 
 def reference_cost_of(found: Objectives) -> float:
@@ -153,14 +165,39 @@ def reference_cost_of(found: Objectives) -> float:
 def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """Hypervolume of some settings: on all samples, [B] over draws, and [B] on the samples that a draw left out."""
     limit = reference_cost_of(found)
-    cost, accuracy, unseen = (
-        each[:, members] for each in (found.cost_draws, found.accuracy_draws, found.unseen_accuracy)
-    )
-    return (
-        float(area(found.cost[members], found.accuracy[members], limit)),
-        area(cost, accuracy, limit),
-        area(cost, accuracy, limit, unseen),
-    )
+    value = float(area(found.cost[members], found.accuracy[members], limit))
+    return value, *_areas_of_draws(found, cheapest_first(found, members), limit)
+
+
+def areas_beside_slower(found: Objectives, members: np.ndarray) -> np.ndarray:
+    """[B], of all settings on the samples a draw left out, where those not at `members` cost more by the drift."""
+    others = np.setdiff1d(np.arange(len(found.points)), members)
+    order = np.concatenate([cheapest_first(found, members), cheapest_first(found, others)], axis=1)
+    factors = np.concatenate([np.ones(len(members)), np.full(len(others), 1 + found.drift_allowance)])
+    return _areas_of_draws(found, order, reference_cost_of(found), factors)[1]
+
+
+def _areas_of_draws(
+    found: Objectives, order: np.ndarray, limit: float, factors: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """[B] and [B] of the settings at [B, M] indices, those of a draw in order of cost (with factors: in two runs)."""
+    costs = np.take_along_axis(found.cost_draws, order, axis=1)
+    if factors is not None:
+        costs *= factors
+        # Two runs in order are merged in one pass.
+        merged = np.argsort(costs, axis=1, kind="stable")
+        costs, order = (np.take_along_axis(each, merged, axis=1) for each in (costs, order))
+    gains, unseen = (np.take_along_axis(each, order, axis=1) for each in (found.accuracy_draws, found.unseen_accuracy))
+    return scored_area(costs, gains, unseen, limit)
+
+
+def cheapest_first(found: Objectives, members: np.ndarray) -> np.ndarray:
+    """[B, M], the indices `members` in each draw's order of cost; of equal costs the first of them first."""
+    if 8 * len(members) < len(found.points):
+        return np.asarray(members[np.argsort(found.cost_draws[:, members], axis=1, kind="stable")])
+    is_member = np.zeros(len(found.points), dtype=bool)
+    is_member[members] = True
+    return found.cost_order[is_member[found.cost_order]].reshape(len(found.cost_draws), len(members))
 
 
 def hypervolume(found: Objectives, members: np.ndarray) -> Hypervolume:
@@ -180,12 +217,15 @@ def front(found: Objectives) -> Front:
     """Every setting's place, and the front's hypervolume."""
     is_on = on_front(found.cost, found.accuracy)
     probabilities = on_front(found.cost_draws, found.accuracy_draws).mean(axis=0)
-    with_drift = on_front(found.cost_draws, found.accuracy_draws, found.drift_allowance).mean(axis=0)
+    with_drift = probabilities
+    if found.drift_allowance > 0:
+        with_drift = on_front(found.cost_draws, found.accuracy_draws, found.drift_allowance).mean(axis=0)
+    dominators = _dominators(found.cost, found.accuracy)
     keys = [point.key for point in found.points]
     accuracy_ends, cost_ends = intervals(found.accuracy_draws), intervals(found.cost_draws)
     points = [
-        _point(found, keys, at, bool(is_on[at]), float(probabilities[at]), float(with_drift[at]), ends)
-        for at, ends in enumerate(zip(accuracy_ends, cost_ends, strict=True))
+        _point(found, keys, at, bool(is_on[at]), float(probabilities[at]), float(with_drift[at]), ends, dominator)
+        for at, (*ends, dominator) in enumerate(zip(accuracy_ends, cost_ends, dominators.tolist(), strict=True))
     ]
     return Front(
         points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
@@ -201,7 +241,8 @@ def _point(
     is_on: bool,
     probability: float,
     drift_probability: float,
-    ends: tuple[tuple[float, float], tuple[float, float]],
+    ends: Sequence[tuple[float, float]],
+    dominator: int,
 ) -> FrontPoint:
     noise: tuple[str, ...] = ()
     if is_on:
@@ -221,17 +262,18 @@ def _point(
         drift_probability=drift_probability,
         status=status,
         not_better_than=noise,
-        dominated_by=None if is_on else _dominator(found, at),
+        dominated_by=None if is_on else keys[dominator],
     )
 
 
-def _dominator(found: Objectives, at: int) -> str:
-    cost, accuracy = found.cost, found.accuracy
-    no_worse = np.flatnonzero(
-        (cost <= cost[at]) & (accuracy >= accuracy[at]) & ((cost < cost[at]) | (accuracy > accuracy[at]))
-    )
+def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
+    """[S], the cheapest of the most accurate settings that cost no more than each; of equal ones the first."""
     # The last key is the first to sort by; equal ones stay in their order.
-    return found.points[no_worse[np.lexsort((cost[no_worse], -accuracy[no_worse]))[0]]].key
+    order = np.lexsort((-accuracy, cost))
+    gains = accuracy[order]
+    is_new = gains > np.concatenate([[-np.inf], np.maximum.accumulate(gains)[:-1]])
+    best = np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))
+    return np.asarray(order[best[np.searchsorted(cost[order], cost, side="right") - 1]])
 
 
 def compare_tasks(fronts: Mapping[str, Front]) -> list[TaskDifference]:

@@ -58,7 +58,7 @@ def report_of(found: Analyses) -> Report:
     tasks = ", ".join(shared.tasks)
     return Report(
         title=f"{Path(shared.model).name} on {shared.device}",
-        subtitle=f"{len(sweep.settings)} settings, {len(sweep.samples)} generations of {tasks}"
+        subtitle=f"{len(sweep.settings)} settings, {sweep.num_samples} generations of {tasks}"
         + (" · random weights" if shared.random_weights else ""),
         statements=report_statements(found),
         caveats=report_caveats(found),
@@ -145,7 +145,7 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
         ("device", shared.device),
         ("tasks", ", ".join(shared.tasks)),
         ("settings", str(len(settings))),
-        ("generations", f"{len(sweep.samples)}, {_failed(settings)} failed"),
+        ("generations", f"{sweep.num_samples}, {_failed(settings)} failed"),
         *([("measured", " to ".join(dict.fromkeys((stamps[0], stamps[-1]))))] if stamps else []),
         ("versions", versions),
         ("commit", shared.git_commit or "not a checkout"),

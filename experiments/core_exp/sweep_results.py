@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +105,20 @@ class StoredSetting:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Settings in order of task, vision knob (fewest features first), top-k and blocks; their samples in that order.
-
-    Attributes:
-        samples: one flat row for each sample that ran, by the columns of the CSV of samples.
-    """
+    """Settings in order of task, vision knob (fewest features first), top-k and blocks."""
 
     provenance: SweepProvenance
     settings: tuple[StoredSetting, ...]
-    samples: tuple[Mapping[str, Cell], ...]
+
+    @cached_property
+    def samples(self) -> tuple[Mapping[str, Cell], ...]:
+        """One flat row for each sample that ran, in the order of the settings, by the columns of the CSV of samples."""
+        return tuple(row for each in self.settings for row in sample_rows(each.result, each.key))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that ran, over all settings."""
+        return sum(len(each.result.per_sample_results) for each in self.settings)
 
 
 def load_sweep(*results_dirs: Path) -> Sweep:
@@ -130,10 +136,7 @@ def load_sweep(*results_dirs: Path) -> Sweep:
     _check_no_twins(settings)
     _check_common(settings)
     _check_fingerprints(settings)
-    samples: list[Mapping[str, Cell]] = []
-    for each in settings:
-        samples += sample_rows(each.result, each.key)
-    return Sweep(_provenance(settings), tuple(settings), tuple(samples))
+    return Sweep(_provenance(settings), tuple(settings))
 
 
 def settings_frame(sweep: Sweep) -> pd.DataFrame:

@@ -1,5 +1,7 @@
 """Fronts, hypervolumes and what is sure of them, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,12 +11,16 @@ from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.sweep.front_search import Standing, front_of
 from experiments.core_exp.pareto_fronts import (
     Front,
+    _dominators,
     area,
+    areas,
+    areas_beside_slower,
     compare_tasks,
     front,
     hypervolume,
     on_front,
     reference_cost_of,
+    scored_area,
 )
 from experiments.core_exp.recorded_table import read_table
 from tests.experiments.hand_made_grid import grid, measured, point
@@ -75,7 +81,9 @@ def test_the_hypervolume_is_the_area_under_the_steps() -> None:
 def test_a_budgets_setting_may_be_counted_with_another_accuracy() -> None:
     # Chosen: the first from 1 to 3, the second from 3 to 5, never the third; counted 0.4 and 0.1: 0.8 + 0.2.
     cost, accuracy = np.array([1.0, 3.0, 4.0]), np.array([0.5, 0.8, 0.8])
-    assert float(area(cost, accuracy, 5.0, np.array([0.4, 0.1, 0.9]))) == pytest.approx(1.0)
+    chosen, counted = scored_area(cost, accuracy, np.array([0.4, 0.1, 0.9]), 5.0)
+    # By its own accuracy: 2 at 0.5 and 2 at 0.8.
+    assert (float(chosen), float(counted)) == (pytest.approx(2.6), pytest.approx(1.0))
 
 
 def clear_cut() -> list[list[float]]:
@@ -161,6 +169,27 @@ def test_unseen_samples_take_the_luck_out_of_the_hypervolume() -> None:
     assert volume.value / per_cost == pytest.approx(scores.mean(axis=1).max())
     # Nearer to the truth, 0.5, by more than half.
     assert volume.unseen / per_cost - 0.5 < (volume.value / per_cost - 0.5) / 2
+
+
+@pytest.mark.parametrize("members", [[1], [0, 2, 3], [0, 1, 2, 3]])
+def test_areas_of_members_beside_slower_others_are_those_of_all_at_those_costs(members: list[int]) -> None:
+    found = measured(grid(POINTS, clear_cut(), times(10, 20, 30, 40), drift=0.2))
+    others = [at for at in range(4) if at not in members]
+    slower = found.cost_draws.copy()
+    slower[:, others] *= 1.2
+    as_slow = replace(found, cost_draws=slower)
+    expected = areas(as_slow, np.arange(4))[2]
+    assert areas_beside_slower(found, np.array(members)) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+    # Of the members alone, in order of cost, as if they were a grid of their own.
+    part = areas(found, np.array(members))
+    own = replace(found, cost_draws=found.cost_draws[:, members], accuracy_draws=found.accuracy_draws[:, members])
+    assert part[1] == pytest.approx(area(own.cost_draws, own.accuracy_draws, reference_cost_of(found)), rel=1e-12)
+
+
+def test_a_dominator_is_the_cheapest_of_the_most_accurate_that_cost_no_more() -> None:
+    # The first has none but itself; of the equal third and fourth the third counts.
+    cost, accuracy = np.array([5.0, 20.0, 10.0, 10.0, 12.0]), np.array([0.5, 0.5, 0.8, 0.8, 0.8])
+    assert _dominators(cost, accuracy).tolist() == [0, 2, 2, 2, 2]
 
 
 def compared(*statuses: tuple[list[list[float]], list[float]]) -> dict[str, Front]:
