@@ -4,8 +4,9 @@ python -m experiments.core_exp.bench_many_settings results/quickstart --sizes 12
 
 The folders are made from one result of a real run, so that they have its schema: a grid of targets of vision tokens,
 top-k and blocks, with times that grow with the knobs and accuracy that does, both with noise of a fixed seed.
-Each command runs as its own process on these cores; printed are its wall time, its largest memory, and over the size
-before, how many times as long it took (2 is linear where the sizes double).
+Each command runs as its own process on these cores; printed are its wall time, the CPU seconds in
+it (which other work on the machine changes less), its largest memory, and over the size before, how many times as many
+CPU seconds it took (2 is linear where the sizes double).
 """
 
 import argparse
@@ -108,15 +109,15 @@ def write_folder(folder: Path, real: Mapping[str, Any], settings: Iterator[tuple
     return folder
 
 
-def timed_command(command: str, folder: Path) -> tuple[float, float]:
-    """Seconds and GB at most of one command on the folder; ends this script where it fails."""
+def timed_command(command: str, folder: Path) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and GB at most of one command on the folder; ends this script where it fails."""
     script = Path(__file__).parent / command
     started = time.perf_counter()
     running = subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(running.pid, 0)
     if status:
         raise SystemExit(f"{command} failed on {folder}")
-    return time.perf_counter() - started, used.ru_maxrss * 1024 / 1e9
+    return time.perf_counter() - started, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
 
 
 def main() -> None:
@@ -142,10 +143,13 @@ def main() -> None:
                 grid = settings_of_grid(size, given.num_tokens, given.top_k_list, given.num_blocks)
                 write_folder(folder, real, grid)
             for command in given.commands:
-                seconds, memory = timed_command(command, folder)
-                growth = f", {seconds / before[command]:.2f} times the size before" if command in before else ""
-                print(f"{size} settings, {command}: {seconds:.1f} s, {memory:.2f} GB{growth}", flush=True)
-                before[command] = seconds
+                seconds, cpu, memory = timed_command(command, folder)
+                growth = f", {cpu / before[command]:.2f} times the size before" if command in before else ""
+                print(
+                    f"{size} settings, {command}: {seconds:.1f} s, {cpu:.1f} s of CPU, {memory:.2f} GB{growth}",
+                    flush=True,
+                )
+                before[command] = cpu
 
 
 if __name__ == "__main__":

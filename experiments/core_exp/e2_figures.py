@@ -180,7 +180,8 @@ def _fixed_fronts(axes: Axes, found: Objectives, rows: Sequence[FixedValue]) -> 
 
 
 def _losses(axes: Axes, rows: Sequence[FixedValue]) -> None:
-    named = thinned(len(rows), MOST_VALUE_NAMES)
+    # Side by side fewer fit than in a list.
+    named = thinned(len(rows), MOST_VALUE_NAMES if len(rows) <= MOST_VALUE_NAMES else 4)
     for place, row in enumerate(rows):
         loss, colour = row.loss, VALUE_COLOURS[place % len(VALUE_COLOURS)]
         if loss.share is None or loss.share_ci95 is None:
