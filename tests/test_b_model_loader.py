@@ -213,7 +213,10 @@ def test_the_default_takes_engines_unless_a_flag_is_about_the_modules(
 ) -> None:
     """Of the embedded model every stage has a compiled kernel."""
     config = parse_config(["--device", "cpu", "--precision", "float32", *flags])
-    described = load_staged_model(config.model, find_model(config.model.model_path), CPU).describe()
+    model = load_staged_model(
+        config.model, find_model(config.model.model_path), CPU, is_profiled=config.measuring.profiler is not None
+    )
+    described = model.describe()
     assert described["execution"] == runs
     said = described["execution_reason"]
     assert said is None if reason is None else said.endswith(reason)

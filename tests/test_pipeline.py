@@ -201,7 +201,7 @@ def test_a_run_is_not_gone_on_with_by_another_engine(
 ) -> None:
     """Begun with a compiler, resumed without one: what is finished is recognised, nothing is added to it."""
     flags = ["--tier_list", "low", "--top_k_list", "4", "--execution", "graph"]
-    config = replace(tiny_config(tiny_checkpoint, tmp_path, *flags), num_active_blocks_list=(4,))
+    config = tiny_config(tiny_checkpoint, tmp_path, *flags).replaced(num_active_blocks_list=(4,))
     (first,) = (each.content() for each in run_profiling(config).results)
     assert first["provenance"]["model"]["execution_stages"]["decode"] == "cpu step"
     assert first["realised"]["execution"] == "cpu"

@@ -3,7 +3,7 @@
 import json
 import shutil
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def test_a_search_killed_anywhere_goes_on_and_measures_nothing_twice(driver: Kil
 def test_where_every_setting_fails_there_is_no_front_and_the_exit_code_says_so(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    report = run_profiling(replace(search_config(tiny_checkpoint, tmp_path), sample_timeout=0.001))
+    report = run_profiling(search_config(tiny_checkpoint, tmp_path).replaced(sample_timeout=0.001))
     assert report.exit_code == 1
     assert report.search is not None
     assert (report.search["front"], report.search["share"]) == ([], None)
@@ -234,8 +234,8 @@ def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="needs at least 6 samples, and there are 5"):
         check_searchable(get_metric("vqa_score"), 5)
     for flags, message in (
-        (["--pareto_search", "--pareto_margin", "1"], "--pareto_margin 1.0 is not possible"),
-        (["--pareto_search", "--pareto_alpha", "0"], "--pareto_alpha 0.0 is not possible"),
+        (["--pareto_search", "--pareto_margin", "1"], "--pareto_margin 1 is not possible; give less than 1"),
+        (["--pareto_search", "--pareto_alpha", "0"], "--pareto_alpha 0 is not possible; give more than 0"),
         (["--pareto_margin", "0.02"], "say how --pareto_search decides"),
     ):
         with pytest.raises(ConfigurationError, match=message):

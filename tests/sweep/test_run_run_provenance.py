@@ -46,4 +46,4 @@ def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
     run = asked()
     assert len(run.settings) > 1 and len(run_few_samples_caveats(run)) == 1
     assert run_few_samples_caveats(replace(run, settings=run.settings[:1])) == []
-    assert run_few_samples_caveats(replace(run, config=replace(run.config, pareto_search=True))) == []
+    assert run_few_samples_caveats(replace(run, config=run.config.replaced(pareto_search=True))) == []

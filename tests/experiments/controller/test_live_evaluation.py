@@ -170,7 +170,7 @@ def test_random_weights_under_a_trained_controller_are_a_caveat(tiny_checkpoint:
     said = "the model's weights are random, and not those that two_stage was trained with"
     checkpoint = trained(job, tmp_path)
     assert said not in live_caveats(job, checkpoint, [])
-    assert said in live_caveats(replace(job, config=replace(job.config, random_weights=True)), checkpoint, [])
+    assert said in live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint, [])
 
 
 def test_a_live_evaluation_says_that_its_grid_is_of_another_task(tmp_path: Path):
