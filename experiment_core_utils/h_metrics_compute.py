@@ -46,7 +46,6 @@ from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.compute import (
     ComputeUtilisation,
     GenerationFlops,
-    HardwareUtilisation,
     LoadTrace,
     MemoryParts,
     ModelBytes,
@@ -54,7 +53,13 @@ from experiment_core_utils.records.compute import (
     utilisation_of,
 )
 from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
-from experiment_core_utils.records.setting_result import ComputePart, Memory, MemoryTimeline, ProcessLoad, Utilisation
+from experiment_core_utils.records.setting_result import (
+    ComputePart,
+    HardwareUtilisation,
+    Memory,
+    MemoryTimeline,
+    ProcessLoad,
+)
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingLoad
 from experiment_core_utils.records.text import (
     BatchRecord,
@@ -120,7 +125,7 @@ def text_utilisation(
     decode_s = sum(sum(batch["inter_token_s"]) for batch in results["batches"]) * num_gpus
     silent = [] if prefill_s is not None else ["the model's own generate() tells of no single token"]
     missing = [each for each in (peaks.reason, flops["generation_flops_reason"], *silent, *reasons) if each is not None]
-    return HardwareUtilisation(
+    return HardwareUtilisation.model_construct(
         mfu_vision=None,
         mfu_prefill=share_of_peak(flops["prefill_flops"], prefill_s, peaks.flops_per_s),
         mfu_decode=share_of_peak(flops["decode_flops"], decode_s, peaks.flops_per_s),
@@ -167,7 +172,7 @@ def setting_utilisation(
         (sample.shape.prompt_tokens, len(run.inter_token_s), run.decode_s, flops.decode_flops_per_token)
         for sample, run, flops in measured
     ]
-    return HardwareUtilisation(
+    return HardwareUtilisation.model_construct(
         mfu_vision=mean_of([share_of_peak(flops.vision_flops, run.vision_s, flops_peak) for _, run, flops in measured]),
         mfu_prefill=mean_of(
             [share_of_peak(flops.prefill_flops, run.prefill_s, flops_peak) for _, run, flops in measured]
@@ -283,7 +288,8 @@ def generation_metrics(
     peaks = peaks_on(device, products_dtype(model, config))
     num_gpus = max(len(used_gpus()), 1)
     reasons = [] if reason is None else [reason]
-    return {**flops, "hardware_utilisation": text_utilisation(results, flops, read_bytes, peaks, num_gpus, reasons)}
+    utilisation = text_utilisation(results, flops, read_bytes, peaks, num_gpus, reasons)
+    return {**flops, "hardware_utilisation": utilisation.content()}
 
 
 def text_memory(
@@ -583,11 +589,10 @@ def setting_compute(
     """
     counted = model.count_bytes(setting)
     parts = setting_memory(merged.memory, merged.samples, counted)
-    utilisation = setting_utilisation(merged.samples, counted, peaks_on(model.device, dtype))
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts}
     return ComputePart.model_construct(
         memory=None if memory is None else Memory.model_construct(**memory),
         compute_utilisation=loads_of(merged.loads),
         memory_timeline=timelines_of(merged.loads),
-        hardware_utilisation=Utilisation.model_construct(**utilisation),
+        hardware_utilisation=setting_utilisation(merged.samples, counted, peaks_on(model.device, dtype)),
     )

@@ -18,7 +18,7 @@ from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, HardwareUtilisation, MemoryParts
+from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, MemoryParts
 from experiment_core_utils.records.energy import (
     END_TO_END,
     Closure,
@@ -33,7 +33,7 @@ from experiment_core_utils.records.energy import (
     WindowFigure,
 )
 from experiment_core_utils.records.ledger import Ledger, RunPlan
-from experiment_core_utils.records.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart
+from experiment_core_utils.records.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart, HardwareUtilisation
 from experiment_core_utils.records.settings import FailedSample
 from experiment_core_utils.records.text import ComputeMetrics, EnergyMetrics, GpuMemory, InstrumentEnergy, PooledEnergy
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
@@ -154,7 +154,7 @@ def test_every_key_of_the_compute_metrics_is_documented_and_no_other() -> None:
     groups = {
         "memory": {*GpuMemory.__annotations__, *MemoryParts.__annotations__},
         "compute_utilisation": set(ComputeUtilisation.__annotations__),
-        "hardware_utilisation": set(HardwareUtilisation.__annotations__),
+        "hardware_utilisation": set(HardwareUtilisation.model_fields),
     }
     keys = {*ComputeMetrics.__annotations__, *GenerationFlops.__annotations__, "memory_by_process"}
     for group, inner in groups.items():

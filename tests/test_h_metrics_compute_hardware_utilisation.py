@@ -42,7 +42,7 @@ def test_a_text_runs_shares_by_hand() -> None:
     # Two batches: first tokens after 0.5 s each, 2 and 1 steps of 0.25 s.
     run = text_run([[(5, 3), (2, 1)], [(5, 2)]])
     found = text_utilisation(run, FLOPS, 60.0, PEAKS, num_gpus=1)
-    assert found == {
+    assert found.content() == {
         "mfu_vision": None,
         "mfu_prefill": 300 / 1.0 / 1000,
         "mfu_decode": 120 / 0.75 / 1000,
@@ -53,20 +53,20 @@ def test_a_text_runs_shares_by_hand() -> None:
         "utilisation_reason": None,
     }
     spread = text_utilisation(run, FLOPS, 60.0, PEAKS, num_gpus=2)
-    assert spread["mfu_prefill"] == 0.15 and spread["mbu_decode"] == pytest.approx(60 / 1.5 / 200)
+    assert spread.mfu_prefill == 0.15 and spread.mbu_decode == pytest.approx(60 / 1.5 / 200)
 
 
 def test_what_is_not_known_has_no_share_and_a_reason() -> None:
     run = text_run([[(5, 3)]])
     on_cpu = text_utilisation(run, FLOPS, 60.0, NO_PEAKS, 1)
     shares = ("mfu_prefill", "mfu_decode", "mbu_decode")
-    assert [on_cpu[name] for name in shares] == [None] * 3  # type: ignore[literal-required]
-    assert on_cpu["utilisation_reason"] == NO_PEAKS.reason
+    assert [getattr(on_cpu, name) for name in shares] == [None] * 3
+    assert on_cpu.utilisation_reason == NO_PEAKS.reason
     unmarked = text_utilisation(text_run([[(5, 3)]], ttft_s=None), FLOPS, None, PEAKS, 1, ["unknown"])
-    assert [unmarked[name] for name in shares] == [None] * 3  # type: ignore[literal-required]
-    assert unmarked["utilisation_reason"] == "the model's own generate() tells of no single token; unknown"
+    assert [getattr(unmarked, name) for name in shares] == [None] * 3
+    assert unmarked.utilisation_reason == "the model's own generate() tells of no single token; unknown"
     single = text_utilisation(text_run([[(5, 1)]]), {**FLOPS, "decode_flops": 0}, 0.0, PEAKS, 1)
-    assert (single["mfu_prefill"], single["mfu_decode"], single["mbu_decode"]) == (0.6, None, None)
+    assert (single.mfu_prefill, single.mfu_decode, single.mbu_decode) == (0.6, None, None)
 
 
 def test_bytes_that_decode_steps_must_read_by_hand() -> None:
@@ -88,23 +88,23 @@ def test_a_settings_shares_are_means_over_samples() -> None:
     )
     bytes_of_model = ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
     found = setting_utilisation([usual, slow, text, answered_sample(4)], bytes_of_model, PEAKS)
-    assert found["mfu_vision"] == pytest.approx((0.4 + 0.2) / 2)
-    assert found["mfu_prefill"] == pytest.approx((0.4 + 0.2 + 0.2) / 3)
+    assert found.mfu_vision == pytest.approx((0.4 + 0.2) / 2)
+    assert found.mfu_prefill == pytest.approx((0.4 + 0.2 + 0.2) / 3)
     # 40 operations in 0.25 s and in 0.5 s.
-    assert found["mfu_decode"] == pytest.approx((0.16 + 0.08) / 2)
+    assert found.mfu_decode == pytest.approx((0.16 + 0.08) / 2)
     # Two steps of 30 bytes, 423 + 424 keys of 2 bytes.
     read = 2 * 30 + (423 + 424) * 2
-    assert found["mbu_decode"] == pytest.approx((read / 0.25 / 200 + read / 0.5 / 200) / 2)
-    assert found["utilisation_reason"] is None
+    assert found.mbu_decode == pytest.approx((read / 0.25 / 200 + read / 0.5 / 200) / 2)
+    assert found.utilisation_reason is None
 
 
 def test_a_setting_without_measured_samples_or_known_bytes() -> None:
     found = setting_utilisation([answered_sample(1)], None, PEAKS)
-    assert (found["mfu_prefill"], found["mbu_decode"]) == (None, None)
-    assert found["utilisation_reason"] == "no sample with known operations was measured"
+    assert (found.mfu_prefill, found.mbu_decode) == (None, None)
+    assert found.utilisation_reason == "no sample with known operations was measured"
     on_cpu = setting_utilisation([measured_sample(1)], None, replace(NO_PEAKS))
-    assert on_cpu["utilisation_reason"] == NO_PEAKS.reason
+    assert on_cpu.utilisation_reason == NO_PEAKS.reason
     sample = measured_sample(1, flops=StageFlops(200, 100, 20.0))
     silent = setting_utilisation([sample], None, PEAKS)
-    assert silent["mfu_prefill"] == 0.4 and silent["mbu_decode"] is None
-    assert silent["utilisation_reason"] == "the model does not tell its bytes"
+    assert silent.mfu_prefill == 0.4 and silent.mbu_decode is None
+    assert silent.utilisation_reason == "the model does not tell its bytes"

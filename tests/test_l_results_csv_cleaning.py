@@ -22,7 +22,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.setting_result import SettingResult, Utilisation
+from experiment_core_utils.records.setting_result import HardwareUtilisation, SettingResult
 from experiment_core_utils.records.settings import FailedSample
 from experiment_core_utils.saved_results.terminal import closing_table, comparison_table, few_samples_warning
 from experiment_core_utils.tasks.comparison import PairedComparison
@@ -174,7 +174,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_shares_of_the_peaks_have_columns_and_older_files_none() -> None:
     older = result(SETTING, measured_sample(3))
-    newer = older.with_keys(hardware_utilisation=Utilisation.model_construct(mfu_prefill=0.25, mbu_decode=0.5))
+    newer = older.with_keys(hardware_utilisation=HardwareUtilisation.model_construct(mfu_prefill=0.25, mbu_decode=0.5))
     frame = settings_frame([newer, older])
     assert frame["mfu_prefill"].tolist()[0] == 0.25 and frame["mbu_decode"].tolist()[0] == 0.5
     assert frame[["mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode"]].isna().sum(axis=1).tolist() == [2, 4]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from scipy.special import stdtrit
 
-from experiment_core_utils.primitives.distributions import CONFIDENCE, describe
+from experiment_core_utils.primitives.distributions import CONFIDENCE, describe, highest_of
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
     ActEnergy,
@@ -112,7 +112,7 @@ def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
         alignment="acts" if any(each.alignment == "acts" for each in parts) else "ticks",
         reason="; ".join(missing) or None,
         remark="; ".join(remarks) or None,
-        window_error=max((each.window_error for each in parts if each.window_error is not None), default=None),
+        window_error=highest_of([each.window_error for each in parts]),
     )
 
 
@@ -180,7 +180,7 @@ def energy_figure(
         num_windows=len(found),
         reason=_said_of(windows, [each.reason for each in windows if each.joules is None], " gave no figure"),
         remark=_said_of(windows, [each.remark for each in found if each.remark is not None]),
-        window_error=max((each.window_error for each in found if each.window_error is not None), default=None),
+        window_error=highest_of([each.window_error for each in found]),
     )
 
 

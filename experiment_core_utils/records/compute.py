@@ -59,34 +59,6 @@ class MemoryParts(TypedDict):
     parts_reason: str | None
 
 
-class HardwareUtilisation(TypedDict):
-    """Model FLOPs utilisation (MFU) and model bandwidth utilisation (MBU), shares of the peaks of the data sheet.
-
-    Attributes:
-        mfu_vision: `vision_flops` / `T_vision_total` as a share of `peak_flops_per_s`; None without a known peak, or
-            where no sample has a picture.
-        mfu_prefill: the same of the prefill; None without a known peak.
-        mfu_decode: the same of all decode steps; None without a known peak, or where no sample has 2 output tokens.
-        mbu_decode: weights and cache that the decode steps must read / `T_LLM_decode` as a share of `peak_bytes_per_s`;
-            None as above.
-        peak_flops_per_s: of the GPU, by its data sheet; None on the CPU, on a GPU that is not in the table, or for a
-            number format that it has no peak for.
-        peak_bytes_per_s: of its memory; None on the CPU, or on a GPU that is not in the table.
-        peak_dtype: number format of the peak: that of the weights, `tf32` where torch may use it for float32; None
-            where that of the model's products is not known.
-        utilisation_reason: why the figures are null; None where none is.
-    """
-
-    mfu_vision: float | None
-    mfu_prefill: float | None
-    mfu_decode: float | None
-    mbu_decode: float | None
-    peak_flops_per_s: float | None
-    peak_bytes_per_s: float | None
-    peak_dtype: str | None
-    utilisation_reason: str | None
-
-
 @dataclass(frozen=True)
 class LoadSample:
     """Load and memory at one moment of a window, seen by a thread beside the running code.

@@ -75,9 +75,14 @@ class JournalContent:
         return first
 
     @property
+    def last_header(self) -> JournalHeader:
+        """The header of the run that took the journal up last."""
+        return next(line for line in reversed(self.lines) if isinstance(line, JournalHeader))
+
+    @property
     def share(self) -> tuple[int, ...]:
         """The samples of the process when it went on last."""
-        return next(line.sample_ids for line in reversed(self.lines) if isinstance(line, JournalHeader))
+        return self.last_header.sample_ids
 
     @property
     def warmups(self) -> tuple[WarmUp, ...]:

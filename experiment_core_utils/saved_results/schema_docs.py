@@ -32,7 +32,6 @@ from experiment_core_utils.l_results_csv_cleaning import (
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiment_core_utils.records.caveats import Caveat
-from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.ledger import RunPlan
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.records.setting_result import (
@@ -45,6 +44,7 @@ from experiment_core_utils.records.setting_result import (
     EnergySummary,
     ExecutionStages,
     Hardware,
+    HardwareUtilisation,
     Memory,
     MemoryTimeline,
     Model,

@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
-from experiment_core_utils.records.settings import FailedSample, JournalHeader, SettingFailure, ShareDone
+from experiment_core_utils.records.settings import FailedSample, SettingFailure
 
 FAILURES_SHOWN = 5
 # Longer than most samples take.
@@ -153,8 +153,8 @@ def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:
 def of_setting(key: str, journals: Sequence[tuple[JournalContent, float]], plan: RunPlan) -> SettingJournals:
     """What the journals of all processes come to."""
     finished = [sample for content, _ in journals for sample in content.finished]
-    begun = [content for content, _ in journals if last_header(content).experiment_id == plan.experiment_id]
-    at_end = [content for content in begun if isinstance(content.lines[-1], ShareDone)]
+    begun = [content for content, _ in journals if content.last_header.experiment_id == plan.experiment_id]
+    at_end = [content for content in begun if content.end is not None]
     return SettingJournals(
         key=key,
         finished=frozenset(sample.sample_id for sample in finished),
@@ -162,11 +162,6 @@ def of_setting(key: str, journals: Sequence[tuple[JournalContent, float]], plan:
         is_at_work=bool(begun) and len(at_end) < plan.num_processes,
         written_unix_s=max(written for _, written in journals),
     )
-
-
-def last_header(content: JournalContent) -> JournalHeader:
-    """Of the run that took the journal up last."""
-    return next(line for line in reversed(content.lines) if isinstance(line, JournalHeader))
 
 
 def status_lines(status: Status, output_dir: Path) -> list[str]:

@@ -19,7 +19,7 @@ from experiment_core_utils.l_results_csv_cleaning import settings_frame as table
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
-from experiment_core_utils.records.setting_result import Record, SettingResult, Utilisation
+from experiment_core_utils.records.setting_result import HardwareUtilisation, Record, SettingResult
 
 # Folders inside a run's folder that hold other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
@@ -46,7 +46,7 @@ SETTING_END = (
     "peak_memory_bytes",
     "drift_ratio_max",
 )
-_NO_PEAKS = Utilisation(
+_NO_PEAKS = HardwareUtilisation(
     peak_flops_per_s=None,
     peak_bytes_per_s=None,
     utilisation_reason="the files are from before peaks of the device were stored",
