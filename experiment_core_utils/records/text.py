@@ -310,7 +310,7 @@ class FlopCount:
 
 
 class MemoryOfProcess(GpuMemory, MemoryParts):
-    """Both."""
+    """Memory of one process: what torch allocated on its GPU, and what the peak is made of."""
 
 
 class ComputeMetrics(TypedDict):
