@@ -30,7 +30,7 @@ from experiment_core_utils.primitives.files import (
     state_folder,
     write_text_atomically,
 )
-from experiment_core_utils.primitives.locks import locked
+from experiment_core_utils.records.locks import locked
 
 LOGGER = logging.getLogger(__name__)
 MOST_DIGITS = 18

@@ -19,8 +19,8 @@ from experiment_core_utils.primitives.distributions import Distribution, mean_of
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
-from experiment_core_utils.primitives.locks import locked
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.requests import StagedRun, VisionGeometry
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,

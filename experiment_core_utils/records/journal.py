@@ -25,8 +25,8 @@ from experiment_core_utils.primitives.files import (
     read_regular_file,
     shortened,
 )
-from experiment_core_utils.primitives.locks import locked_file
 from experiment_core_utils.records.energy import SettingEnergy
+from experiment_core_utils.records.locks import locked_file
 from experiment_core_utils.records.result_files import field_fault, parsed_json
 from experiment_core_utils.records.settings import (
     ConditionsReading,

@@ -10,7 +10,7 @@ from pathlib import Path
 from experiment_core_utils.primitives.csv_tables import Cell, csv_text, raw_cell, read_table_file
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.primitives.locks import locked
+from experiment_core_utils.records.locks import locked
 from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
 from experiments.performance_prediction.overall_row import OVERALL_COLUMNS
 from experiments.performance_prediction.profile_provenance import IDENTITY

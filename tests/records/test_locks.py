@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives import locks
 from experiment_core_utils.primitives.errors import OutputRefused, ResultsRefused
-from experiment_core_utils.primitives.locks import locked, locked_file
+from experiment_core_utils.records import locks
+from experiment_core_utils.records.locks import locked, locked_file
 
 
 def test_one_after_the_other_holds_the_lock(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_one_after_the_other_holds_the_lock(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     holds = (
-        "from pathlib import Path; from experiment_core_utils.primitives.locks import locked_file\n"
+        "from pathlib import Path; from experiment_core_utils.records.locks import locked_file\n"
         f"with locked_file(Path({str(path)!r}), waits=False): print('held', flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""Locks on files; apart from `files`, because the library takes 0.1 s to import and light commands need no lock."""
+"""Locks on the files that are kept; apart from them, because the library takes 0.1 s to import."""
 
 import os
 from collections.abc import Iterator
