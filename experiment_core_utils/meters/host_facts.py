@@ -83,7 +83,9 @@ def host_hardware() -> HostHardware:
 
 def command_line() -> str:
     """As someone would type it again."""
-    return shlex.join([os.path.basename(sys.executable), *sys.argv])
+    text = shlex.join([os.path.basename(sys.executable), *sys.argv])
+    # A path that is not UTF-8 is written with escapes: no file in UTF-8 holds its bytes.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def git_commit() -> str | None:

@@ -1,11 +1,12 @@
 """What is said of the machine and the checkout."""
 
 import re
+import sys
 
 import pytest
 import torch
 
-from experiment_core_utils.meters.host_facts import git_commit, hardware_info, package_version
+from experiment_core_utils.meters.host_facts import command_line, git_commit, hardware_info, package_version
 
 
 def test_the_commit_is_a_hash_that_says_whether_files_differ() -> None:
@@ -29,3 +30,9 @@ def test_each_gpu_says_what_it_is() -> None:
     for gpu, name in zip(found["gpus"], found["gpu_names"], strict=True):
         assert gpu["name"] == name and gpu["uuid"].startswith("GPU-")
         assert gpu["power_limit_w"] is not None or "power limit" in gpu["reason"]
+
+
+def test_a_path_that_is_not_utf8_is_escaped_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--output_dir", "a \udcff"])
+    assert command_line().endswith("run.py --output_dir 'a \\udcff'")
+    assert command_line().encode()
