@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, read_block_sets, read_importance
@@ -35,8 +35,8 @@ def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
 
 
-Listed = Annotated[tuple[T, ...], Strict(False), Field(min_length=1), AfterValidator(_unique)]
-FilePath = Annotated[Path, Strict(False)]
+Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(_unique)]
+FilePath = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
 LargeNumber = Annotated[int, Field(le=10**12)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST_TIMES)]

@@ -149,6 +149,6 @@ def test_a_run_with_profiles_has_the_same_results_and_as_many_runs(tiny_checkpoi
 def test_a_mode_without_anything_to_profile_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--profiler_mode full has nothing to act on"):
         parse_config(["--profiler_mode", "full"])
-    assert parse_config([]).profiler is None
-    assert parse_config(["--use_profiler"]).profiler == "minimal"
-    assert parse_config(["--use_profiler_on_all_samples", "--profiler_mode", "full"]).profiler == "full"
+    assert parse_config([]).measuring.profiler is None
+    assert parse_config(["--use_profiler"]).measuring.profiler == "minimal"
+    assert parse_config(["--use_profiler_on_all_samples", "--profiler_mode", "full"]).measuring.profiler == "full"
