@@ -31,7 +31,7 @@ from experiment_core_utils.primitives.distributions import rate
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.records.energy import PowerTrace
+from experiment_core_utils.records.energy import PowerTrace, RunsEnergy
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     MarkedTokens,
@@ -452,43 +452,27 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
     return ids, mask
 
 
-def record_of_runs(
+def sample_record(
     model: StagedModel,
     setting: KnobSetting,
     sample: Sample,
     request: PreparedRequest,
-    runs: tuple[StagedRun, ...],
-    transfer_s: float,
+    runs: tuple[StagedRun, ...] = (),
+    transfer_s: float | None = None,
+    answer: BatchedAnswer | None = None,
+    energy: RunsEnergy | None = None,
 ) -> MeasuredSample:
-    """Of a sample that was run alone and measured."""
-    return _record(model, setting, sample, request, runs[0].token_ids, runs, transfer_s, None)
-
-
-def record_of_answer(
-    model: StagedModel, setting: KnobSetting, sample: Sample, request: PreparedRequest, answer: BatchedAnswer
-) -> MeasuredSample:
-    """Of a sample that was answered in a batch: it has no times."""
-    return _record(model, setting, sample, request, answer.token_ids, (), None, answer)
-
-
-def _record(
-    model: StagedModel,
-    setting: KnobSetting,
-    sample: Sample,
-    request: PreparedRequest,
-    token_ids: tuple[int, ...],
-    runs: tuple[StagedRun, ...],
-    transfer_s: float | None,
-    answer: BatchedAnswer | None,
-) -> MeasuredSample:
+    """The record of a sample that was run alone and measured, or that was answered in a batch and has no times."""
+    first = runs[0] if runs else answer
+    assert first is not None
     return MeasuredSample(
         sample_id=sample.sample_id,
         shape=request.shape,
         runs=runs,
         outputs_identical=len({run.token_ids for run in runs}) == 1 if runs else None,
         transfer_s=transfer_s,
-        prediction=model.decode_text(token_ids),
-        flops=model.count_flops(setting, request.shape, len(token_ids)),
+        prediction=model.decode_text(first.token_ids),
+        flops=model.count_flops(setting, request.shape, len(first.token_ids)),
         question_type=sample.question_type,
         image_id=sample.image_id,
         references=sample.answers,
@@ -496,4 +480,5 @@ def _record(
         answer_index=sample.answer_index,
         metadata={**sample.metadata, "question": sample.question},
         answer=answer,
+        energy=energy,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiment_core_utils.e_inference import record_of_answer
+from experiment_core_utils.e_inference import sample_record
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, SampleError, SampleTimedOut
@@ -110,7 +110,7 @@ class BatchAnswerer:
                 release_cached_memory(self._model.device)
                 continue
             done += [
-                record_of_answer(self._model, setting, sample, request, answer)
+                sample_record(self._model, setting, sample, request, answer=answer)
                 for (sample, request), answer in zip(part, answers, strict=True)
             ]
         return done

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
-from experiment_core_utils.e_inference import record_of_runs, run_staged
+from experiment_core_utils.e_inference import run_staged, sample_record
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.interface import StagedModel
@@ -433,7 +433,7 @@ class ShardMeasurer:
             self._config.num_runs_per_sample,
             None if self._energy is None else self._energy.using,
         )
-        return replace(record_of_runs(self._bench.model, setting, sample, request, runs, transfer_s), energy=energy)
+        return sample_record(self._bench.model, setting, sample, request, runs, transfer_s, energy=energy)
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
