@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -188,7 +187,7 @@ def test_quantising_twice_is_refused(wide_llama: Path, tmp_path: Path) -> None:
 
 
 def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
-    config = replace(asked(tiny_checkpoint), quantization="8bit")
+    config = asked(tiny_checkpoint).replaced(quantization="8bit")
     with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
         load_staged_model(config.model, find_model(str(tiny_checkpoint)), CPU)
 
