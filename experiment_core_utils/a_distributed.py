@@ -61,12 +61,12 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
         counted, damage = _read_counter(id_file)
         largest = max(_remembered(lock), max(used_ids(results_dir), default=0))
         if counted is None:
-            damage = damage or ("is gone" if largest > 0 else None)
+            damage = damage or ("was not found" if largest > 0 else None)
         elif largest > counted:
-            damage = f"holds {counted:04d}, less than an id that was given out"
+            damage = f"contains {counted:04d}, less than an id that was already used"
         identifier = f"{max(counted or 0, largest) + 1:04d}"
         if damage is not None:
-            LOGGER.warning("%s %s: repaired, this run is %s", id_file, damage, identifier)
+            LOGGER.warning("%s %s; continuing at %s", id_file, damage, identifier)
         os.ftruncate(lock, os.pwrite(lock, f"{identifier}\n".encode(), 0))
         write_text_atomically(f"{identifier}\n", id_file)
     return identifier
@@ -88,7 +88,7 @@ def _read_counter(id_file: Path) -> tuple[int | None, str | None]:
     if not text:
         return None, "is empty"
     if not _is_id(text):
-        return None, f"holds {text[:40]!r} instead of a number"
+        return None, f"contains {text[:40]!r} instead of a number"
     return int(text), None
 
 
@@ -162,7 +162,7 @@ LEAVING_S = 5.0  # that a process which ends waits for the others
 def setup_distributed(experiment_config: Any) -> Accelerator:
     """The `Accelerator` of this process; the processes wait `worker_timeout` seconds for each other, here and later.
 
-    Without a GPU, or where the CPU is asked for, accelerate is told so: under `torchrun` it would otherwise report
+    Without a GPU, or where the CPU is requested, accelerate is told so: under `torchrun` it would otherwise report
     one process to each of them, and every one would believe it was the main one.
 
     Args:
@@ -172,7 +172,7 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
     Raises:
         WorkerLost: the processes found differ in number from those launched (`WORLD_SIZE`) or asked for, or not all
             came.
-        ConfigurationError: more processes were launched on this machine than it has GPUs, a GPU is asked for and there
+        ConfigurationError: more processes were launched on this machine than it has GPUs, a GPU is requested and there
             is none, or the device has no such mixed precision.
     """
     config = experiment_config if isinstance(experiment_config, MachineConfig) else validated(experiment_config)
@@ -185,10 +185,10 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
     atexit.register(leave_process_group)
     accelerator = _new_accelerator(on_cpu, mixed_precision, config.worker_timeout)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    wanted = config.num_processes or launched
-    if accelerator.num_processes != launched or accelerator.num_processes != wanted:
+    requested = config.num_processes or launched
+    if accelerator.num_processes != launched or accelerator.num_processes != requested:
         raise WorkerLost(
-            f"{wanted} processes were asked for and {launched} launched, but accelerate found "
+            f"{requested} processes were requested and {launched} launched, but accelerate found "
             f"{accelerator.num_processes}; on the CPU launch several with torchrun --nproc-per-node=N "
             "(accelerate launch starts one there)"
         )

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
-from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model, load_tokenizer
+from experiment_core_utils.models.causal_lm import load_language_model, load_tokenizer, validate_loadable
 from experiment_core_utils.models.checkpoint_files import (
     check_files,
     compatible_attentions,
@@ -27,7 +27,7 @@ from experiment_core_utils.models.checkpoint_files import (
     refuse_not_finite,
     refuse_too_large,
 )
-from experiment_core_utils.models.foreign_model import ForeignSource, LoadWish, find_foreign, limits_of, load_foreign
+from experiment_core_utils.models.foreign_model import HFSource, LoadOptions, find_hf_model, limits_of, load_hf_model
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,
@@ -79,7 +79,7 @@ class ModelSource:
     limits: KnobLimits
     is_published_layout: bool
     revision: str | None
-    foreign: ForeignSource | None = None
+    foreign: HFSource | None = None
 
     @property
     def takes_pictures(self) -> bool:
@@ -116,7 +116,7 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
             config = MolmoeConfig.from_pretrained(folder)
         _refuse_unbuildable(config, folder)
         return ModelSource(path, folder, config, _molmoe_limits(config), False, revision)
-    foreign = find_foreign(path, folder, raw)
+    foreign = find_hf_model(path, folder, raw)
     return ModelSource(path, folder, foreign.config, limits_of(foreign), False, revision, foreign)
 
 
@@ -138,7 +138,7 @@ def _molmoe_limits(config: MolmoeConfig) -> KnobLimits:
 
 @dataclass(frozen=True)
 class RequestedQuantisation:
-    """The flags of a profiling run as a `QuantisationWish`."""
+    """The flags of a profiling run as a `QuantisationOptions`."""
 
     model_name: str
     fp_precision: str
@@ -167,10 +167,10 @@ def load_staged_model(
     refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
     dtype = choose_dtype(config.precision, device)
     if source.foreign is not None:
-        wish = LoadWish(
+        load_options = LoadOptions(
             dtype, device, config.attn_implementation, config.experts_implementation, RequestedQuantisation.of(config)
         )
-        foreign = load_foreign(source.foreign, wish, config.random_weights)
+        foreign = load_hf_model(source.foreign, load_options, config.random_weights)
         return TransformersModel(
             source.name,
             foreign,
@@ -180,8 +180,9 @@ def load_staged_model(
         )
     if config.quantization != "none":
         raise ConfigurationError(
-            f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision (the "
-            "experts, nearly all of its weights, are no linear layers, which is what bitsandbytes quantises)"
+            f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision "
+            f"(bitsandbytes quantises linear layers, and the experts, nearly all of its weights, are not linear "
+            f"layers)"
         )
     elements = sum(math.prod(shape) for shape in native_shapes(source.config).values())
     refuse_too_large(elements * dtype.itemsize, source.name, device)
@@ -247,7 +248,7 @@ def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device)
 
 def _choose_implementations(model: MolmoeForConditionalGeneration, config: ModelConfig) -> None:
     """Raises ConfigurationError for a name that transformers does not know."""
-    with vendor_errors_named("the implementation asked for is not available"):
+    with vendor_errors_named("the requested implementation is not available"):
         if config.attn_implementation is not None:
             model.set_attn_implementation(config.attn_implementation)
         if config.experts_implementation is not None:
@@ -279,8 +280,8 @@ def _refuse_unfit(pictures: MolmoeImageProcessor, source: ModelSource) -> None:
         "overlap_margins": (_are_numbers(pictures.overlap_margins, 2), "give 2 numbers of patches"),
         "max_crops": (_are_numbers((pictures.max_crops,), 1), "give a number of tiles"),
     }
-    for name, (is_met, rule) in rules.items():
-        if not is_met:
+    for name, (is_satisfied, rule) in rules.items():
+        if not is_satisfied:
             raise ConfigurationError(
                 f"the preprocessor_config.json in {source.folder} cannot be used: {name} is "
                 f"{shortened(getattr(pictures, name))}; {rule}"
@@ -310,16 +311,16 @@ def detect_supported_quant_types() -> QuantSupport:
 def check_loadable(configs: Any) -> None:
     """Judge what this machine cannot do of a text experiment, before any weight is read or fetched.
 
-    The model's own limits of length are not judged, nor whether it fits into memory, nor whether a hub id that has a
+    The model's own limits of length are not checked, nor whether it fits into memory, nor whether a hub id that has a
     config also has weights.
 
     Args:
         configs: in any form that `config.text.validated` takes.
 
     Raises:
-        ConfigurationError: see `causal_lm.judge_loadable`.
+        ConfigurationError: see `causal_lm.validate_loadable`.
     """
-    judge_loadable(validated(configs))
+    validate_loadable(validated(configs))
 
 
 def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
@@ -336,7 +337,7 @@ def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
         OutOfMemory: the model does not fit the device, or with `device_map` all GPUs together.
     """
     config = validated(configs)
-    source = judge_loadable(config)
+    source = validate_loadable(config)
     tokenizer = load_tokenizer(config, source)
     model = load_language_model(config, source)
     model.generation_config.pad_token_id = tokenizer.pad_token_id

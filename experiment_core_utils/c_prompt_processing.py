@@ -19,7 +19,7 @@ from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
 
 # Samples whose pictures are opened to see whether there are any.
-_SAMPLES_LOOKED_AT = 8
+_INSPECTED_SAMPLES = 8
 
 
 def open_task(config: TaskConfig) -> Task:
@@ -56,8 +56,8 @@ def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool)
     """What a reader must know where a text model is asked about pictures, by the first few samples that can be read."""
     if takes_pictures:
         return []
-    looked_at = list(itertools.islice(_readable(task, sample_ids), _SAMPLES_LOOKED_AT))
-    if all(sample.image is None for sample in looked_at):
+    inspected = list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))
+    if all(sample.image is None for sample in inspected):
         return []
     return [caveat("pictures_not_shown")]
 

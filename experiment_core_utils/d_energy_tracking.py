@@ -73,7 +73,7 @@ class _Codecarbon:
             self.reason = str(error)
             return
         if self._meter.emissions_basis == WORLD_MEAN:
-            _say_world_mean()
+            _log_world_mean()
 
     def open(self) -> None:
         """Begin the window."""
@@ -155,11 +155,11 @@ def start_energy_tracking(
             resident; 0 does not. The devices have to be at rest.
 
     Raises:
-        ConfigurationError: an id that is no part of a file name, or a country that codecarbon does not know.
+        ConfigurationError: an id that is not a part of a file name, or a country that codecarbon does not know.
         MeterUnavailable: neither codecarbon nor the machine's instruments measure here, or `output_dir` cannot be made.
         ResultsError: there is a file of that name to which no window can be added.
     """
-    path = _judged_path(experiment_id, output_dir)
+    path = _validated_path(experiment_id, output_dir)
     seen = uuids_of(visible_gpus() if devices is None else devices)
     uuids = seen if gpu_uuids is None else tuple(dict.fromkeys(gpu_uuids))
     codecarbon = _Codecarbon(country_iso_code, uuids, library)
@@ -174,13 +174,13 @@ def start_energy_tracking(
     return EnergyTracker(experiment_id, path, uuids, codecarbon, beside)
 
 
-def _judged_path(experiment_id: str, output_dir: Path) -> Path:
-    """Of codecarbon's file; raises what cannot be written before anything is measured."""
+def _validated_path(experiment_id: str, output_dir: Path) -> Path:
+    """Path of codecarbon's file; raises what cannot be written before anything is measured."""
     path = emissions_path(experiment_id, output_dir)
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MeterUnavailable(f"{output_dir} cannot hold an emissions file ({error.strerror})") from error
+        raise MeterUnavailable(f"{output_dir} cannot contain an emissions file ({error.strerror})") from error
     if path.exists():
         read_windows(path)
     if energy_path(experiment_id, output_dir).exists():
@@ -195,8 +195,8 @@ def _instruments_of(uuids: tuple[str, ...]) -> Instruments:
 
 
 @cache
-def _say_world_mean() -> None:
-    """Once in a process."""
+def _log_world_mean() -> None:
+    """Warn, once in a process, that the world's mean emission factor is used."""
     LOGGER.warning(
         "no country was given: emissions are computed with the world's mean electricity mix (country_iso_code=FRA "
         "takes that of France)"
@@ -233,10 +233,10 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     tracker.is_running = False
     synchronize_used_gpus()
     row = tracker.codecarbon.close()
-    beside = replace(tracker.instruments.close(is_idle_wanted=is_at_rest), gpus=tracker.gpus)
+    beside = replace(tracker.instruments.close(is_idle_requested=is_at_rest), gpus=tracker.gpus)
     tracker.codecarbon.release()
     if row is None and not beside.has_figure:
-        raise MeterUnavailable(f"{tracker.codecarbon.reason}; no instrument of the machine told anything either")
+        raise MeterUnavailable(f"{tracker.codecarbon.reason}; no meter of the machine gave a reading either")
     return _written(tracker, row, beside)
 
 
@@ -259,10 +259,10 @@ def _written(tracker: EnergyTracker, row: Mapping[str, Cell] | None, beside: Ene
 def check_energy(device: Device, output_dir: Path, given: StageMeasurement | None) -> None:
     """Before anything is written: whether energy, which is required, can be measured at all.
 
-    A run whose folder is there already may have nothing left to measure; `means_of` judges it once that is known.
+    A run whose folder is there already may have nothing left to measure; `meters_of` judges it once that is known.
 
     Args:
-        given: as in `means_of`.
+        given: as in `meters_of`.
 
     Raises:
         MeterUnavailable: energy is required, and there is nothing to measure that of this machine's first device with.
@@ -271,7 +271,7 @@ def check_energy(device: Device, output_dir: Path, given: StageMeasurement | Non
         _require_any(given.using if given is not None else _instruments(device, 0))
 
 
-def means_of(
+def meters_of(
     mode: EnergyMode, device: Device, local_rank: int, seed: int, given: StageMeasurement | None
 ) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not requested.
@@ -296,7 +296,7 @@ def _require_any(using: Instruments) -> None:
     try:
         using.require_any()
     except MeterUnavailable as error:
-        raise MeterUnavailable(f"--energy required: {error}; --energy optional goes on without it") from error
+        raise MeterUnavailable(f"--energy required: {error}; use --energy optional to run without it") from error
 
 
 def _instruments(device: Device, local_rank: int) -> Instruments:
@@ -310,7 +310,7 @@ def runs_beside_power(
 
     Args:
         run_once: begins and ends synchronised.
-        power: None where energy is not asked for: then nothing is read.
+        power: None where energy is not requested: then nothing is read.
     """
     if power is None:
         return tuple(run_once() for _ in range(num_runs)), None
@@ -417,7 +417,7 @@ class TextEnergy:
         reason = "; ".join(filter(None, problems))
         if wanted == "required":
             raise MeterUnavailable(
-                f"energy cannot be measured here: {reason}; set energy: optional to go on without it, or energy: off"
+                f"energy cannot be measured here: {reason}; set energy: optional to run without it, or energy: off"
             )
         return reason
 
@@ -439,7 +439,7 @@ class TextEnergy:
         return None
 
     def power(self) -> Instruments | None:
-        """What reads the power of the devices that this process computes on; None where energy is not asked for."""
+        """What reads the power of the devices that this process computes on; None where energy is not requested."""
         if self._config.energy_mode == "off":
             return None
         if self._sources.instruments is not None:

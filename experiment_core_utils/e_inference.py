@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.windows import NOT_ASKED, energy_of_part, no_energy, share_of_query, why_no_power
+from experiment_core_utils.meters.windows import NOT_ASKED, allocated_to_query, energy_of_part, no_energy, why_no_power
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.text_generation import (
     GeneratedBatch,
@@ -34,10 +34,10 @@ from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.energy import PowerTrace, RunsEnergy
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
-    MarkedTokens,
     PreparedRequest,
     StagedRun,
     StageName,
+    TimedTokens,
     TokenisedPrompts,
 )
 from experiment_core_utils.records.settings import MeasuredSample
@@ -96,7 +96,7 @@ class OwnPrompts:
 
 
 @dataclass(frozen=True)
-class TextShare:
+class TextShard:
     """The part of a text run that one process does.
 
     Attributes:
@@ -158,7 +158,7 @@ class TextShare:
         queries: list[QueryRecord] = []
         windows: list[tuple[float, float]] = []
         for wanted, delay_s in zip(planned, delays, strict=True):
-            stop.raise_if_asked("between two batches")
+            stop.raise_if_requested("between two batches")
             stop.sleep(delay_s)
             for part, (batch, generated) in enumerate(self._generated(wanted, self.config.max_output_tokens)):
                 answers = self._queries(batch, generated, batch_index=len(batches))
@@ -181,7 +181,7 @@ class TextShare:
         for query in queries:
             batch = batches[query["batch_index"]]
             tokens = query["input_tokens"] + query["output_tokens"]
-            query["energy_j"] = share_of_query(
+            query["energy_j"] = allocated_to_query(
                 batch["energy_j"], tokens, batch["input_tokens"] + batch["output_tokens"]
             )
 
@@ -194,24 +194,24 @@ class TextShare:
         try:
             generated = self.generator.generate(prompts, self.prompts.indices[batch.places[0]], max_new_tokens)
         except OutOfMemory as error:
-            no_room = first_line(error)
+            out_of_memory_hint = first_line(error)
         else:
             yield batch, generated
             return
         # Only here, after the handler, is nothing left that holds the memory of the attempt.
         release_cached_memory(self.generator.device)
         if len(batch.places) == 1 or not self.config.batching_options.halve_on_out_of_memory:
-            raise OutOfMemory(self._too_large(batch, prompts["input_ids"].shape[1], no_room))
+            raise OutOfMemory(self._too_large(batch, prompts["input_ids"].shape[1], out_of_memory_hint))
         for half in batch.halves():
             yield from self._generated(half, max_new_tokens)
 
-    def _too_large(self, batch: PlannedBatch, longest: int, no_room: str) -> str:
+    def _too_large(self, batch: PlannedBatch, longest: int, out_of_memory_hint: str) -> str:
         first, last = (self.prompts.indices[batch.places[end]] for end in (0, -1))
         if len(batch.places) == 1:
-            return f"prompt {first} of {longest} tokens does not fit even alone: {no_room}"
+            return f"prompt {first} of {longest} tokens does not fit even alone: {out_of_memory_hint}"
         return (
             f"the batch of {len(batch.places)} prompts x {longest} tokens (prompts {first} to {last}) does not fit: "
-            f"{no_room}; make batches smaller or set batching_options.halve_on_out_of_memory"
+            f"{out_of_memory_hint}; make batches smaller or set batching_options.halve_on_out_of_memory"
         )
 
     def _queries(self, batch: PlannedBatch, generated: GeneratedBatch, batch_index: int) -> list[QueryRecord]:
@@ -253,7 +253,7 @@ class TextShare:
         )
 
     def _in_words(self, queries: list[QueryRecord]) -> list[QueryRecord]:
-        """With their texts, without special tokens, where that was asked for."""
+        """Records with their texts, without special tokens, where that was requested."""
         if not self.config.decode_token_to_text or not queries:
             return queries
         texts = self.tokeniser.batch_decode([query["output_token_ids"] for query in queries], skip_special_tokens=True)
@@ -272,11 +272,11 @@ def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: in
     """
     synchronize(model.device)
     marks = new_marks(model.device)
-    generated = model.generate_marked(inputs, max_new_tokens, marks)
+    generated = model.generate_timed(inputs, max_new_tokens, marks)
     return staged_run(generated, marks.seconds(), generated.token_ids[-1] in model.eos_token_ids)
 
 
-def staged_run(generated: MarkedTokens, seconds: Sequence[float], ended: bool) -> StagedRun:
+def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) -> StagedRun:
     """Name the intervals between the marks; their sum is the total by construction."""
     spans = list(zip(generated.spans, seconds, strict=True))
 
@@ -311,7 +311,7 @@ def run_gen_inference(
     simulated waiting, nor decoding to text, nor attempts that ran out of memory. Only real tokens count: no padding,
     nothing after the first end-of-sequence, which itself counts. See `TextGenerator` for what drawn tokens depend on.
 
-    Before, batches are warmed up as `TextShare.warm_up` says.
+    Before, batches are warmed up as `TextShard.warm_up` says.
 
     Args:
         model: with transformers' `generate()`; what `accelerator.prepare` made of it will do.
@@ -326,8 +326,8 @@ def run_gen_inference(
         Stopped: someone asked for it.
         WorkerLost: another process is gone or late.
     """
-    share = prepare_gen_inference(model, tokeniser, tokenised_prompts, experiment_config, accelerator)
-    return run_prepared(share, accelerator, stop)
+    shard = prepare_gen_inference(model, tokeniser, tokenised_prompts, experiment_config, accelerator)
+    return run_prepared(shard, accelerator, stop)
 
 
 def prepare_gen_inference(
@@ -337,26 +337,26 @@ def prepare_gen_inference(
     experiment_config: Any,
     accelerator: Accelerator,
     power: Instruments | None = None,
-) -> TextShare:
-    """The first half of `run_gen_inference`: everything judged and warmed up, so that a meter may open its window.
+) -> TextShard:
+    """The first half of `run_gen_inference`: everything validated and warmed up, so that a meter may open its window.
 
     Args:
         power: reads the power of the devices of this process, for the energy of its batches; None measures none.
     """
     return outcome_of_all(
-        lambda: _warm_share(model, tokeniser, tokenised_prompts, experiment_config, accelerator, power), accelerator
+        lambda: _warm_up_shard(model, tokeniser, tokenised_prompts, experiment_config, accelerator, power), accelerator
     )
 
 
-def run_prepared(share: TextShare, accelerator: Accelerator, stop: StopRequest | None = None) -> InferenceResults:
+def run_prepared(shard: TextShard, accelerator: Accelerator, stop: StopRequest | None = None) -> InferenceResults:
     """The second half: every batch is measured."""
-    return outcome_of_all(lambda: run_share(share, stop or StopRequest()), accelerator)
+    return outcome_of_all(lambda: run_shard(shard, stop or StopRequest()), accelerator)
 
 
-def run_share(share: TextShare, stop: StopRequest) -> InferenceResults:
-    """What one process generates of its own prompts; errors as `TextShare.run`."""
-    queries, batches = share.run(stop)
-    return results_of_records(queries, batches, share.decoding, share.process_index, share.num_processes)
+def run_shard(shard: TextShard, stop: StopRequest) -> InferenceResults:
+    """What one process generates of its own prompts; errors as `TextShard.run`."""
+    queries, batches = shard.run(stop)
+    return results_of_records(queries, batches, shard.decoding, shard.process_index, shard.num_processes)
 
 
 def results_of_records(
@@ -412,15 +412,15 @@ def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> torch.Tensor:
     return tokens
 
 
-def _warm_share(
+def _warm_up_shard(
     model: Any,
     tokeniser: Any,
     tokenised_prompts: TokenisedPrompts,
     experiment_config: Any,
     accelerator: Accelerator,
     power: Instruments | None,
-) -> TextShare:
-    """This process's part, judged and warmed up."""
+) -> TextShard:
+    """This process's part, validated and warmed up."""
     config = validated(experiment_config)
     ids, mask = _checked_prompts(tokenised_prompts)
     plain_model = accelerator.unwrap_model(model)
@@ -429,11 +429,11 @@ def _warm_share(
     clock = HostClock() if power is None else power.clock
     generator = TextGenerator(plain_model, generation_values(config, plain_model, tokeniser), config.random_seed, clock)
     prompts = OwnPrompts(own, ids[list(own)], mask[list(own)])
-    share = TextShare(
+    shard = TextShard(
         generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes, power
     )
-    share.warm_up()
-    return share
+    shard.warm_up()
+    return shard
 
 
 def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -445,7 +445,7 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
     if ids.dim() != 2 or ids.shape != mask.shape or not ids.numel():
         raise ConfigurationError(
             f"input_ids {list(ids.shape)} and attention_mask {list(mask.shape)} must both be [prompts, tokens] and "
-            "hold at least one prompt; make them with tokenise_prompts"
+            "contain at least one prompt; make them with tokenise_prompts"
         )
     if not (mask[:, 1:] >= mask[:, :-1]).all() or not mask[:, -1].all():
         raise ConfigurationError("the prompts are not padded on the left; make them with tokenise_prompts")

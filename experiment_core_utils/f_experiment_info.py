@@ -82,7 +82,7 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
 
 
 def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
-    """A loaded model as it is, not as it was asked for; size in 2**20 bytes as stored.
+    """A loaded model as it is, not as it was requested; size in 2**20 bytes as stored.
 
     Beside the published keys: `dtypes` (stored elements by dtype), attention and experts implementations in force,
     `quantization` in force with the share of the parameters that it covers, `device_map` where the model is sharded,
@@ -115,7 +115,7 @@ def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariabl
     """Every parameter of a text experiment as asked for, JSON values only.
 
     The published names stand for `fp_precision`, `quantization_config`, `batch_size`, `decoder_config` and
-    `latency_simulation`; all others have their own. `num_processes` is the number launched where none was asked for.
+    `latency_simulation`; all others have their own. `num_processes` is the number launched where none was requested.
 
     Args:
         experiment_config: in any form that `config.text.validated` takes.

@@ -19,14 +19,14 @@ from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.architecture import computing_dtype, quantisation_in_force, stored_bytes
 from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.counted_flops import FOREIGN_ERRORS
+from experiment_core_utils.models.counted_flops import HF_CODE_ERRORS
 from experiment_core_utils.models.decoder_flops import BlockShape, ExpertsShape, MlpShape
 from experiment_core_utils.models.flop_counter import (
     count_flops,
     count_with_ptflops,
     has_packed_weights,
     meta_twin,
-    told_of_no_padding,
+    without_padding_warning,
 )
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.memory_parts import StepWeights, cache_elements, read_elements, step_weights
@@ -85,7 +85,7 @@ def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
 
 
 def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
-    """`memory_timeline`: one entry for each window; None where none was asked for."""
+    """`memory_timeline`: one entry for each window; None where none was requested."""
     timelines = [
         MemoryTimeline.model_construct(rank=each.rank, experiment_id=each.experiment_id, **memory_timeline(each.trace))
         for each in loads
@@ -94,7 +94,7 @@ def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
     return timelines or None
 
 
-def share_of_peak(amount: float | None, seconds: float | None, peak_per_s: float | None) -> float | None:
+def fraction_of_peak(amount: float | None, seconds: float | None, peak_per_s: float | None) -> float | None:
     """`amount` a second as a share of a peak; None where one of them is not known, or there was no time."""
     if amount is None or not seconds or peak_per_s is None:
         return None
@@ -109,7 +109,7 @@ def text_utilisation(
     num_gpus: int,
     reasons: Sequence[str] = (),
 ) -> HardwareUtilisation:
-    """Of a text run, over the time of all its batches.
+    """Utilisation in a text run, over the time of all its batches.
 
     The first token's time counts as prefill, the times between tokens as decode.
 
@@ -120,16 +120,16 @@ def text_utilisation(
         reasons: why something given is None.
     """
     firsts = [batch["ttft_s"] for batch in results["batches"]]
-    told = [first for first in firsts if first is not None]
-    prefill_s = sum(told) * num_gpus if len(told) == len(firsts) else None
+    known = [first for first in firsts if first is not None]
+    prefill_s = sum(known) * num_gpus if len(known) == len(firsts) else None
     decode_s = sum(sum(batch["inter_token_s"]) for batch in results["batches"]) * num_gpus
-    silent = [] if prefill_s is not None else ["the model's own generate() tells of no single token"]
+    silent = [] if prefill_s is not None else ["the model's own generate() does not report single tokens"]
     missing = [each for each in (peaks.reason, flops["generation_flops_reason"], *silent, *reasons) if each is not None]
     return HardwareUtilisation.model_construct(
         mfu_vision=None,
-        mfu_prefill=share_of_peak(flops["prefill_flops"], prefill_s, peaks.flops_per_s),
-        mfu_decode=share_of_peak(flops["decode_flops"], decode_s, peaks.flops_per_s),
-        mbu_decode=share_of_peak(read_bytes, decode_s, peaks.bytes_per_s),
+        mfu_prefill=fraction_of_peak(flops["prefill_flops"], prefill_s, peaks.flops_per_s),
+        mfu_decode=fraction_of_peak(flops["decode_flops"], decode_s, peaks.flops_per_s),
+        mbu_decode=fraction_of_peak(read_bytes, decode_s, peaks.bytes_per_s),
         peak_flops_per_s=peaks.flops_per_s,
         peak_bytes_per_s=peaks.bytes_per_s,
         peak_dtype=peaks.dtype,
@@ -161,11 +161,11 @@ def _steps(batch: BatchRecord) -> int:
 def setting_utilisation(
     samples: Sequence[MeasuredSample], model: ModelBytes | None, peaks: Peaks
 ) -> HardwareUtilisation:
-    """Of a setting of the knobs: means over the samples that were measured and have the stage."""
+    """Utilisation in a setting of the knobs: means over the samples that were measured and have the stage."""
     runs = [(sample, sample.run) for sample in samples]
     measured = [(sample, run, sample.flops) for sample, run in runs if run is not None and sample.flops is not None]
     flops_peak = peaks.flops_per_s
-    silent = "the model does not tell its bytes" if model is None else None
+    silent = "the model's number of bytes is unknown" if model is None else None
     if not measured:
         silent = "no sample with known operations was measured"
     decode = [
@@ -173,18 +173,23 @@ def setting_utilisation(
         for sample, run, flops in measured
     ]
     return HardwareUtilisation.model_construct(
-        mfu_vision=mean_of([share_of_peak(flops.vision_flops, run.vision_s, flops_peak) for _, run, flops in measured]),
+        mfu_vision=mean_of(
+            [fraction_of_peak(flops.vision_flops, run.vision_s, flops_peak) for _, run, flops in measured]
+        ),
         mfu_prefill=mean_of(
-            [share_of_peak(flops.prefill_flops, run.prefill_s, flops_peak) for _, run, flops in measured]
+            [fraction_of_peak(flops.prefill_flops, run.prefill_s, flops_peak) for _, run, flops in measured]
         ),
         mfu_decode=mean_of(
-            [share_of_peak(None if each is None else each * steps, time, flops_peak) for _, steps, time, each in decode]
+            [
+                fraction_of_peak(None if each is None else each * steps, time, flops_peak)
+                for _, steps, time, each in decode
+            ]
         ),
         mbu_decode=None
         if model is None
         else mean_of(
             [
-                share_of_peak(_steps_bytes(model, prompt, steps), time, peaks.bytes_per_s)
+                fraction_of_peak(_steps_bytes(model, prompt, steps), time, peaks.bytes_per_s)
                 for prompt, steps, time, _ in decode
             ]
         ),
@@ -249,7 +254,7 @@ def setting_memory(
     if reading is None:
         return None
     if model is None:
-        reason = "the model does not tell its bytes"
+        reason = "the model's number of bytes is unknown"
         return memory_parts(reading.peak_memory_bytes, None, None, reading.process_rss_bytes, reason)
     if any(sample.answer is not None for sample in samples):
         reason = "samples were answered in batches, whose caches are in the peak"
@@ -308,12 +313,12 @@ def text_memory(
     known, reason = _known_cache(model, config)
     cache_bytes = None
     if results is None:
-        reason = "no results were given, which tell how large the cache was"
+        reason = "no results were given, so the size of the cache is unknown"
     elif known is not None:
         architecture, element_bytes = known
         cache_bytes = largest_batch_cache(results["batches"], architecture.decoder.blocks, element_bytes)
     if peak_bytes is None:
-        reason = reason or f"{device} is no GPU: torch keeps no high-water mark there"
+        reason = reason or f"{device} is not a GPU: torch records no peak memory there"
     elif len(used_gpus()) > 1:
         peak_bytes, reason = None, "the model is spread over several GPUs, whose peaks are not of one moment"
     return memory_parts(peak_bytes, stored_bytes(model), cache_bytes, resident_bytes(), reason)
@@ -335,7 +340,7 @@ def _known_cache(model: torch.nn.Module, config: TextConfig) -> tuple[tuple[Arch
     if config.mixed_precision != "no":
         return None, f"under mixed_precision {config.mixed_precision} the number format of the cache is not known"
     if dtype is None:
-        return None, "the model has no floating-point weights that tell the number format of its cache"
+        return None, "the number format of its cache is unknown: the model has no floating-point weights"
     return (architecture, getattr(torch, dtype).itemsize), None
 
 
@@ -452,7 +457,7 @@ def _count_lengths(
                 total += times[length] * _count(run, sample.to(device or sample.device), method)
         except SampleTimedOut as error:
             raise SampleTimedOut(f"a prompt of {length} tokens was {error}") from error
-        except FOREIGN_ERRORS as error:
+        except HF_CODE_ERRORS as error:
             raise MeterUnavailable(
                 f"{type(model).__name__} cannot be run to be counted: {type(error).__name__}: {first_line(error)}"
             ) from error
@@ -471,10 +476,10 @@ def _to_run(model: nn.Module) -> tuple[torch.device | None, Callable[..., object
     by_config, in_force = architecture_of(twin.config), architecture_in_force(model)
     if isinstance(by_config, Architecture):
         if isinstance(in_force, UnknownArchitecture):
-            raise MeterUnavailable(f"weights are packed, and the config does not tell what runs: {in_force.reason}")
+            raise MeterUnavailable(f"weights are packed, and the config does not describe what runs: {in_force.reason}")
         if by_config.forward_flops(1) != in_force.forward_flops(1):
             raise MeterUnavailable("weights are packed, and other experts or blocks run than the config says")
-    return torch.device("meta"), told_of_no_padding(twin)
+    return torch.device("meta"), without_padding_warning(twin)
 
 
 def _count(model: Callable[..., object], sample: torch.Tensor, method: FlopMethod) -> int:
@@ -494,7 +499,7 @@ def get_memory(device: torch.device) -> GpuMemory:
             gpu_max_memory_allocated_bytes=None,
             gpu_current_memory_reserved_bytes=None,
             gpu_max_memory_reserved_bytes=None,
-            reason=f"{device} is no GPU: torch keeps no such figures there",
+            reason=f"{device} is not a GPU: torch records no such figures there",
         )
     return GpuMemory(
         gpu_current_memory_allocated_bytes=torch.cuda.memory_allocated(device),
@@ -530,7 +535,7 @@ def get_gpu_cpu_utilisation(device: torch.device) -> ComputeUtilisation:
 def _gpu_utilisation(device: torch.device) -> tuple[float | None, str | None]:
     uuid = gpu_uuid(device)
     if uuid is None:
-        return None, f"{device} is no GPU"
+        return None, f"{device} is not a GPU"
     try:
         return NvmlGpu(uuid).utilisation_percent(), None
     except MeterUnavailable as error:

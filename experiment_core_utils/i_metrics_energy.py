@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from experiment_core_utils.g_metrics_inference import spread_of
-from experiment_core_utils.meters.codecarbon import READ_NOTHING, WORLD_MEAN, gpu_problem, number_in
+from experiment_core_utils.meters.codecarbon import READ_NOTHING, WORLD_MEAN, gpu_missing_reason, number_in
 from experiment_core_utils.meters.energy_files import emissions_path, energy_path, read_energy_windows, read_windows
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
@@ -74,7 +74,7 @@ def aggregate_energy_metrics(
     Not counted: disks, network, fans, cooling, losses of the power supply.
 
     Raises:
-        ConfigurationError: an id that is no part of a file name.
+        ConfigurationError: an id that is not a part of a file name.
         ResultsError: the file is torn or not codecarbon's, or the one beside it is not what its name says.
     """
     path = emissions_path(experiment_id, output_dir)
@@ -141,10 +141,10 @@ def sum_windows(windows: Sequence[Mapping[str, Cell]], beside: InstrumentEnergy)
     """
     figures = {name: _sum(windows, column) or None for name, column in _COLUMNS.items()}
     reasons = {name: READ_NOTHING for name, figure in figures.items() if figure is None}
-    found = [gpu_problem(window) for window in windows]
-    problem = next((each for each, _ in found if each is not None), None)
-    if problem is not None:
-        reasons["gpu_energy_kwh"] = problem
+    found = [gpu_missing_reason(window) for window in windows]
+    reason = next((each for each, _ in found if each is not None), None)
+    if reason is not None:
+        reasons["gpu_energy_kwh"] = reason
     if not all(is_complete for _, is_complete in found):
         reasons |= dict.fromkeys(("total_energy_kwh", "total_emissions_kg_co2"), "GPUs in use are not in it")
     known = {name: None if name in reasons else figure for name, figure in figures.items()}
@@ -170,14 +170,14 @@ def _sources(windows: Sequence[Mapping[str, Cell]], known: Mapping[str, float | 
     }
     parts = {name: source for name, source in sources.items() if known[name] is not None}
     names = [source["source"] for source in parts.values()]
-    told = [name for name in dict.fromkeys(names) if name is not None]
-    total = EnergySource(source=" + ".join(told) if None not in names else None, kind="estimated")
+    known_values = [name for name in dict.fromkeys(names) if name is not None]
+    total = EnergySource(source=" + ".join(known_values) if None not in names else None, kind="estimated")
     sums = {name: total for name in ("total_energy_kwh", "total_emissions_kg_co2") if known[name] is not None}
     return parts | sums
 
 
 def _cpu_source(names: set[Cell]) -> EnergySource:
-    """Of all windows; a file that codecarbon wrote itself does not say."""
+    """Source of the CPU energy of all windows; a file that codecarbon wrote itself does not say."""
     if names == {"rapl"}:
         return {"source": "rapl", "kind": "measured"}
     return _ESTIMATE if None not in names else {"source": None, "kind": None}
@@ -185,8 +185,10 @@ def _cpu_source(names: set[Cell]) -> EnergySource:
 
 def _basis(windows: Sequence[Mapping[str, Cell]]) -> str | None:
     """As the file says; from the country where codecarbon wrote it itself."""
-    told = [window.get("emissions_basis") or _basis_of_country(window["country_iso_code"]) for window in windows]
-    return ", ".join(dict.fromkeys(map(str, told)))
+    known_values = [
+        window.get("emissions_basis") or _basis_of_country(window["country_iso_code"]) for window in windows
+    ]
+    return ", ".join(dict.fromkeys(map(str, known_values)))
 
 
 def _basis_of_country(code: Cell) -> str:
@@ -377,16 +379,16 @@ def _per_correct_answer(
         return _ABSENT, "no answer has a score"
     if accuracy.accuracy <= 0:
         return _ABSENT, "no answer is correct"
-    gross, share = summary.end_to_end_j, accuracy.accuracy
+    gross, fraction = summary.end_to_end_j, accuracy.accuracy
     assert gross is not None
     whole = next(each for each in figures if _origin_of(each) == _origin_of(summary))
     if whole.uncertainty_j is None or accuracy.accuracy_ci95 is None:
-        return (gross / share, None, None), "the uncertainty of the energy is not known"
+        return (gross / fraction, None, None), "the uncertainty of the energy is not known"
     assert whole.gross_j_ci95_high is not None and whole.num_windows is not None
     energy = expanded_interval(gross, whole.gross_j_ci95_high - gross, whole.num_windows, whole.uncertainty_j)
     least, most = accuracy.accuracy_ci95
-    low, high = ratio_interval(gross, energy, share, (least, most))
-    return (gross / share, low, high), None if high is not None else "the accuracy may be 0: there is no upper end"
+    low, high = ratio_interval(gross, energy, fraction, (least, most))
+    return (gross / fraction, low, high), None if high is not None else "the accuracy may be 0: there is no upper end"
 
 
 def _origin_of(figure: StageFigure | EnergySummary) -> tuple[str | None, ...]:
@@ -415,11 +417,11 @@ def energy_caveats(energy: Energy | None) -> list[Caveat]:
         return [caveat("energy_not_measured", reason=energy.reason or _first_reason(energy))]
     source = (summary.component, summary.basis, summary.device)
     caveats = []
-    share = summary.closure_residual_share
-    if share is None:
+    fraction = summary.closure_residual_share
+    if fraction is None:
         caveats.append(caveat("energy_closure_unknown"))
-    elif abs(share) > CLOSURE_LIMIT:
-        caveats.append(caveat("energy_closure", fraction=share))
+    elif abs(fraction) > CLOSURE_LIMIT:
+        caveats.append(caveat("energy_closure", fraction=fraction))
     own = {
         name: each
         for name, figures in energy.stages.items()

@@ -63,7 +63,7 @@ def plain(value: Any, where: str) -> Any:
 
     Raises:
         ResultsError: a value that has no such form (an object, a complex number, bytes), a number that is not finite,
-            or a key that is no text; names the place.
+            or a key that is not a text; names the place.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -136,7 +136,7 @@ def listed(pair: tuple[int, int] | None) -> list[int] | None:
 
 
 def mean_crops(samples: Sequence[MeasuredSample]) -> float | None:
-    """Of the pictures that are cut; None where there are none."""
+    """Mean number of crops of the pictures that are cut into crops; None where there are none."""
     return mean_of(_tiles(samples))
 
 
@@ -165,7 +165,7 @@ def sample_result(
     """One sample of a result; the times are those of the run with the median total, None without runs.
 
     Args:
-        outlier_runs: indices of runs that stand out; None where they were not judged.
+        outlier_runs: indices of runs that stand out; None where they were not checked.
     """
     shape, run, answer, flops = sample.shape, sample.run, sample.answer, sample.flops
     theoretical, actual = shape.theoretical, shape.actual
@@ -216,14 +216,18 @@ def sample_result(
 
 
 def sample_metadata(sample: MeasuredSample) -> Metadata:
-    """What the answer is judged against and what the task says; enough to score the answer again.
+    """What the answer is scored against and what the task says; enough to score the answer again.
 
     What the task says does not replace the former.
     """
-    judged = {"question": sample.metadata["question"], "answers": list(sample.references), "image_id": sample.image_id}
+    validated = {
+        "question": sample.metadata["question"],
+        "answers": list(sample.references),
+        "image_id": sample.image_id,
+    }
     if sample.options:
-        judged |= {"options": list(sample.options), "answer_index": sample.answer_index}
-    return Metadata.model_construct(**(judged | sample.metadata | judged))
+        validated |= {"options": list(sample.options), "answer_index": sample.answer_index}
+    return Metadata.model_construct(**(validated | sample.metadata | validated))
 
 
 def _run_times(run: StagedRun | None) -> dict[str, Any]:
@@ -265,7 +269,7 @@ def setting_result(
 
     Args:
         scores: one for each of the merged samples, in their order.
-        drawn: what was asked for, of which `merged` holds those that ran and those that failed.
+        drawn: what was requested, of which `merged` holds those that ran and those that failed.
         drift: for each process, what is known of the machine's speed by now.
     """
     accuracy = accuracy_part(summary.accuracy)
@@ -371,7 +375,8 @@ def save_raw_results_json(
     processes first. Tensors and arrays become lists, tuples lists, paths text; a file that is there is replaced.
 
     Raises:
-        ConfigurationError: a type that is not known (`PRIORITIES` has them), or an id that is no part of a file name.
+        ConfigurationError: a type that is not known (`PRIORITIES` has them), or an id that is not a part of a file
+            name.
         ResultsError: a value that JSON cannot hold, infinities and NaN among them; names its key.
         ResultsNotSaved: the disk does not take it.
     """
@@ -392,7 +397,7 @@ def save_aggregated_results_json(
     One of a name that is there is replaced, the others stay, also where several programs write at once.
 
     Raises:
-        ConfigurationError: a task type that is no part of a file name.
+        ConfigurationError: a task type that is not a part of a file name.
         ResultsError: a value that JSON cannot hold, or a file that is there and torn: it is left as it is.
         ResultsNotSaved: the disk does not take it.
     """
@@ -421,7 +426,7 @@ def flatten_results_to_csv(
     See `csv_tables` for how values are written; `read_results_csv` gives them back.
 
     Raises:
-        ConfigurationError: a task type that is no part of a file name.
+        ConfigurationError: a task type that is not a part of a file name.
         ResultsError: no experiment, a value that no cell can hold, or two keys that would share a column.
         ResultsNotSaved: the disk does not take it.
     """

@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JournalContent, finished_samples, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
-from experiment_core_utils.records.settings import MeasuredSetting, ShareDone
+from experiment_core_utils.records.settings import MeasuredSetting, ShardDone
 from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy, check_saved
 
 T = TypeVar("T")
@@ -61,14 +61,14 @@ def collect_parts(
     key: str,
     fingerprint: str,
     experiment_id: str,
-    shares: Mapping[int, Sequence[int]],
+    shards: Mapping[int, Sequence[int]],
     timeout_s: float,
     stop: StopRequest,
 ) -> list[MeasuredSetting]:
     """What all journals of the setting hold, once every process has come to the end of its share.
 
     Args:
-        shares: the samples of each process, by rank; an end that an earlier, shorter share came to is not waited for
+        shards: the samples of each process, by rank; an end that an earlier, shorter share came to is not waited for
             any less.
 
     Raises:
@@ -76,18 +76,18 @@ def collect_parts(
         Stopped: someone asked to stop while waiting.
     """
     waiting = {
-        rank: _Waiting(journal_path(folder, key, rank), experiment_id, len(share), timeout_s)
-        for rank, share in shares.items()
+        rank: _Waiting(journal_path(folder, key, rank), experiment_id, len(shard), timeout_s)
+        for rank, shard in shards.items()
     }
     while waiting := {rank: each for rank, each in waiting.items() if each.look() is None}:
         lost = sorted(rank for rank, each in waiting.items() if each.is_lost)
         if lost:
             done = finished_samples(folder, key, fingerprint)
-            named = "; ".join(_owed(rank, [each for each in shares[rank] if each not in done]) for rank in lost)
+            named = "; ".join(_missing(rank, [each for each in shards[rank] if each not in done]) for rank in lost)
             raise WorkerLost(_lost_message(key, timeout_s, named))
-        stop.raise_if_asked(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
+        stop.raise_if_requested(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
         time.sleep(_POLL_S)
-    return _parts_of(own_journals(folder, key, fingerprint), len(shares), experiment_id)
+    return _parts_of(own_journals(folder, key, fingerprint), len(shards), experiment_id)
 
 
 def collect_finished(
@@ -95,7 +95,7 @@ def collect_finished(
     key: str,
     fingerprint: str,
     experiment_id: str,
-    shares: Mapping[int, Sequence[int]],
+    shards: Mapping[int, Sequence[int]],
     timeout_s: float,
     stop: StopRequest,
 ) -> list[MeasuredSetting]:
@@ -108,7 +108,7 @@ def collect_finished(
         WorkerLost: no journal of the setting has grown for `timeout_s`, and samples are missing.
         Stopped: someone asked to stop while waiting.
     """
-    wanted = {sample_id for share in shares.values() for sample_id in share}
+    wanted = {sample_id for shard in shards.values() for sample_id in shard}
     sizes, grown = None, time.monotonic()
     while True:
         journals = own_journals(folder, key, fingerprint)
@@ -116,15 +116,15 @@ def collect_finished(
         given_up = any(end.failure is not None and end.experiment_id == experiment_id for end in ends)
         missing = wanted - {finished.sample_id for content in journals.values() for finished in content.finished}
         if given_up or not missing:
-            return _parts_of(journals, len(shares), experiment_id)
+            return _parts_of(journals, len(shards), experiment_id)
         found = {rank: content.num_bytes for rank, content in journals.items()}
         if found != sizes:
             sizes, grown = found, time.monotonic()
         if time.monotonic() - grown > timeout_s:
-            owing = {rank: [each for each in share if each in missing] for rank, share in shares.items()}
-            named = "; ".join(_owed(rank, ids) for rank, ids in owing.items() if ids)
+            owing = {rank: [each for each in shard if each in missing] for rank, shard in shards.items()}
+            named = "; ".join(_missing(rank, ids) for rank, ids in owing.items() if ids)
             raise WorkerLost(_lost_message(key, timeout_s, named))
-        stop.raise_if_asked("while waiting for the other processes")
+        stop.raise_if_requested("while waiting for the other processes")
         time.sleep(_ROUND_POLL_S)
 
 
@@ -139,7 +139,7 @@ class _Waiting:
         self._size = -1
         self._grown = time.monotonic()
 
-    def look(self) -> ShareDone | None:
+    def look(self) -> ShardDone | None:
         """The end of its share, None while it is not there."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size == self._size:
@@ -159,18 +159,18 @@ class _Waiting:
 
 def _lost_message(key: str, timeout_s: float, named: str) -> str:
     return (
-        f"{key}: no sample finished within {timeout_s:g} s by {named}; what is finished is saved, the same command "
-        "goes on from here (--worker_timeout gives them longer)"
+        f"{key}: no sample finished within {timeout_s:g} s by {named}; finished samples are saved: run the same "
+        f"command again to resume (a larger --worker_timeout waits longer)"
     )
 
 
-def _owed(rank: int, missing: Sequence[int]) -> str:
+def _missing(rank: int, missing: Sequence[int]) -> str:
     ids = ", ".join(map(str, missing[:_IDS_NAMED])) + (", ..." if len(missing) > _IDS_NAMED else "")
     return f"process {rank} (owes {len(missing)} samples: {ids})" if missing else f"process {rank} (owes no sample)"
 
 
 def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> MeasuredSetting:
-    """One whole, samples in order of their ids.
+    """Merge the parts into one whole, samples in order of their ids.
 
     What each process asked for must be there exactly once. Samples that an earlier run, split over another number of
     processes, finished beyond that are kept: they were drawn too.
@@ -188,7 +188,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
     samples = sorted(_of_all(part.samples for part in parts), key=lambda sample: sample.sample_id)
     failures = sorted(_of_all(part.failures for part in parts), key=lambda item: item.sample_id)
     found = [*(item.sample_id for item in samples), *(item.sample_id for item in failures)]
-    asked = _asked_ids(parts, sample_ids)
+    asked = _requested_ids(parts, sample_ids)
     if failure is None:
         _check_complete(found, asked, sample_ids, first.key)
     return MeasuredSetting(
@@ -219,10 +219,10 @@ def _of_all(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
     return tuple(itertools.chain.from_iterable(groups))
 
 
-def _asked_ids(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> set[int]:
+def _requested_ids(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> set[int]:
     """What the parts say that they asked for; `sample_ids` where none says it."""
-    told = [part.asked_ids for part in parts if part.asked_ids is not None]
-    return set(_of_all(told)) if told else set(sample_ids)
+    known = [part.asked_ids for part in parts if part.asked_ids is not None]
+    return set(_of_all(known)) if known else set(sample_ids)
 
 
 def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:
@@ -305,11 +305,11 @@ def load_and_aggregate_per_process_energy_results(
     Joules, kilowatt-hours and kilograms add up over processes; no mean of rates is taken.
 
     Raises:
-        ConfigurationError: fewer than one process, or an id that is no part of a file name.
+        ConfigurationError: fewer than one process, or an id that is not a part of a file name.
         ResultsError: the file of a process is missing, torn, or lacks a published figure; names the rank.
     """
     if num_processes < 1:
-        raise ConfigurationError(f"the energy of {num_processes} processes was asked for; a run has at least one")
+        raise ConfigurationError(f"the energy of {num_processes} processes was requested; a run has at least one")
     paths = [raw_result_path(experiment_id, local_energy_type(rank), results_dir) for rank in range(num_processes)]
     missing = [str(rank) for rank, path in enumerate(paths) if not path.exists()]
     if missing:
@@ -374,8 +374,8 @@ def _reason_of_all(per_process: Sequence[Mapping[str, Any]]) -> str | None:
     """Why something is missing, each process by its rank; one that a tracking process counts lacks nothing."""
     tracking = [(rank, each) for rank, each in enumerate(per_process) if each["duration_seconds"] is not None]
     concerned = tracking or list(enumerate(per_process))
-    told = [(rank, _reasons_of(each)) for rank, each in concerned]
-    return "; ".join(f"process {rank}: {why}" for rank, why in told if why) or None
+    known = [(rank, _reasons_of(each)) for rank, each in concerned]
+    return "; ".join(f"process {rank}: {why}" for rank, why in known if why) or None
 
 
 def _reasons_of(each: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ class SampleColumn:
 
     Attributes:
         name: with the unit, where it is not a count, a name, a share or a score.
-        source: key of `per_sample_results`; dotted for one inside an object; in brackets what is no key of it.
+        source: key of `per_sample_results`; dotted for one inside an object; in brackets what is not a key of it.
         kind: of the values.
         meaning: what stands in a cell; "" where `source` says all.
     """
@@ -188,7 +188,7 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
         raise ResultsError(f"{folder} is not a folder; give the --output_dir of a profiling run")
     results = {path.name: read_setting(path) for path in sorted(folder.glob(RESULT_FILES))}
     if not results:
-        raise ResultsError(f"{folder} holds no results ({RESULT_FILES}); give the --output_dir of a profiling run")
+        raise ResultsError(f"{folder} contains no results ({RESULT_FILES}); give the --output_dir of a profiling run")
     return results
 
 

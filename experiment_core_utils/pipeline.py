@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import check_energy, means_of
+from experiment_core_utils.d_energy_tracking import check_energy, meters_of
 from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
@@ -29,12 +29,12 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.sweep.front import check_searchable, finished_search
 from experiment_core_utils.sweep.plan import (
-    AskedRun,
+    RequestedRun,
     agreed_fingerprint,
-    asked_run,
     due_and_tidy,
     left_out_by,
     plan_of,
+    requested_run,
     settings_of,
 )
 from experiment_core_utils.sweep.run import ProfilingRun, context_of, load_bench, provenance_of_run
@@ -88,7 +88,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     folder, is_search = config.machine.output_dir, config.search.pareto_search
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     accelerator = setup_distributed(config.machine)
-    asked = asked_run(config)
+    asked = requested_run(config)
     check_and_make_folder(asked, energy)
     fingerprint = agreed_fingerprint(config, asked.source, asked.task, asked.drawn.sample_ids, accelerator)
     ledger = Ledger(folder, fingerprint)
@@ -118,7 +118,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
 
 
 def measure_due(
-    asked: AskedRun,
+    asked: RequestedRun,
     due: Sequence[KnobSetting],
     accelerator: Accelerator,
     ledger: Ledger,
@@ -135,7 +135,7 @@ def measure_due(
 
     def find_meters() -> StageMeasurement | None:
         return outcome_of_all(
-            lambda: means_of(mode, config.machine.device, accelerator.local_process_index, config.task.seed, energy),
+            lambda: meters_of(mode, config.machine.device, accelerator.local_process_index, config.task.seed, energy),
             accelerator,
         )
 
@@ -150,7 +150,7 @@ def measure_due(
     return run.search_front(due) if config.search.pareto_search else run.measure_all(due)
 
 
-def check_and_make_folder(asked: AskedRun, energy: StageMeasurement | None) -> None:
+def check_and_make_folder(asked: RequestedRun, energy: StageMeasurement | None) -> None:
     """Refuse what can be known to fail before anything is written, then make the folder of the results."""
     config = asked.config
     if config.search.pareto_search:

@@ -92,7 +92,7 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
         texts = raw_result_path(experiment_id, "text_output", results_dir)
         if os.path.lexists(texts) and not texts.is_file():
             raise ResultsRefused(
-                f"{texts} is no result, but a folder, a pipe, a device or a link to nothing; move it away"
+                f"{texts} is not a result, but a folder, a pipe, a device or a link to nothing; move it away"
             )
         return texts.is_file()
 
@@ -181,5 +181,5 @@ def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
 
 
 def _any_config(grid: Sequence[Combination]) -> TextConfig:
-    """For the keys of the launch, which all combinations share."""
+    """Any combination's configuration, for the keys of the launch, which all combinations share."""
     return next(each.config for each in grid if each.config is not None)

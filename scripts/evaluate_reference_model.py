@@ -60,8 +60,13 @@ def answer_all(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_path", type=Path, default=EMBEDDED_MODEL)
-    parser.add_argument("--pictures", type=int, default=125, help="the first so many of the validation split")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="one CPU thread each")
+    parser.add_argument("--pictures", type=int, default=125, help="number of first samples of the validation split")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes, with one CPU thread each",
+    )
     parser.add_argument("--write-card", action="store_true", help="write the tables into the model's README.md")
     parser.add_argument("--output", type=Path, help="write every figure as JSON")
     arguments = parser.parse_args()

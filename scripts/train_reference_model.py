@@ -36,9 +36,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--planned-minutes", type=float, default=25.0, help="training time of all legs together")
     parser.add_argument("--leg-minutes", type=float, default=25.0, help="training time of this leg")
-    parser.add_argument("--state", type=Path, required=True, help="file that the state is kept in between legs")
-    parser.add_argument("--init-from", type=Path, help="a saved model to start from where there is no state")
-    parser.add_argument("--start-progress", type=float, default=0.0, help="share of the plan that it was trained for")
+    parser.add_argument("--state", type=Path, required=True, help="file for the training state between legs")
+    parser.add_argument("--init-from", type=Path, help="saved model to start from if there is no state")
+    parser.add_argument(
+        "--start-progress", type=float, default=0.0, help="fraction of the planned training that it has had"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the model in bfloat16")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--scale", type=float, default=1.0, help="size of the batches against the recipe's")

@@ -17,12 +17,12 @@ from experiment_core_utils.records.requests import (
     VisionGeometry,
 )
 from experiment_core_utils.records.setting_result import (
-    AskedTask,
     ComputePart,
     Memory,
     Provenance,
     SettingResult,
     SteadinessPart,
+    TaskDescription,
 )
 from experiment_core_utils.records.settings import (
     FailedSample,
@@ -148,7 +148,7 @@ def result_of(
     merged: MeasuredSetting,
     setting: KnobSetting = SETTING,
     task: str = "signs",
-    asked: SampledDataset[Any] | None = None,
+    requested: SampledDataset[Any] | None = None,
 ) -> SettingResult:
     """The result of a setting of a 4-block model, scored by `ReadOff`, as from before steadiness was noted."""
     ids = sorted([each.sample_id for each in merged.samples] + [each.sample_id for each in merged.failures])
@@ -159,7 +159,7 @@ def result_of(
         merged,
         scores_of(merged.samples),
         summary,
-        asked or drawn(*ids),
+        requested or drawn(*ids),
         ComputePart(
             memory=None if merged.memory is None else Memory(**asdict(merged.memory)),
             compute_utilisation=[],
@@ -167,7 +167,7 @@ def result_of(
         ),
         SteadinessPart(),
         [],
-        Provenance(task=AskedTask(name=task, split="validation", metric="read_off")),
+        Provenance(task=TaskDescription(name=task, split="validation", metric="read_off")),
     )
 
 

@@ -97,7 +97,7 @@ class Page:
         return found
 
     def requested(self) -> list[str]:
-        """Addresses that were asked for, but for those that hold their content."""
+        """Addresses that were requested, but for those that hold their content."""
         urls = [what["request"]["url"] for method, what in self.events if method == "Network.requestWillBeSent"]
         return [url for url in urls if not url.startswith(("data:", "blob:"))]
 

@@ -3,12 +3,12 @@
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.sweep.plan import AskedRun
+from experiment_core_utils.sweep.plan import RequestedRun
 from experiment_core_utils.sweep.run import ProfilingRun, context_of, load_bench, provenance_of_run
 
 
 def run_alone(
-    asked: AskedRun, ledger: Ledger, experiment_id: str, energy: StageMeasurement | None = None
+    asked: RequestedRun, ledger: Ledger, experiment_id: str, energy: StageMeasurement | None = None
 ) -> ProfilingRun:
     """The model of `asked` loaded, ready to measure its settings."""
     accelerator = setup_distributed(asked.config.machine)

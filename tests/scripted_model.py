@@ -13,7 +13,7 @@ from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.compute import ModelBytes
-from experiment_core_utils.records.requests import KnobProof, MarkedTokens, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
 
 EOS = 9
@@ -56,7 +56,7 @@ class ScriptedModel:
         return inputs
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def restored_afterwards(self) -> Iterator[None]:
         before = self.active_setting
         try:
             yield
@@ -70,7 +70,7 @@ class ScriptedModel:
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         return {}
 
-    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+    def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         self.calls.append(f"make_ready for {max_new_tokens}")
 
     def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
@@ -97,7 +97,7 @@ class ScriptedModel:
         state.append(self.script[len(state)])
         return self._logits(state[-1])
 
-    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:

@@ -137,7 +137,7 @@ class SimulatedDevice:
         missing: readings that it does not have: `energy`, `power`.
         vanishes_at_s: from when on no reading succeeds.
         averaged_over_s: the power reading is a mean over this time; 0 for the power at the moment.
-        num_readings: how often it was asked for anything.
+        num_readings: how often it was requested anything.
     """
 
     clock: Clock

@@ -1,4 +1,4 @@
-"""Run ids under concurrency, and launches that do not match what was asked for."""
+"""Run ids under concurrency, and launches that do not match what was requested."""
 
 import atexit
 import multiprocessing
@@ -52,8 +52,8 @@ def test_a_configuration_of_the_profiler(tmp_path: Path) -> None:
 
 def test_mixed_precision_acts_on_a_prepared_model_and_can_be_changed() -> None:
     model = torch.nn.Linear(4, 4)
-    for asked, dtype in (("bf16", torch.bfloat16), ("no", torch.float32), ("bf16", torch.bfloat16)):
-        prepared = setup_distributed({"device": "cpu", "mixed_precision": asked}).prepare_model(
+    for requested, dtype in (("bf16", torch.bfloat16), ("no", torch.float32), ("bf16", torch.bfloat16)):
+        prepared = setup_distributed({"device": "cpu", "mixed_precision": requested}).prepare_model(
             torch.nn.Sequential(model), evaluation_mode=True
         )
         inside: list[torch.dtype] = []
@@ -78,7 +78,7 @@ def test_a_text_experiment_that_cannot_be_set_up(config: dict[str, Any], message
 
 
 def test_more_processes_asked_for_than_launched() -> None:
-    with pytest.raises(WorkerLost, match="3 processes were asked for and 1 launched, but accelerate found 1"):
+    with pytest.raises(WorkerLost, match="3 processes were requested and 1 launched, but accelerate found 1"):
         setup_distributed(Wanted(num_processes=3))
 
 
@@ -158,7 +158,7 @@ def test_ten_processes_at_once_get_different_ids(accelerator: Accelerator, tmp_p
 
 
 def _end_with_an_error(found: "multiprocessing.Queue[object]") -> None:
-    """A process of a group of one whose launch does not match what is asked for, and its end."""
+    """A process of a group of one whose launch does not match what is requested, and its end."""
     atexit._clear()
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(place)
@@ -177,7 +177,7 @@ def test_a_process_that_ends_with_an_error_leaves_its_group() -> None:
     found: multiprocessing.Queue[object] = context.Queue()
     process = context.Process(target=_end_with_an_error, args=(found,))
     process.start()
-    assert "2 processes were asked for" in str(found.get(timeout=60))
+    assert "2 processes were requested" in str(found.get(timeout=60))
     assert [found.get(timeout=60) for _ in range(2)] == [True, False]
     process.join()
 

@@ -55,11 +55,11 @@ def test_a_counter_that_is_not_behind_its_results_goes_on(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "is gone"),
+        (None, "was not found"),
         ("", "is empty"),
         ("\n", "is empty"),
-        ("00", "holds 0000, less than"),
-        ("40", "holds 0040, less than"),
+        ("00", "contains 0000, less than"),
+        ("40", "contains 0040, less than"),
         ("-3", "'-3' instead of a number"),
         ("1.5", "instead of a number"),
         ("0x10", "instead of a number"),
@@ -76,7 +76,7 @@ def test_a_damaged_counter_goes_on_after_the_results_with_one_line(
         counter.write_bytes(content.encode(errors="surrogateescape"))
     assert next_run_id(counter, results) == "0042"
     (warning,) = warnings_in(caplog)
-    assert says in warning and warning.endswith("this run is 0042") and "\n" not in warning
+    assert says in warning and warning.endswith("continuing at 0042") and "\n" not in warning
     assert next_run_id(counter, results) == "0043"
     assert len(warnings_in(caplog)) == 1
 
@@ -154,10 +154,10 @@ def test_a_counter_that_is_gone_goes_on_where_it_was_without_results_too(
     assert next_run_id(counter, tmp_path / "none") == "0078"
     counter.unlink()
     assert next_run_id(counter, tmp_path / "none") == "0079"
-    assert [each.endswith("is gone: repaired, this run is 0079") for each in warnings_in(caplog)] == [True]
+    assert [each.endswith("was not found; continuing at 0079") for each in warnings_in(caplog)] == [True]
     counter.write_text("5")
     assert next_run_id(counter, tmp_path / "none") == "0080"
-    assert "holds 0005, less than an id that was given out" in warnings_in(caplog)[1]
+    assert "contains 0005, less than an id that was already used" in warnings_in(caplog)[1]
 
 
 def test_ten_processes_that_find_a_damaged_counter_get_different_ids(

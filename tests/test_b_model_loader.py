@@ -70,7 +70,7 @@ def test_the_published_layout_is_recognised(tmp_path: Path) -> None:
         ("./nowhere", "there is no model folder ./nowhere; give a folder"),
         ("/nowhere/at/all", "there is no model folder"),
         ("nowhere", "there is no model folder nowhere"),
-        ("someone/something", "someone/something is no folder, and the hub did not give it"),
+        ("someone/something", "someone/something is not a folder, and the hub did not give it"),
     ],
 )
 def test_a_model_that_is_not_there(path: str, message: str, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_implementations_asked_for_are_what_runs(config: ProfilingConfig) -> Non
 
 @pytest.mark.parametrize("what", ["attn_implementation", "experts_implementation"])
 def test_an_unknown_implementation_is_refused(config: ProfilingConfig, what: str) -> None:
-    with pytest.raises(ConfigurationError, match="implementation asked for is not available"):
+    with pytest.raises(ConfigurationError, match="requested implementation is not available"):
         loaded(config.replaced(**{what: "abacus"}))  # type: ignore[arg-type]
 
 
@@ -218,7 +218,7 @@ def test_the_default_takes_engines_unless_a_flag_is_about_the_modules(
     )
     described = model.describe()
     assert described["execution"] == runs
-    said = described["execution_reason"]
-    assert said is None if reason is None else said.endswith(reason)
+    output = described["execution_reason"]
+    assert output is None if reason is None else output.endswith(reason)
     engines = ["modules"] * 3 if runs == "eager" else ["cpu blocks", "cpu blocks", "cpu step"]
     assert [described["execution_stages"][stage] for stage in ("vision", "prefill", "decode")] == engines

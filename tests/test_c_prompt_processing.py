@@ -64,7 +64,7 @@ def test_a_text_model_that_is_asked_about_pictures_is_a_caveat() -> None:
     pictures = load_task("reference_vqa", "validation")
     (caveat,) = picture_caveats(pictures, (3, 4), takes_pictures=False)
     assert caveat.kind == "pictures_not_shown"
-    assert caveat.sentence.startswith("pictures: a text model was asked the questions without their pictures")
+    assert caveat.sentence.startswith("pictures: a text model answered the questions without their pictures")
     assert picture_caveats(pictures, (3, 4), takes_pictures=True) == []
     assert picture_caveats(TextTask(), (0, 1, 2), takes_pictures=False) == []  # type: ignore[arg-type]
     assert picture_caveats(TextTask(), (0,), takes_pictures=False) == []  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.d_energy_tracking import _say_world_mean, start_energy_tracking, stop_energy_tracking
+from experiment_core_utils.d_energy_tracking import _log_world_mean, start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
 from experiment_core_utils.meters.instruments import Instruments, find_instruments
@@ -41,13 +41,13 @@ def test_without_a_gpu_the_choice_is_codecarbons(tmp_path: Path) -> None:
 
 
 def test_a_missing_country_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _say_world_mean.cache_clear()
+    _log_world_mean.cache_clear()
     start_energy_tracking("0001", tmp_path, "USA", library=scripted_library())
     assert not caplog.messages
     for experiment_id in ("0001", "0002"):
         start_energy_tracking(experiment_id, tmp_path, library=scripted_library())
-    (said,) = caplog.messages
-    assert said.startswith("no country was given: emissions are computed with the world's mean")
+    (output,) = caplog.messages
+    assert output.startswith("no country was given: emissions are computed with the world's mean")
 
 
 def test_a_tracker_is_stopped_once(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_a_window_that_was_not_measured_leaves_no_file(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
     made: list[ScriptedTracker] = []
     (tmp_path / "file").write_text("")
-    with pytest.raises(MeterUnavailable, match="cannot hold an emissions file"):
+    with pytest.raises(MeterUnavailable, match="cannot contain an emissions file"):
         start_energy_tracking("0001", tmp_path / "file", library=scripted_library(made))
     (tmp_path / "emissions_0001.csv").write_text("something,else\n1,2\n")
-    with pytest.raises(ResultsError, match="no emissions file of codecarbon"):
+    with pytest.raises(ResultsError, match="not an emissions file of codecarbon"):
         start_energy_tracking("0001", tmp_path, library=scripted_library(made))
     with pytest.raises(ConfigurationError, match="experiment id 'a/b'"):
         start_energy_tracking("a/b", tmp_path, library=scripted_library(made))

@@ -22,7 +22,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.records.requests import MarkedTokens, StagedRun
+from experiment_core_utils.records.requests import StagedRun, TimedTokens
 from experiment_core_utils.records.text import InferenceResults
 from tests.forked_runs import Run, RunServer, of_rank
 from tests.scripted_model import EOS, ScriptedModel
@@ -47,7 +47,7 @@ class MarksAmongCalls:
 
 def test_the_order_of_the_stages_and_of_the_marks_between_them() -> None:
     model = ScriptedModel(script=(1, 2, 3, EOS))
-    assert generate_greedily(model, PICTURE, 16, MarksAmongCalls(model.calls)) == MarkedTokens(
+    assert generate_greedily(model, PICTURE, 16, MarksAmongCalls(model.calls)) == TimedTokens(
         (1, 2, 3, EOS), ("vision", "prefill", "decode", "decode", "decode")
     )
     assert model.calls == [
@@ -57,7 +57,7 @@ def test_the_order_of_the_stages_and_of_the_marks_between_them() -> None:
 
 
 def test_a_picture_encoded_inside_the_prefill_is_taken_out_of_it() -> None:
-    generated = MarkedTokens((5, 6), ("prefill", "vision", "prefill", "decode"))
+    generated = TimedTokens((5, 6), ("prefill", "vision", "prefill", "decode"))
     run = staged_run(generated, [0.25, 2.0, 1.0, 0.5], ended=False)
     assert (run.prefill_s, run.vision_s, run.decode_s, run.total_s) == (1.25, 2.0, 0.5, 3.75)
     assert run.ttft_s == 3.25
@@ -65,7 +65,7 @@ def test_a_picture_encoded_inside_the_prefill_is_taken_out_of_it() -> None:
 
 def test_without_a_picture_there_is_no_mark_after_the_vision_stage() -> None:
     model = ScriptedModel(script=(1, EOS))
-    assert generate_greedily(model, TEXT, 16, MarksAmongCalls(model.calls)) == MarkedTokens(
+    assert generate_greedily(model, TEXT, 16, MarksAmongCalls(model.calls)) == TimedTokens(
         (1, EOS), ("prefill", "decode")
     )
     assert model.calls == ["|", "encode_image", "prefill None", "|", "decode_step 1", "|"]
@@ -136,7 +136,7 @@ def test_generation_keeps_no_graph() -> None:
             return logits
 
     model: StagedModel = Trainable()
-    assert generate_greedily(model, TEXT, 2, HostMarks()) == MarkedTokens((1, 2), ("prefill", "decode"))
+    assert generate_greedily(model, TEXT, 2, HostMarks()) == TimedTokens((1, 2), ("prefill", "decode"))
 
 
 # --- text runs ------------------------------------------------------------------------------------------------------

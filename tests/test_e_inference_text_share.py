@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.config.text import validated
-from experiment_core_utils.e_inference import WARM_UP_TOKENS, OwnPrompts, TextShare, run_share
+from experiment_core_utils.e_inference import WARM_UP_TOKENS, OwnPrompts, TextShard, run_shard
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.text_generation import TextGenerator, generation_values
 from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
@@ -21,19 +21,19 @@ SCRIPTS = {60: (1, 2, EOS), 61: (EOS,), 62: (1, 2, 3, 4), 63: (1, EOS, 5, EOS), 
 ROWS = [[60, 1], [61, 1, 1, 1], [62], [63, 1, 1], [64]]
 
 
-def share(model: ScriptedTextModel, first: int = 0, step: int = 1, rows: Any = ROWS, **values: Any) -> TextShare:
+def shard(model: ScriptedTextModel, first: int = 0, step: int = 1, rows: Any = ROWS, **values: Any) -> TextShard:
     batching = {"batch_size___fixed_batching": 2, **values.pop("batching_options", {})}
     config = validated({"max_output_tokens": 4, "num_warmup_batches": 0, "batching_options": batching, **values})
     prompts = left_padded(rows)
     indices = tuple(range(first, first + step * len(rows), step))
     generator = TextGenerator(model, generation_values(config, model, NumberTokenizer()), config.random_seed)
     own = OwnPrompts(indices, prompts["input_ids"], prompts["attention_mask"])
-    return TextShare(generator, NumberTokenizer(), own, config, 0, 1)
+    return TextShard(generator, NumberTokenizer(), own, config, 0, 1)
 
 
 def test_only_real_tokens_count() -> None:
     model = ScriptedTextModel(SCRIPTS)
-    results = run_share(share(model, first=1, step=2), StopRequest())
+    results = run_shard(shard(model, first=1, step=2), StopRequest())
     assert model.calls == [(2, 4), (2, 3), (1, 1)]  # each batch as long as its own longest prompt
     queries = [
         (query["prompt_index"], query["batch_index"], query["input_tokens"], query["output_tokens"], query["ended"])
@@ -70,14 +70,14 @@ def test_only_real_tokens_count() -> None:
 
 
 def test_text_is_decoded_only_where_asked_for() -> None:
-    results = run_share(share(ScriptedTextModel(SCRIPTS), decode_token_to_text=False), StopRequest())
+    results = run_shard(shard(ScriptedTextModel(SCRIPTS), decode_token_to_text=False), StopRequest())
     assert results["output_text"] is None
     assert {query["output_text"] for query in results["queries"]} == {None}
 
 
 def test_a_prompt_over_the_token_limit_runs_alone() -> None:
     options = {"adaptive_batching": True, "adaptive_max_tokens": 3}
-    results = run_share(share(ScriptedTextModel(SCRIPTS), batching_options=options), StopRequest())
+    results = run_shard(shard(ScriptedTextModel(SCRIPTS), batching_options=options), StopRequest())
     found = [(batch["prompt_indices"], batch["over_token_limit"]) for batch in results["batches"]]
     assert found == [([0], False), ([1], True), ([2], False), ([3], False), ([4], False)]
 
@@ -88,14 +88,14 @@ def test_a_batch_without_room_is_an_error_that_names_the_option() -> None:
         r"or set batching_options.halve_on_out_of_memory"
     )
     with pytest.raises(OutOfMemory, match=wanted):
-        run_share(share(ScriptedTextModel(SCRIPTS, largest_batch=1)), StopRequest())
+        run_shard(shard(ScriptedTextModel(SCRIPTS, largest_batch=1)), StopRequest())
 
 
 def test_halving_is_recorded_and_loses_nothing() -> None:
     options = {"batch_size___fixed_batching": 5, "halve_on_out_of_memory": True}
     model = ScriptedTextModel(SCRIPTS, largest_batch=2)
     waiting = {"simulate": True, "delay_min": 0.01, "delay_max": 0.01}
-    results = run_share(share(model, batching_options=options, latency_simulation=waiting), StopRequest())
+    results = run_shard(shard(model, batching_options=options, latency_simulation=waiting), StopRequest())
     # 5 -> 2 and 3; 3 -> 1 and 2.
     assert [rows for rows, _ in model.calls] == [5, 2, 3, 1, 2]
     found = [
@@ -104,7 +104,7 @@ def test_halving_is_recorded_and_loses_nothing() -> None:
     ]
     assert found == [(0, [0, 1], 1, 0.01), (1, [2], 2, 0.0), (2, [3, 4], 2, 0.0)]
     assert [query["batch_index"] for query in results["queries"]] == [0, 0, 1, 2, 2]
-    whole = run_share(share(ScriptedTextModel(SCRIPTS)), StopRequest())
+    whole = run_shard(shard(ScriptedTextModel(SCRIPTS)), StopRequest())
     assert results["output_text"] == whole["output_text"]
     assert results["simulated_delay_s"] == 0.01
 
@@ -112,17 +112,17 @@ def test_halving_is_recorded_and_loses_nothing() -> None:
 def test_a_prompt_that_does_not_fit_alone_is_an_error() -> None:
     options = {"halve_on_out_of_memory": True}
     with pytest.raises(OutOfMemory, match="prompt 0 of 2 tokens does not fit even alone: CUDA out of memory"):
-        run_share(share(ScriptedTextModel(SCRIPTS, largest_batch=0), batching_options=options), StopRequest())
+        run_shard(shard(ScriptedTextModel(SCRIPTS, largest_batch=0), batching_options=options), StopRequest())
 
 
 @pytest.mark.parametrize(("wanted", "number"), [(None, 1), (0, 0), (2, 2), (7, 3)])
 def test_warm_ups_take_the_first_batches_and_leave_no_trace(wanted: int | None, number: int) -> None:
     model = ScriptedTextModel({**SCRIPTS, 60: [1] * 40})
-    warmed = share(model, num_warmup_batches=wanted, max_output_tokens=40)
+    warmed = shard(model, num_warmup_batches=wanted, max_output_tokens=40)
     warmed.warm_up()
     warm_calls = list(model.calls)
     assert len(warm_calls) == number and model.limits == [WARM_UP_TOKENS] * number
-    results = run_share(warmed, StopRequest())
+    results = run_shard(warmed, StopRequest())
     assert warm_calls == model.calls[number:][:number] and model.limits[number:] == [40] * 3
     assert results["num_prompts_processed"] == 5
 
@@ -130,7 +130,7 @@ def test_warm_ups_take_the_first_batches_and_leave_no_trace(wanted: int | None, 
 def test_delays_are_waited_for_and_in_no_measured_time() -> None:
     waiting = {"simulate": True, "delay_min": 0.15, "delay_max": 0.15}
     started = time.perf_counter()
-    results = run_share(share(ScriptedTextModel(SCRIPTS), latency_simulation=waiting), StopRequest())
+    results = run_shard(shard(ScriptedTextModel(SCRIPTS), latency_simulation=waiting), StopRequest())
     wall_s = time.perf_counter() - started
     assert results["simulated_delay_s"] == pytest.approx(3 * 0.15)
     assert [batch["simulated_delay_s"] for batch in results["batches"]] == [0.15] * 3
@@ -147,17 +147,17 @@ def test_a_stop_is_heeded_between_two_batches() -> None:
 
     model = Interrupted(SCRIPTS)
     with pytest.raises(Stopped, match="SIGINT between two batches"):
-        run_share(share(model), stop)
+        run_shard(shard(model), stop)
     assert len(model.calls) == 1
 
 
 def test_a_process_without_prompts_has_empty_results() -> None:
     model = ScriptedTextModel(SCRIPTS)
-    full = share(model)
+    full = shard(model)
     own = OwnPrompts((), full.prompts.input_ids[:0], full.prompts.attention_mask[:0])
-    empty = TextShare(full.generator, NumberTokenizer(), own, full.config, 1, 2)
+    empty = TextShard(full.generator, NumberTokenizer(), own, full.config, 1, 2)
     empty.warm_up()
-    results = run_share(empty, StopRequest())
+    results = run_shard(empty, StopRequest())
     assert model.calls == []
     assert (results["output_tokens"].shape, results["output_text"]) == ((0, 0), [])
     assert (results["total_inference_time_s"], results["num_prompts_processed"]) == (0.0, 0)
@@ -176,14 +176,14 @@ class ModelOnDevice(ScriptedTextModel):
         return super().generate(*arguments, **keywords)
 
 
-def with_power(using: Instruments, model: ScriptedTextModel) -> TextShare:
-    plain = share(model)
+def with_power(using: Instruments, model: ScriptedTextModel) -> TextShard:
+    plain = shard(model)
     return replace(plain, generator=replace(plain.generator, clock=using.clock), power=using)
 
 
 def test_a_batch_has_its_energy_from_the_power_trace_and_a_query_its_share_by_tokens() -> None:
     device = scripted_device()
-    results = run_share(with_power(instruments_of(device, sample_every_s=0.01), ModelOnDevice(device)), StopRequest())
+    results = run_shard(with_power(instruments_of(device, sample_every_s=0.01), ModelOnDevice(device)), StopRequest())
     for batch in results["batches"]:
         assert batch["energy_j"] == pytest.approx(150.0, rel=0.02)
         assert batch["energy_bound_j"] is not None and abs(batch["energy_j"] - 150.0) <= batch["energy_bound_j"]
@@ -202,25 +202,25 @@ def test_two_gpus_of_one_process_add_up() -> None:
     device = scripted_device()
     other = device_of(device.clock, 50.0, "GPU-34")
     using = instruments_of(device, other, sample_every_s=0.01)
-    results = run_share(with_power(using, ModelOnDevice(device)), StopRequest())
+    results = run_shard(with_power(using, ModelOnDevice(device)), StopRequest())
     # 0.5 s at 300 W and at 50 W.
     assert results["batches"][0]["energy_j"] == pytest.approx(175.0, rel=0.02)
 
 
 def test_without_a_power_reading_there_is_no_energy_and_a_reason() -> None:
-    for power, said in (
-        (None, "energy was not asked for"),
+    for power, output in (
+        (None, "energy was not requested"),
         (Instruments(ScriptedClock(), (), (), missing={"GPU energy": "torch sees no GPU"}), "torch sees no GPU"),
     ):
-        results = run_share(replace(share(ScriptedTextModel(SCRIPTS)), power=power), StopRequest())
+        results = run_shard(replace(shard(ScriptedTextModel(SCRIPTS)), power=power), StopRequest())
         assert {batch["energy_j"] for batch in results["batches"]} == {None}
         assert {query["energy_j"] for query in results["queries"]} == {None}
-        assert all(said in str(batch["energy_reason"]) for batch in results["batches"])
+        assert all(output in str(batch["energy_reason"]) for batch in results["batches"])
 
 
 def test_a_gpu_that_vanishes_leaves_a_reason() -> None:
     device = scripted_device(vanishes_at_s=5.5)
-    results = run_share(with_power(instruments_of(device), ModelOnDevice(device)), StopRequest())
+    results = run_shard(with_power(instruments_of(device), ModelOnDevice(device)), StopRequest())
     assert results["batches"][-1]["energy_j"] is None
     assert "GPU is lost" in str(results["batches"][-1]["energy_reason"])
 
@@ -230,7 +230,7 @@ def test_power_is_read_no_more_after_a_failure() -> None:
     using = instruments_of(device)
     plain = with_power(using, ScriptedTextModel(SCRIPTS, largest_batch=1))
     with pytest.raises(OutOfMemory):
-        run_share(plain, StopRequest())
+        run_shard(plain, StopRequest())
     readings = device.num_readings
     device.clock.sleep(1.0)
     assert device.num_readings == readings

@@ -189,9 +189,9 @@ def test_quantised_weights_are_another_run_in_the_same_folder(folder_of: Written
         for more in ((), ("--quantization", "8bit"))
     )
     assert plain["fingerprint"] != quantised["fingerprint"]
-    told, variables = (quantised["provenance"][name] for name in ("model", "experimental_variables"))
-    assert (variables["quantization"], told["quantisation"]["method"]) == ("8bit", "bitsandbytes")
-    assert told["quantisation"]["settings"]["load_in_8bit"] is True
+    known, variables = (quantised["provenance"][name] for name in ("model", "experimental_variables"))
+    assert (variables["quantization"], known["quantisation"]["method"]) == ("8bit", "bitsandbytes")
+    assert known["quantisation"]["settings"]["load_in_8bit"] is True
     assert plain["provenance"]["model"]["quantisation"] is None
     assert_whole(quantised, [None, None])
 

@@ -202,7 +202,7 @@ def test_what_torch_quantised_after_loading_has_the_flops_of_full_precision(meth
 
 def test_what_torch_quantised_without_a_config_is_none_with_the_reason() -> None:
     found = count_prompt_flops(quantised_by_torch(nn.Sequential(nn.Linear(3, 4))), torch.full((1, 7), 5))
-    assert found.flops is None and "Sequential are packed, and no config tells" in str(found.reason)
+    assert found.flops is None and "Sequential are packed, and no config describes" in str(found.reason)
 
 
 def test_packed_weights_whose_knobs_were_turned_are_not_counted_by_their_config() -> None:
@@ -215,7 +215,7 @@ def test_packed_weights_whose_knobs_were_turned_are_not_counted_by_their_config(
     assert found.flops is None and "other experts or blocks run than the config says" in str(found.reason)
     packed.get_decoder().layers = packed.get_decoder().layers[:1]
     found = count_prompt_flops(packed, ids)
-    assert found.flops is None and "the config does not tell what runs: the 1 blocks" in str(found.reason)
+    assert found.flops is None and "the config does not describe what runs: the 1 blocks" in str(found.reason)
 
 
 def test_packed_weights_of_a_model_that_looks_for_padding_are_counted() -> None:
@@ -246,7 +246,7 @@ def test_no_prompt_has_no_figure(llama: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokenised", "method", "said"),
+    ("tokenised", "method", "output"),
     [
         (torch.zeros(1, 2), "guess", "cannot be counted by 'guess'; choose one of formula, counter, ptflops"),
         (torch.zeros(5), "counter", r"shape \[N, T\] were expected, found \[5\]"),
@@ -258,8 +258,8 @@ def test_no_prompt_has_no_figure(llama: nn.Module) -> None:
         ({"input_ids": torch.zeros(2, 2), "attention_mask": torch.tensor([[1, 1], [0, 0]])}, "counter", "prompt 1 has"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(llama: nn.Module, tokenised: Any, method: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_what_cannot_be_counted_is_refused(llama: nn.Module, tokenised: Any, method: Any, output: str) -> None:
+    with pytest.raises(ConfigurationError, match=output):
         get_flops(llama, tokenised, method=method)
 
 
@@ -290,9 +290,9 @@ def test_the_cpu_has_no_allocator_figures_and_no_gpu_load() -> None:
             "gpu_max_memory_reserved_bytes",
         )
     )
-    assert memory["reason"] == "cpu is no GPU: torch keeps no such figures there"
+    assert memory["reason"] == "cpu is not a GPU: torch records no such figures there"
     load = get_gpu_cpu_utilisation(CPU)
-    assert (load["gpu_utilization_percent"], load["reason"]) == ([], "cpu is no GPU")
+    assert (load["gpu_utilization_percent"], load["reason"]) == ([], "cpu is not a GPU")
     assert 0 <= load["cpu_usage_percent"] <= 100
     assert load["cpu_memory_usage_bytes"] > 10_000_000
 
@@ -309,7 +309,7 @@ def test_all_figures_of_a_process(llama: nn.Module) -> None:
     weights = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32 + 8
     assert metrics["memory"]["weights_bytes"] == 4 * weights
     assert (metrics["memory"]["kv_cache_bytes"], metrics["memory"]["activation_bytes"]) == (None, None)
-    assert metrics["memory"]["parts_reason"] == "no results were given, which tell how large the cache was"
+    assert metrics["memory"]["parts_reason"] == "no results were given, so the size of the cache is unknown"
     assert set(metrics["compute_utilisation"]) == set(get_gpu_cpu_utilisation(CPU))
     assert {key: value for key, value in metrics.items() if key not in ("memory", "compute_utilisation")} == {
         "flops": flops,
@@ -357,5 +357,5 @@ def test_a_settings_memory_is_told_apart_beside_its_reading() -> None:
     shares = found.hardware_utilisation
     assert shares is not None
     assert shares.mfu_prefill is None and shares.peak_dtype == "bfloat16"
-    assert shares.utilisation_reason == "cpu is no GPU: its peaks are not known"
+    assert shares.utilisation_reason == "cpu is not a GPU: its peak speed is unknown"
     assert setting_compute(SETTING, part(sample), Weighed(), None).memory is None

@@ -6,8 +6,8 @@ import pytest
 
 from experiment_core_utils.h_metrics_compute import (
     decode_read_bytes,
+    fraction_of_peak,
     setting_utilisation,
-    share_of_peak,
     text_utilisation,
 )
 from experiment_core_utils.meters.host_facts import Peaks
@@ -19,7 +19,7 @@ from tests.hand_made_records import answered_sample, measured_sample, staged_run
 from tests.text_records import text_run
 
 PEAKS = Peaks("a GPU", "bfloat16", 1000.0, 200.0, None)
-NO_PEAKS = Peaks(None, "float32", None, None, "cpu is no GPU: its peaks are not known")
+NO_PEAKS = Peaks(None, "float32", None, None, "cpu is not a GPU: its peak speed is unknown")
 FLOPS = GenerationFlops(
     prefill_flops=300,
     decode_flops=120,
@@ -31,11 +31,11 @@ FLOPS = GenerationFlops(
 
 
 def test_a_share_of_a_peak() -> None:
-    assert share_of_peak(300.0, 2.0, 1000.0) == 0.15
-    assert share_of_peak(None, 2.0, 1000.0) is None
-    assert share_of_peak(300.0, None, 1000.0) is None
-    assert share_of_peak(300.0, 0.0, 1000.0) is None
-    assert share_of_peak(300.0, 2.0, None) is None
+    assert fraction_of_peak(300.0, 2.0, 1000.0) == 0.15
+    assert fraction_of_peak(None, 2.0, 1000.0) is None
+    assert fraction_of_peak(300.0, None, 1000.0) is None
+    assert fraction_of_peak(300.0, 0.0, 1000.0) is None
+    assert fraction_of_peak(300.0, 2.0, None) is None
 
 
 def test_a_text_runs_shares_by_hand() -> None:
@@ -64,7 +64,7 @@ def test_what_is_not_known_has_no_share_and_a_reason() -> None:
     assert on_cpu.utilisation_reason == NO_PEAKS.reason
     unmarked = text_utilisation(text_run([[(5, 3)]], ttft_s=None), FLOPS, None, PEAKS, 1, ["unknown"])
     assert [getattr(unmarked, name) for name in shares] == [None] * 3
-    assert unmarked.utilisation_reason == "the model's own generate() tells of no single token; unknown"
+    assert unmarked.utilisation_reason == "the model's own generate() does not report single tokens; unknown"
     single = text_utilisation(text_run([[(5, 1)]]), {**FLOPS, "decode_flops": 0}, 0.0, PEAKS, 1)
     assert (single.mfu_prefill, single.mfu_decode, single.mbu_decode) == (0.6, None, None)
 
@@ -107,4 +107,4 @@ def test_a_setting_without_measured_samples_or_known_bytes() -> None:
     sample = measured_sample(1, flops=StageFlops(200, 100, 20.0))
     silent = setting_utilisation([sample], None, PEAKS)
     assert silent.mfu_prefill == 0.4 and silent.mbu_decode is None
-    assert silent.utilisation_reason == "the model does not tell its bytes"
+    assert silent.utilisation_reason == "the model's number of bytes is unknown"

@@ -58,7 +58,7 @@ def test_a_settings_memory_that_cannot_be_told_apart() -> None:
     assert (batched["weights_bytes"], batched["kv_cache_bytes"], batched["activation_bytes"]) == (5000, None, None)
     assert "answered in batches" in str(batched["parts_reason"])
     silent = setting_memory(reading, [measured_sample(1)], None)
-    assert silent is not None and silent["parts_reason"] == "the model does not tell its bytes"
+    assert silent is not None and silent["parts_reason"] == "the model's number of bytes is unknown"
     on_cpu = setting_memory(MemoryReading(None, None, 777, "no CUDA device"), [measured_sample(1)], MODEL)
     assert on_cpu is not None
     assert (on_cpu["kv_cache_bytes"], on_cpu["activation_bytes"]) == (848, None)

@@ -28,7 +28,7 @@ def test_a_generation_has_operations_and_on_the_cpu_no_shares() -> None:
     assert {name for name, value in shares.items() if value is not None} == {"peak_dtype", "utilisation_reason"}
     assert (shares["peak_dtype"], shares["utilisation_reason"]) == (
         "float32",
-        "cpu is no GPU: its peaks are not known",
+        "cpu is not a GPU: its peak speed is unknown",
     )
 
 
@@ -40,7 +40,7 @@ def test_a_windows_memory_in_parts() -> None:
     assert found["parts_reason"] is None and found["process_rss_bytes"] > 10_000_000
     half = text_memory(causal_model(llama_config()).to(torch.bfloat16), CPU, PLAIN, RUN, peak_bytes=None)
     assert (half["kv_cache_bytes"], half["activation_bytes"]) == (cache // 2, None)
-    assert half["parts_reason"] == "cpu is no GPU: torch keeps no high-water mark there"
+    assert half["parts_reason"] == "cpu is not a GPU: torch records no peak memory there"
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,11 @@ def code(name: str, **values: Any) -> Spoil:
 # case, what is done to the embedded model, words of the line.
 MOLMOE: dict[str, tuple[Spoil, str]] = {
     "config nested deeply": (written("config.json", DEEP), "config.json is nested too deeply"),
-    "config is null": (written("config.json", "null"), "config.json holds no JSON object but NoneType"),
+    "config is null": (written("config.json", "null"), "config.json contains no JSON object but NoneType"),
     "config is a pipe": (pipe("config.json"), "config.json is a pipe or a device"),
     "config is a folder": (a_folder("config.json"), "config.json is a folder"),
     "generation config nested deeply": (written("generation_config.json", DEEP), "generation_config.json is nested"),
-    "generation config a list": (written("generation_config.json", "[1]"), "holds no JSON object but list"),
+    "generation config a list": (written("generation_config.json", "[1]"), "contains no JSON object but list"),
     "end of sequence an object": (
         changed("generation_config.json", lambda content: content.update(eos_token_id={"a": 1})),
         "generation_config.json",
@@ -109,7 +109,7 @@ MOLMOE: dict[str, tuple[Spoil, str]] = {
     "importance nested deeply": (written("block_importance.json", DEEP), "block_importance.json is nested"),
     "tokenizer without its parts": (written("tokenizer.json", '{"a": 1}'), "no usable tokenizer or image processor"),
     "tokenizer a pipe": (pipe("tokenizer.json"), "tokenizer.json is a pipe"),
-    "preprocessor a string": (written("preprocessor_config.json", '"x"'), "holds no JSON object but str"),
+    "preprocessor a string": (written("preprocessor_config.json", '"x"'), "contains no JSON object but str"),
     "crops of another size": (
         changed("preprocessor_config.json", lambda content: content.update(crop_size="x")),
         "cannot be used: crop_size is 'x'; the model's is 336",

@@ -57,7 +57,7 @@ def test_two_windows_are_summed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "said", "has_total"),
+    ("window", "output", "has_total"),
     [
         ({"gpu_energy": 0.0, "gpu_count": 0, "gpus_in_use": 0}, "no GPU here, and none is in use", True),
         ({"gpu_energy": 0.0, "gpu_count": 2, "gpus_in_use": 0}, "no GPU here, and none is in use", True),
@@ -66,10 +66,10 @@ def test_two_windows_are_summed(tmp_path: Path) -> None:
         ({"gpu_energy": 0.0, "gpu_count": 1, "gpus_in_use": 1}, "read no energy from the 1 GPUs in use", False),
     ],
 )
-def test_gpu_energy_that_was_not_read_is_none(window: dict[str, Any], said: str, has_total: bool) -> None:
+def test_gpu_energy_that_was_not_read_is_none(window: dict[str, Any], output: str, has_total: bool) -> None:
     metrics = whole([TOLD | window])
     assert metrics["gpu_energy_kwh"] is None and "gpu_energy_kwh" not in metrics["sources"]
-    assert said in str(metrics["reason"])
+    assert output in str(metrics["reason"])
     assert (metrics["total_energy_kwh"] is not None) is has_total
     assert (metrics["total_emissions_kg_co2"] is not None) is has_total
     assert ("total_energy_kwh: GPUs in use are not in it" in str(metrics["reason"])) is not has_total

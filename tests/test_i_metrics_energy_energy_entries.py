@@ -158,11 +158,11 @@ def test_good_figures_have_no_caveat_and_none_are_no_entry() -> None:
     assert energy_of(None) is None and energy_caveats(None) == []
 
 
-@pytest.mark.parametrize(("whole_j", "share"), [(21.0, "+9.5%"), (17.0, "-11.8%")])
-def test_stages_that_do_not_add_up_are_warned_of(whole_j: float, share: str) -> None:
+@pytest.mark.parametrize(("whole_j", "fraction"), [(21.0, "+9.5%"), (17.0, "-11.8%")])
+def test_stages_that_do_not_add_up_are_warned_of(whole_j: float, fraction: str) -> None:
     # 2 of 21 and -2 of 17.
     assert caveats_of(setting(stages_of(origin(), whole_j=whole_j))) == [
-        f"energy: the stages and the whole request differ by {share}; do not add the energy of stages up"
+        f"energy: the stages and the whole request differ by {fraction}; do not add the energy of stages up"
     ]
 
 

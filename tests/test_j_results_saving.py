@@ -344,7 +344,7 @@ def test_a_process_that_is_not_the_main_one_writes_its_own_energy_alone(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "experiment_id", "result_type", "error", "said"),
+    ("content", "experiment_id", "result_type", "error", "output"),
     [
         ({}, "1", "energy", ConfigurationError, "'energy'; known are experiment_setup, .*_process_RANK.*token_output"),
         ({}, "1", "local_energy_results_process_x", ConfigurationError, "there is no result type"),
@@ -355,9 +355,9 @@ def test_a_process_that_is_not_the_main_one_writes_its_own_energy_alone(tmp_path
     ],
 )
 def test_raw_results_that_cannot_be_saved_are_one_line(
-    content: Any, experiment_id: str, result_type: str, error: type[Exception], said: str, tmp_path: Path
+    content: Any, experiment_id: str, result_type: str, error: type[Exception], output: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=output) as caught:
         save_raw_results_json(content, experiment_id, result_type, MAIN, results_dir=tmp_path)
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 

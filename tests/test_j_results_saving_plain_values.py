@@ -47,7 +47,7 @@ def test_values_by_hand(given: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "output"),
     [
         ({"a": [1, {"b": object()}]}, r"results\.a\.1\.b cannot be saved: a object"),
         ({"a": float("nan")}, r"results\.a is nan"),
@@ -62,7 +62,7 @@ def test_values_by_hand(given: Any, expected: Any) -> None:
         ({"a": torch.dtype}, r"results\.a cannot be saved: a type"),
     ],
 )
-def test_what_would_lose_something_is_refused_by_its_place(given: Any, said: str) -> None:
-    with pytest.raises(ResultsError, match=said) as caught:
+def test_what_would_lose_something_is_refused_by_its_place(given: Any, output: str) -> None:
+    with pytest.raises(ResultsError, match=output) as caught:
         plain(given, "results")
     assert "\n" not in str(caught.value)

@@ -30,7 +30,7 @@ from experiment_core_utils.records.settings import (
     JournalHeader,
     MeasuredSetting,
     SettingFailure,
-    ShareDone,
+    ShardDone,
 )
 from experiment_core_utils.tasks.sampling import shard_of_process
 from tests.hand_made_records import PROOF, SETTING, measured_sample, part
@@ -86,7 +86,7 @@ def test_what_the_processes_asked_for_must_be_there_and_more_of_what_was_drawn_m
     first, second = two_parts()
     first, second = replace(first, asked_ids=(5,), num_stopped_early=1), replace(second, asked_ids=(3,))
     merged = merge_parts([first, second], (1, 3, 5, 7, 9))
-    # Sample 1 was finished beyond what is asked for now, by an earlier run that was split otherwise.
+    # Sample 1 was finished beyond what is requested now, by an earlier run that was split otherwise.
     assert (merged.asked_ids, merged.num_stopped_early) == ((1, 3, 5), 1)
     with pytest.raises(ResultsError, match=r"missing \[7\]"):
         merge_parts([first, replace(second, asked_ids=(3, 7))], (1, 3, 5, 7, 9))
@@ -128,11 +128,11 @@ def test_memory_is_the_largest_of_each_figure() -> None:
 # --- waiting for the journals -------------------------------------------------------------------------------------
 
 MEMORY = MemoryReading(None, None, 9, "cpu")
-SHARES = {0: (1, 5), 1: (3,)}
+SHARDS = {0: (1, 5), 1: (3,)}
 
 
 def header(rank: int = 0, experiment_id: str = "0007", fingerprint: str = "f00d", key: str = KEY) -> JournalHeader:
-    return JournalHeader(JOURNAL_VERSION, key, fingerprint, rank, len(SHARES), experiment_id, SHARES[rank])
+    return JournalHeader(JOURNAL_VERSION, key, fingerprint, rank, len(SHARDS), experiment_id, SHARDS[rank])
 
 
 def keep(folder: Path, head: JournalHeader, *sample_ids: int, ends: bool = True, failure: bool = False) -> Path:
@@ -142,12 +142,12 @@ def keep(folder: Path, head: JournalHeader, *sample_ids: int, ends: bool = True,
             journal.append(FinishedSample(measured_sample(sample_id), None, MEMORY))
         if ends:
             reason = SettingFailure("OutOfMemory", "no room", 3) if failure else None
-            journal.append(ShareDone(head.experiment_id, PROOF, MEMORY, reason))
+            journal.append(ShardDone(head.experiment_id, PROOF, MEMORY, reason))
     return journal.path
 
 
 def collect(folder: Path, timeout_s: float = 10.0, stop: StopRequest | None = None) -> list[MeasuredSetting]:
-    return collect_parts(folder, KEY, "f00d", "0007", SHARES, timeout_s, stop or StopRequest())
+    return collect_parts(folder, KEY, "f00d", "0007", SHARDS, timeout_s, stop or StopRequest())
 
 
 def ids_of(parts: Sequence[MeasuredSetting]) -> list[list[int]]:
@@ -219,7 +219,7 @@ def test_a_share_that_stopped_early_says_what_it_asked_for(tmp_path: Path) -> No
     keep(tmp_path, header(1), 3)
     with Journal(tmp_path, header(0)) as journal:
         journal.append(FinishedSample(measured_sample(1), None, MEMORY))
-        journal.append(ShareDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=1))
+        journal.append(ShardDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=1))
     parts = collect(tmp_path)
     assert [(part.asked_ids, part.num_stopped_early) for part in parts] == [((1,), 1), ((3,), 0)]
     assert [sample.sample_id for sample in merge_parts(parts, (1, 3, 5)).samples] == [1, 3]
@@ -230,12 +230,12 @@ def test_the_end_of_a_shorter_share_of_the_same_run_is_waited_past(tmp_path: Pat
     keep(tmp_path, header(1), 3)
     with Journal(tmp_path, replace(header(0), sample_ids=(1,))) as journal:
         journal.append(FinishedSample(measured_sample(1), None, MEMORY))
-        journal.append(ShareDone("0007", PROOF, MEMORY, None, num_given=1, num_asked=1))
+        journal.append(ShardDone("0007", PROOF, MEMORY, None, num_given=1, num_asked=1))
     with pytest.raises(WorkerLost, match=r"by process 0 \(owes 1 samples: 5\)"):
         collect(tmp_path, timeout_s=0.1)
     with Journal(tmp_path, header(0)) as journal:
         journal.append(FinishedSample(measured_sample(5), None, MEMORY))
-        journal.append(ShareDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=2))
+        journal.append(ShardDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=2))
     assert ids_of(collect(tmp_path)) == [[1, 5], [3]]
     assert collect(tmp_path)[0].asked_ids == (1, 5)
 
@@ -274,12 +274,12 @@ def save_energy(folder: Path, *processes: Any) -> None:
 
 
 def test_the_energy_of_two_machines_with_two_processes_each(tmp_path: Path) -> None:
-    shares = energy(None, reason="shares its machine")
+    shards = energy(None, reason="shares its machine")
     machines = (
         energy(4.0, 2.0, gpu_counter_j=7.1e6, gpu_power_integral_j=7.2e6),
-        shares,
+        shards,
         energy(8.0, 4.0, duration_seconds=90.0, gpu_counter_j=14e6, gpu_power_integral_j=None),
-        shares,
+        shards,
     )
     save_energy(tmp_path, *machines)
     pooled = load_and_aggregate_per_process_energy_results("7", 4, results_dir=tmp_path)
@@ -340,15 +340,15 @@ def test_the_six_published_figures_are_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_processes", "error", "said"),
+    ("num_processes", "error", "output"),
     [
         (0, ConfigurationError, "0 processes"),
         (2, ResultsError, r"energy results of process 1 \(.*\) lack cpu_energy_kwh, duration_seconds, gpu_energy_kwh"),
         (5, ResultsError, "no energy results of process 3, 4 in"),
     ],
 )
-def test_missing_energy_names_the_process(num_processes: int, error: Any, said: str, tmp_path: Path) -> None:
+def test_missing_energy_names_the_process(num_processes: int, error: Any, output: str, tmp_path: Path) -> None:
     save_energy(tmp_path, energy(4.0), {"total_energy_kwh": 1.0, "ram_energy_kwh": 1.0}, energy(4.0))
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=output) as caught:
         load_and_aggregate_per_process_energy_results("7", num_processes, results_dir=tmp_path)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,6 @@
-"""The energy of a run from its processes' figures, by hand; a figure that one machine lacks is no sum of the others."""
+"""The energy of a run from its processes' figures, by hand; a figure that one machine lacks is not a sum of the
+others.
+"""
 
 import json
 from pathlib import Path

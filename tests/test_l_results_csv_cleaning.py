@@ -156,7 +156,7 @@ def test_results_come_back_by_name_and_other_files_are_left_alone(results: list[
         ("{", "cannot be read"),
         ("[]", "no result of schema 1"),
         ('{"schema_version": 2}', r"no result of schema 1 \(it says 2\)"),
-        (None, "holds no results"),
+        (None, "contains no results"),
     ],
 )
 def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
@@ -216,7 +216,7 @@ def test_json_becomes_csv_and_comes_back(content: Any, rows: list[dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "output"),
     [
         ("{", "cannot be read"),
         ("3", "neither a dict nor a list"),
@@ -224,9 +224,9 @@ def test_json_becomes_csv_and_comes_back(content: Any, rows: list[dict[str, Any]
         ("{}", "nothing to write"),
     ],
 )
-def test_json_that_holds_no_experiment_is_one_line(content: str, said: str, tmp_path: Path) -> None:
+def test_json_that_holds_no_experiment_is_one_line(content: str, output: str, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(content)
-    with pytest.raises(ResultsError, match=said) as caught:
+    with pytest.raises(ResultsError, match=output) as caught:
         json_to_csv(tmp_path / "r.json", tmp_path / "r.csv")
     assert "\n" not in str(caught.value) and not (tmp_path / "r.csv").exists()
 

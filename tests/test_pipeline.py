@@ -335,7 +335,7 @@ def test_scores_in_the_models_folder_choose_the_blocks_unless_a_flag_says_otherw
         ({"blocks_run": (0, 1)}, "blocks"),
         ({"blocks_run_decode": (0, 1)}, "blocks"),
         ({"experts_per_token": (4, 4, 4)}, "experts"),
-        ({"cache_layers": 4}, "cache holds 4 layers"),
+        ({"cache_layers": 4}, "cache contains 4 layers"),
     ],
 )
 def test_a_knob_that_did_not_act_is_an_error(change: dict, message: str) -> None:
@@ -375,7 +375,7 @@ def test_fewer_processes_than_asked_for_is_an_error(
     log = tmp_path / "log"
     flags = ["--model_path", str(tiny_checkpoint), "--num_processes", "2", "--output_dir", str(tmp_path / "r")]
     assert run_server.run(Run(flags, str(log)))[0].code == 1
-    assert log.read_text().strip().splitlines()[-1].startswith("error: 2 processes were asked for and 1 launched")
+    assert log.read_text().strip().splitlines()[-1].startswith("error: 2 processes were requested and 1 launched")
     assert not list((tmp_path).glob("r/*"))
 
 
@@ -383,8 +383,8 @@ def test_a_folder_without_a_model_is_one_line_and_exit_code_2(run_server: RunSer
     log = tmp_path / "log"
     flags = ["--model_path", str(tmp_path), "--output_dir", str(tmp_path / "r")]
     assert run_server.run(Run(flags, str(log)))[0].code == 2
-    said = log.read_text().strip()
-    assert said.startswith("error: ") and len(said.splitlines()) == 1
+    output = log.read_text().strip()
+    assert output.startswith("error: ") and len(output.splitlines()) == 1
     assert not list((tmp_path).glob("r/*"))
 
 
@@ -395,8 +395,8 @@ def test_a_folder_with_another_config_is_one_line_and_exit_code_2(
     (tmp_path / "config.json").write_text(content)
     monkeypatch.setattr(sys, "argv", ["", "--model_path", str(tmp_path), "--output_dir", str(tmp_path / "r")])
     assert main() == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("error: ") and len(said.splitlines()) == 1
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: ") and len(output.splitlines()) == 1
     assert not list((tmp_path).glob("r/*"))
 
 

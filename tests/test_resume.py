@@ -1,4 +1,4 @@
-"""Real runs of the driver, killed, starved and interrupted: the same command goes on, to the same results.
+"""Real runs of the driver, killed, starved and interrupted: the same command again, to the same results.
 
 What is compared is everything but times, what is computed from them, resident memory, ids of runs and dates.
 """
@@ -117,8 +117,8 @@ UNSTEADY = ("drift", "throttled", "foreign load", "foreign_load", "energy")
 
 
 def is_unsteady(entry: Any) -> bool:
-    said = entry.get("kind") if isinstance(entry, dict) else entry
-    return isinstance(said, str) and said.startswith(UNSTEADY)
+    output = entry.get("kind") if isinstance(entry, dict) else entry
+    return isinstance(output, str) and output.startswith(UNSTEADY)
 
 
 def without(content: Any, left_out: set[str]) -> Any:
@@ -189,7 +189,7 @@ def test_on_a_full_disk_it_stops_with_a_line_and_goes_on_when_there_is_room(swee
         messages.append(sweep.log().strip().splitlines()[-1])
         assert ended.code == (0 if limit == 1_000_000 else 1), sweep.log()
     for message in messages[:-1]:
-        assert message.startswith("error: ") and "same command goes on" in message
+        assert message.startswith("error: ") and "same command again" in message
         assert "Traceback" not in message
     assert any(".rank0.jsonl cannot be written (File too large)" in message for message in messages)
     assert any("_blocks2.json cannot be written (File too large)" in message for message in messages)

@@ -14,7 +14,7 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.sweep.drift import drift_path, read_drift
-from experiment_core_utils.sweep.plan import AskedRun, plan_for
+from experiment_core_utils.sweep.plan import RequestedRun, plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from tests.one_process import run_alone
@@ -88,7 +88,7 @@ def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> C
     source, task = find_model(config.model.model_path), CountingTask(breaks_after)
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
     drawn = draw_samples(task, config.task, may_stop_early=True)
-    asked = AskedRun(config, source, plan_for(config, source), task, drawn)
+    asked = RequestedRun(config, source, plan_for(config, source), task, drawn)
     run = run_alone(asked, ledger, experiment_id)
     run.measure_all([setting for setting in asked.settings if ledger.result(setting.key) is None])
     return task

@@ -20,7 +20,7 @@ from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
-from experiment_core_utils.models.causal_lm import judge_loadable
+from experiment_core_utils.models.causal_lm import validate_loadable
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError, ResultsRefused
 from experiment_core_utils.records.journal import only_run_in
@@ -57,8 +57,8 @@ def values(checkpoint: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def measured(values: dict[str, Any], folder: Path, said: list[str] | None = None) -> TextReport:
-    return run_text_experiments(combinations(values), folder, (said if said is not None else []).append)
+def measured(values: dict[str, Any], folder: Path, output: list[str] | None = None) -> TextReport:
+    return run_text_experiments(combinations(values), folder, (output if output is not None else []).append)
 
 
 # A field of a saved experiment, what stands in it (a class: the field is gone), words of the message.
@@ -92,7 +92,7 @@ def test_what_was_saved_and_edited_is_named_by_file_and_field(values: dict[str, 
     path = folder / "text_generation_results.json"
     whole = path.read_text()
 
-    def refusal() -> str:
+    def unsupported_reason() -> str:
         with ends_within(60), pytest.raises(ProfilerError) as caught:
             plan_of(grid, folder, launched(grid, folder))
         assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
@@ -109,18 +109,18 @@ def test_what_was_saved_and_edited_is_named_by_file_and_field(values: dict[str, 
         else:
             part[last] = value
         path.write_text(json.dumps(content))
-        said = refusal()
-        assert said.startswith(str(path)) and words in said, (place, value, said)
+        output = unsupported_reason()
+        assert output.startswith(str(path)) and words in output, (place, value, output)
     path.write_text(json.dumps({name: []}))
-    assert "which is no experiment" in refusal()
+    assert "which is not an experiment" in unsupported_reason()
     path.write_text("[" * 100_000)
-    assert "nested more than 200 deep" in refusal()
+    assert "nested more than 200 deep" in unsupported_reason()
     path.unlink()
     path.mkdir()
-    assert f"{path} cannot be written (Is a directory)" in refusal()
+    assert f"{path} cannot be written (Is a directory)" in unsupported_reason()
     path.rmdir()
     os.mkfifo(path)
-    assert "only a regular file is written over" in refusal()
+    assert "only a regular file is written over" in unsupported_reason()
     path.unlink()
     path.write_text(whole)
     assert plan_of(grid, folder, launched(grid, folder)).saved
@@ -128,7 +128,7 @@ def test_what_was_saved_and_edited_is_named_by_file_and_field(values: dict[str, 
     texts = folder / "raw_results" / experiment_id / f"{experiment_id}_8_text_output.json"
     texts.unlink()
     texts.mkdir()
-    assert f"{texts} is no result, but a folder" in refusal()
+    assert f"{texts} is not a result, but a folder" in unsupported_reason()
 
 
 def ids_of(report: TextReport) -> list[str]:
@@ -203,10 +203,10 @@ def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dic
 def test_a_stopped_grid_goes_on_with_what_is_missing(values: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "results"
     (first,) = ids_of(measured({**values, "cycle_id": [1]}, folder))
-    said: list[str] = []
-    report = measured({**values, "cycle_id": [1, 2]}, folder, said)
+    output: list[str] = []
+    report = measured({**values, "cycle_id": [1, 2]}, folder, output)
     assert report.num_measured == 1 and ids_of(report)[0] == first and len(report.results) == 2
-    assert said[0] == f"1/2 cycle_id=1: done before, as experiment_{first}"
+    assert output[0] == f"1/2 cycle_id=1: done before, as experiment_{first}"
     again = measured({**values, "cycle_id": [2, 1]}, folder)
     assert again.num_measured == 0 and set(again.results) == set(report.results)
 
@@ -225,11 +225,11 @@ def test_other_prompts_or_weights_are_another_experiment(
 
 
 def test_what_cannot_be_done_here_is_left_out_with_its_reason(values: dict[str, Any], tmp_path: Path) -> None:
-    said: list[str] = []
+    output: list[str] = []
     report = measured(
         {**values, "fp_precision": ["float32", "float8"], "decoder_config": {"decoder_top_k": [5, 6]}},
         tmp_path / "results",
-        said,
+        output,
     )
     assert report.num_measured == 1 and report.exit_code == 0
     left_out = report.plan.left_out
@@ -245,7 +245,7 @@ def test_what_cannot_be_done_here_is_left_out_with_its_reason(values: dict[str, 
 def test_a_grid_of_which_nothing_is_possible_is_an_error(values: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="float8 needs a GPU"):
         measured({**values, "fp_precision": "float8"}, tmp_path / "results")
-    with pytest.raises(ConfigurationError, match="6 prompts of .* are asked for, and 5 of 5 are that short"):
+    with pytest.raises(ConfigurationError, match="6 prompts of .* are requested, and 5 of 5 are that short"):
         measured({**values, "num_input_prompts": 6}, tmp_path / "results")
     assert not (tmp_path / "results" / "text_generation_results.json").exists()
 
@@ -263,7 +263,7 @@ def test_a_combination_that_fails_does_not_stop_the_others(
     assert report.num_measured == 1 and report.exit_code == 1
     ((title, failure),) = report.failed.items()
     assert title.startswith("1/2 model_name=") and failure.startswith("ConfigurationError: the weights in")
-    assert "holds NaN or infinity" in failure
+    assert "contains NaN or infinity" in failure
 
 
 def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dic
         reasons["1/4"]
         == reasons["3/4"]
         == (
-            "2 prompts of at most 1 tokens are asked for, and 1 of 5 are that short; lower num_input_prompts or raise "
+            "2 prompts of at most 1 tokens are requested, and 1 of 5 are that short; lower num_input_prompts or raise "
             "max_input_tokens"
         )
     )
@@ -340,7 +340,7 @@ def test_simulated_waiting_in_the_energy_is_a_caveat(values: dict[str, Any], tmp
 
 def test_another_number_of_processes_is_another_experiment(values: dict[str, Any]) -> None:
     config = validated(values)
-    source, prompts = judge_loadable(config), read_prompts(config.prompts)
+    source, prompts = validate_loadable(config), read_prompts(config.prompts)
     one, two = (SimpleNamespace(num_processes=number, device=torch.device("cpu")) for number in (1, 2))
     assert experiment_digest(config, source, prompts, one) != experiment_digest(config, source, prompts, two)  # type: ignore[arg-type]
 
@@ -492,17 +492,17 @@ def test_optional_energy_is_none_with_the_reason_in_every_place(values: dict[str
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "output"),
     [({"silent_at": "start window 2"}, "measured nothing"), ({"fail_at": "start window 2"}, "does not track here")],
 )
 def test_a_tracker_that_fails_on_the_way_costs_the_energy_alone_where_it_is_optional(
-    script: dict[str, Any], said: str, values: dict[str, Any], tmp_path: Path
+    script: dict[str, Any], output: str, values: dict[str, Any], tmp_path: Path
 ) -> None:
     grid = combinations({**values, "track_energy": True, "energy": "optional"})
     nothing = Instruments(HostClock(), (), ())
     sources = EnergySources(scripted_library(**script), nothing)
     (result,) = run_text_experiments(grid, tmp_path / "results", lambda line: None, sources).results.values()
-    assert f"codecarbon {said}" in result["global_energy_results"]["reason"]
+    assert f"codecarbon {output}" in result["global_energy_results"]["reason"]
     assert result["inference_metrics"]["num_prompts"] == 5
 
 

@@ -46,7 +46,7 @@ class AnswerScorer:
         failed: of each task, the samples that were left out so far.
     """
 
-    measure = "accuracy, as a share of the metric's best score"
+    measure = "accuracy, as a fraction of the metric's best score"
 
     def __init__(
         self, model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, top_k: int | None, batch_size: int
@@ -74,7 +74,7 @@ class AnswerScorer:
         return list(found)
 
     def _answered(self, drawn: DrawnTask, blocks: Blocks) -> dict[int, MeasuredSample]:
-        """Those samples that could be answered, by id."""
+        """Samples that could be answered, by id."""
         if 0 not in blocks:
             with passed_through(self._model.decoder_blocks[0]):
                 return self._answered(drawn, (0, *blocks))

@@ -222,7 +222,7 @@ def select_block_sets(
     if outside or not counts:
         raise ConfigurationError(f"{outside or 'no'} active blocks are not possible; give 1 to {total_blocks}")
     if beam_width < 1:
-        raise ConfigurationError(f"a beam of width {beam_width} holds nothing; give at least 1")
+        raise ConfigurationError(f"a beam of width {beam_width} is empty; give at least 1")
     beam: list[Blocks] = [tuple(range(total_blocks))]
     best = {total_blocks: beam[0]}
     for count in range(total_blocks - 1, min(counts) - 1, -1):

@@ -102,7 +102,7 @@ def _answer_tokens(
     shared = next((at for at, (a, b) in enumerate(zip(asked, with_answer, strict=False)) if a != b), len(asked))
     answer = with_answer[shared:]
     if shared < len(asked) or not answer:
-        raise SampleError(f"sample {sample.sample_id}: its answer is not told apart from its prompt by the tokenizer")
+        raise SampleError(f"sample {sample.sample_id}: the tokenizer does not separate its answer from its prompt")
     return [*answer, *sorted(model.eos_token_ids)[:1]]
 
 

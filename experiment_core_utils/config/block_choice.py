@@ -26,7 +26,7 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """By what the blocks of a setting are chosen: scores, sets, or neither, which takes the first blocks.
+    """How the blocks of a setting are chosen: scores, sets, or neither, which takes the first blocks.
 
     Attributes:
         scores: importance by block.
@@ -75,7 +75,7 @@ def read_importance(path: Path) -> Mapping[int, float]:
     for block, score in content.items():
         if not _is_count(block) or not _is_score(score):
             raise ConfigurationError(
-                f"--importance_scores_file {path}: {shortened(block)}: {shortened(score)} is no score; {hint}"
+                f"--importance_scores_file {path}: {shortened(block)}: {shortened(score)} is not a score; {hint}"
             )
         if int(block) in scores:
             raise ConfigurationError(f"--importance_scores_file {path} names block {int(block)} twice")
@@ -95,7 +95,7 @@ def read_block_sets(path: Path) -> Mapping[int, tuple[int, ...]]:
     for count, blocks in content.items():
         if not _is_count(count) or not _is_set(blocks) or len(blocks) != int(count):
             raise ConfigurationError(
-                f"--block_sets_file {path}: {shortened(count)}: {shortened(blocks)} is no set of blocks; {hint}"
+                f"--block_sets_file {path}: {shortened(count)}: {shortened(blocks)} is not a set of blocks; {hint}"
             )
         if int(count) in sets:
             raise ConfigurationError(f"--block_sets_file {path} has two sets of {int(count)} blocks")
@@ -123,5 +123,5 @@ def _is_set(blocks: Any) -> bool:
 def _json_object(path: Path, flag: str, what: str, hint: str) -> Mapping[str, Any]:
     content = read_json(path, flag, hint)
     if not isinstance(content, dict) or not content:
-        raise ConfigurationError(f"{flag} {path} holds no {what}; {hint}")
+        raise ConfigurationError(f"{flag} {path} contains no {what}; {hint}")
     return content

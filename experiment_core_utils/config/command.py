@@ -83,7 +83,7 @@ def _guarded(name: str) -> _MayClose | None:
 
 @contextmanager
 def libraries_loading() -> Iterator[None]:
-    """Around the imports that a command does late: raises ConfigurationError where memory is too little for them."""
+    """Context of a command's late imports: raises ConfigurationError where memory is too little for them."""
     try:
         yield
     except (ImportError, OSError, MemoryError) as error:

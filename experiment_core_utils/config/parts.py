@@ -46,7 +46,10 @@ Delay = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 TimeLimit = Annotated[float, Field(ge=0.001, le=MOST_SECONDS)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 
-NumProcesses = Annotated[Count | None, Field(description="fail unless this many processes were launched")]
+NumProcesses = Annotated[
+    Count | None,
+    Field(description="check: exit unless exactly this many processes were launched (does not launch any)"),
+]
 
 NumThreads = Annotated[
     Count | None,
@@ -107,7 +110,7 @@ class ModelConfig(Part):
     )
     random_weights: bool = Field(
         default=False,
-        description="--model_path holds no weights: config, tokenizer and image processor; the weights are random",
+        description="use random weights; --model_path then needs only the config, tokenizer and image processor",
     )
     precision: Precision = Field(
         default="auto", description="number format of the weights; auto: bfloat16 on a GPU, else float32"

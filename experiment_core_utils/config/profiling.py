@@ -29,7 +29,9 @@ class ProfilingConfig(Part):
     model: ModelConfig = Field(default_factory=ModelConfig, title="the model")
     task: TaskConfig = Field(default_factory=TaskConfig, title="the task")
     knobs: KnobConfig = Field(default_factory=KnobConfig, title="knobs")
-    search: SearchConfig = Field(default_factory=SearchConfig, title="the accuracy-latency front without the full grid")
+    search: SearchConfig = Field(
+        default_factory=SearchConfig, title="search of the accuracy-latency front without the full grid"
+    )
     measuring: MeasuringConfig = Field(default_factory=MeasuringConfig, title="how it is measured")
     machine: MachineConfig = Field(default_factory=MachineConfig, title="the machine and the output")
 

@@ -69,7 +69,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{name} holds {type(content).__name__}; write `key: value` lines")
+        raise ConfigurationError(f"{name} contains {type(content).__name__}; write `key: value` lines")
     return content
 
 
@@ -80,7 +80,7 @@ def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> dict
         key, separator, value = override.partition("=")
         if not separator or not key:
             raise ConfigurationError(
-                f"{override!r} is no override; write key=value, such as decoder_config.decoding_mode=greedy"
+                f"{override!r} is not an override; write key=value, such as decoder_config.decoding_mode=greedy"
             )
         *groups, last = key.split(".")
         place = result
@@ -102,7 +102,9 @@ def combinations(content: Mapping[str, Any]) -> list[Combination]:
             has only one of, or not a single combination that is possible.
     """
     if "further" in content:
-        raise ConfigurationError("further: there is no such key; a file holds the keys of docs/text_generation.md only")
+        raise ConfigurationError(
+            "further: there is no such key; a file contains the keys of docs/text_generation.md only"
+        )
     axes = dict(_axes(content, TextConfig))
     for key, values in axes.items():
         if not values:
@@ -147,7 +149,7 @@ def _axes(content: Mapping[str, Any], model: type[BaseModel], above: Key = ()) -
 
 
 def _without_repeats(values: Sequence[Any]) -> list[Any]:
-    """By value and type: true and 1 are two."""
+    """Values without repeats, compared by value and type: true and 1 differ."""
     if all(isinstance(value, str | int | float | None) for value in values):
         return [value for _, value in dict.fromkeys((type(value), value) for value in values)]
     return [value for at, value in enumerate(values) if not any(_same(value, other) for other in values[:at])]
@@ -173,7 +175,7 @@ class _StrictLoader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """One node and all below it; refuses what is nested too deep for a file that is meant."""
+        """Compose one node and all below it; refuses what is nested too deep for a file that is meant."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise ConfigurationError(f"it is nested more than {MOST_DEPTH} deep; write plain `key: value` lines")
@@ -188,8 +190,7 @@ class _StrictLoader(yaml.SafeLoader):
             total = _num_values(node, {})
             if total > MOST_VALUES:
                 raise ConfigurationError(
-                    f"it stands for {_rounded(total)} values once its aliases are written out, and at most "
-                    f"{MOST_VALUES} are read; give less"
+                    f"its aliases expand to {_rounded(total)} values, and at most {MOST_VALUES} are read; give less"
                 )
         return node
 
@@ -238,6 +239,6 @@ def _parsed(text: str, name: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or first_line(error)
-        raise ConfigurationError(f"{name}{where} is no YAML: {problem}") from error
+        raise ConfigurationError(f"{name}{where} is not YAML: {problem}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"{name}, {error}") from None

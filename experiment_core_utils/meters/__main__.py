@@ -59,7 +59,7 @@ class _Watched:
             energy, mean_w = self._energy()
             return f"{self._device} {self._power(mean_w)}, {energy}"
         except MeterUnavailable as error:
-            return f"{self._device} gone: {error}"
+            return f"{self._device} no longer answers: {error}"
 
     def _energy(self) -> tuple[str, float | None]:
         """Energy so far, and mean power since the last line."""
@@ -92,19 +92,27 @@ def build_parser() -> argparse.ArgumentParser:
         "selftest", help="sources, ticks, idle power, closure on matrix products, what is missing"
     )
     test.add_argument(
-        "--require", nargs="+", default=[], choices=("gpu", "cpu"), help="fail where its energy is not measured"
+        "--require",
+        nargs="+",
+        default=[],
+        choices=("gpu", "cpu"),
+        help="exit if the energy of this device is not measured",
     )
     test.add_argument("--error", type=float, default=RELATIVE_ERROR, help="error bound of a window (%(default)s)")
     watch = commands.add_parser("watch", help="a live line of power and energy of each device")
-    watch.add_argument("--seconds", type=float, help="how long (default: until Ctrl-C)")
-    watch.add_argument("--interval", type=float, default=1.0, metavar="S", help="between two lines (%(default)s)")
+    watch.add_argument("--seconds", type=float, help="seconds to run (default: until Ctrl-C)")
+    watch.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between two lines (default: %(default)s)"
+    )
     return parser
 
 
 def selftest(given: argparse.Namespace, gpus: Sequence[torch.device], using: Instruments) -> None:
     """Raises ConfigurationError, or MeterUnavailable for what `--require` names and is not there."""
     if not 0 < given.error < 1:
-        raise ConfigurationError(f"--error {given.error:g} is not possible; give a share between 0 and 1, such as 0.02")
+        raise ConfigurationError(
+            f"--error {given.error:g} is not possible; give a fraction between 0 and 1, such as 0.02"
+        )
     print(f"{platform.node()}: {platform.platform()}, torch {torch.__version__}, {len(gpus)} GPUs in use", flush=True)
     for device in gpus:
         print(f"{gpu_uuid(device)}  {torch.cuda.get_device_name(device)}")

@@ -87,8 +87,8 @@ class CodecarbonMeter:
         self._is_open = False
         self._num_windows = 0
         logging.getLogger("codecarbon").setLevel(logging.ERROR)
-        self._tracker = self._ask(lambda: _offline_tracker(library, country_iso_code, gpu_indices))
-        self._ask(self._tracker.get_detected_hardware)
+        self._tracker = self._query(lambda: _offline_tracker(library, country_iso_code, gpu_indices))
+        self._query(self._tracker.get_detected_hardware)
         # The first task reads data files and primes the counters.
         self.open()
         self.close()
@@ -99,7 +99,7 @@ class CodecarbonMeter:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._num_windows += 1
         self._is_open = True
-        self._ask(lambda: self._tracker.start_task(f"window {self._num_windows}"))
+        self._query(lambda: self._tracker.start_task(f"window {self._num_windows}"))
 
     def close(self) -> dict[str, Cell]:
         """End the window: codecarbon's columns (kWh, kg, s, W), then where the figures come from.
@@ -116,7 +116,7 @@ class CodecarbonMeter:
         if not self._is_open:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
         self._is_open = False
-        measured = self._ask(lambda: self._tracker.stop_task(f"window {self._num_windows}"))
+        measured = self._query(lambda: self._tracker.stop_task(f"window {self._num_windows}"))
         if measured is None:
             raise MeterUnavailable("codecarbon measured nothing: it did not begin the window, see its error above")
         return {
@@ -128,7 +128,7 @@ class CodecarbonMeter:
 
     def release(self) -> None:
         """End codecarbon's threads."""
-        self._ask(self._tracker.stop)
+        self._query(self._tracker.stop)
 
     @property
     def emissions_basis(self) -> str:
@@ -136,7 +136,7 @@ class CodecarbonMeter:
         return self._basis
 
     @staticmethod
-    def _ask(call: Callable[[], Any]) -> Any:
+    def _query(call: Callable[[], Any]) -> Any:
         try:
             return call()
         except _FAILURES as error:
@@ -205,7 +205,7 @@ def _repaired(row: dict[str, Any]) -> dict[str, Cell]:
 READ_NOTHING = "codecarbon read nothing"
 
 
-def gpu_problem(window: Mapping[str, Cell]) -> tuple[str | None, bool]:
+def gpu_missing_reason(window: Mapping[str, Cell]) -> tuple[str | None, bool]:
     """Why a window has no GPU energy, if it has none, and whether its total is whole all the same.
 
     codecarbon counts every GPU of the machine in `gpu_count`, also where it tracks none of them.

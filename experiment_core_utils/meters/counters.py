@@ -60,7 +60,7 @@ def counter_delta(
             return CounterDelta(after_j - before_j, None, None)
         return CounterDelta(None, f"{_backwards(before_j, after_j)}: it was reset", None)
     if limit_w is None:
-        reason = f"the counter wraps at {wraps_at_j:.0f} J and no power limit tells a wrap from a reset"
+        reason = f"the counter wraps at {wraps_at_j:.0f} J and without a power limit a wrap looks like a reset"
         return CounterDelta(None, reason, None)
     most_j = limit_w * LIMIT_SLACK * (max(seconds, 0.0) + TICKS_S)
     has_wrapped = after_j < before_j
@@ -163,7 +163,7 @@ class Edge:
 
     @property
     def at_s(self) -> float:
-        """Its moment, known to `jitter_s`."""
+        """Moment of the edge, known to `jitter_s`."""
         return (self.earliest_s + self.latest_s) / 2
 
     @property
@@ -474,7 +474,7 @@ def rapl_counters(powercap: Path = POWERCAP) -> tuple[RaplCounter, ...]:
             package = (powercap / zone.name.rsplit(":", 1)[0] / "name").read_text().strip()
             counters.append(RaplCounter(zone, f"{package} {name}", "dram"))
     if not counters:
-        raise MeterUnavailable(f"{powercap} holds no RAPL package")
+        raise MeterUnavailable(f"{powercap} contains no RAPL package")
     return tuple(counters)
 
 
@@ -486,4 +486,4 @@ def _number_in(file: Path) -> int:
             f"{file} may not be read; as root, `chmod a+r {file.parent}/*energy*` allows it until the next start"
         ) from error
     except (OSError, ValueError) as error:
-        raise MeterUnavailable(f"{file} does not hold a number that can be read: {error}") from error
+        raise MeterUnavailable(f"{file} does not contain a number that can be read: {error}") from error

@@ -26,7 +26,7 @@ REQUIRED_COLUMNS = (*_NUMBERS, *_TEXTS)
 
 
 def emissions_path(experiment_id: str, output_dir: Path) -> Path:
-    """The published name; raises ConfigurationError for an id that is no part of a file name."""
+    """The published name; raises ConfigurationError for an id that is not a part of a file name."""
     check_file_name_part(experiment_id, "the experiment id")
     return output_dir / f"emissions_{experiment_id}.csv"
 
@@ -35,7 +35,7 @@ def read_windows(path: Path) -> list[dict[str, Cell]]:
     """The rows of an emissions file, also of one that codecarbon wrote itself.
 
     Raises:
-        ResultsError: torn, no row, a column missing, or a figure that is no number.
+        ResultsError: torn, no row, a column missing, or a figure that is not a number.
     """
     try:
         text = read_regular_file(path).decode()
@@ -43,11 +43,11 @@ def read_windows(path: Path) -> list[dict[str, Cell]]:
         raise ResultsError(f"{path} cannot be read ({error}); remove it or measure again") from error
     rows = read_table(text, str(path))
     if not rows:
-        raise ResultsError(f"{path} holds no measured window; remove it or measure again")
+        raise ResultsError(f"{path} contains no measured window; remove it or measure again")
     for number, row in enumerate(rows, start=1):
         lacking = [name for name in REQUIRED_COLUMNS if name not in row]
         if lacking:
-            raise ResultsError(f"{path} is no emissions file of codecarbon: it lacks the column {lacking[0]}")
+            raise ResultsError(f"{path} is not an emissions file of codecarbon: it lacks the column {lacking[0]}")
         wrong = [name for name in _NUMBERS if isinstance(row[name], str | bool | None)]
         if wrong:
             raise ResultsError(f"{path}, window {number}: {wrong[0]} is {row[wrong[0]]!r}, no number; it is torn")
@@ -71,7 +71,9 @@ _WINDOWS = TypeAdapter(tuple[EnergyWindow, ...])
 
 
 def energy_path(experiment_id: str, output_dir: Path) -> Path:
-    """Its name; raises ConfigurationError for an id that is no part of a file name."""
+    """Path of the energy file of an experiment; raises ConfigurationError for an id that is not a part of a file
+    name.
+    """
     check_file_name_part(experiment_id, "the experiment id")
     return output_dir / f"energy_{experiment_id}.json"
 

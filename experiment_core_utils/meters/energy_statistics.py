@@ -178,8 +178,8 @@ def energy_figure(
         count=sum_of_known([each.count for each in found]) if found else None,
         window_s=sum_of_known([each.window_s for each in found]) if found else None,
         num_windows=len(found),
-        reason=_said_of(windows, [each.reason for each in windows if each.joules is None], " gave no figure"),
-        remark=_said_of(windows, [each.remark for each in found if each.remark is not None]),
+        reason=_count_and_first(windows, [each.reason for each in windows if each.joules is None], " gave no figure"),
+        remark=_count_and_first(windows, [each.remark for each in found if each.remark is not None]),
         window_error=highest_of([each.window_error for each in found]),
     )
 
@@ -189,9 +189,9 @@ def _uncertainty(joules: Sequence[float], bound_j: float | None, baseline_j: flo
     return None if bound_j is None or baseline_j is None else combined_uncertainty(joules, bound_j, baseline_j)
 
 
-def _said_of(windows: Sequence[ActEnergy], said: Sequence[str | None], what: str = "") -> str | None:
+def _count_and_first(windows: Sequence[ActEnergy], message: Sequence[str | None], what: str = "") -> str | None:
     """How many of the windows something is said of, and the first that is said."""
-    return f"{len(said)} of {len(windows)} windows{what}: {said[0]}" if said else None
+    return f"{len(message)} of {len(windows)} windows{what}: {message[0]}" if message else None
 
 
 def _largest_of_known(values: Sequence[float | None]) -> float | None:
@@ -352,7 +352,7 @@ def _figure(energy: DeviceEnergy, seconds: float, idle: Idle) -> WindowFigure:
 
 
 def _added(figures: Sequence[WindowFigure], num_windows: int) -> WindowFigure:
-    """Those of one source, one for each window that has it."""
+    """Add up the energies of one source, one for each window that has it."""
     if len(figures) == num_windows == 1:
         return figures[0]
     first = figures[0]
@@ -382,8 +382,8 @@ def _gpu_figures(figures: Sequence[WindowFigure], is_counter: bool) -> list[Wind
 
 
 def _gpu_total(figures: Sequence[WindowFigure], is_counter: bool) -> WindowFigure | None:
-    """Over all GPUs: the sum, which comes last, or the only one's; None where GPUs tell different readings, or one of
-    them none of this kind: the sum of the others would pass for that of all."""
+    """Total over all GPUs: the sum, which comes last, or the only one's; None where GPUs tell different readings, or
+    one of them none of this kind: the sum of the others would pass for that of all."""
     found = _gpu_figures(figures, is_counter)
     others = _gpu_figures(figures, not is_counter)
     lacking = {each.origin.device for each in others} - {each.origin.device for each in found} - {ALL_DEVICES}
@@ -405,26 +405,26 @@ def _ratio(
 Energy = TypeVar("Energy", DeviceEnergy, ActEnergy)
 
 
-def with_disagreements(energies: Sequence[Energy], apart_share: float = 0.0) -> tuple[Energy, ...]:
+def with_disagreements(energies: Sequence[Energy], apart_fraction: float = 0.0) -> tuple[Energy, ...]:
     """A remark at the counter and at the integrated power of a device where they differ by more than their bounds.
 
     The bounds are of resolution in time; what is beyond them is the sensors' own, or power that changes in step with
     the readings. Where a bound is not known nothing is said.
 
     Args:
-        apart_share: of the energy, that the two windows are apart.
+        apart_fraction: of the energy, that the two windows are apart.
     """
     counters = {each.origin.device: each for each in energies if each.origin.basis == "counter"}
     powers = {each.origin.device: each for each in energies if each.origin.basis != "counter"}
-    found = {each: _disagreement(counters[each], powers[each], apart_share) for each in counters.keys() & powers}
+    found = {each: _disagreement(counters[each], powers[each], apart_fraction) for each in counters.keys() & powers}
     return tuple(_remarked(each, found.get(each.origin.device)) for each in energies)
 
 
-def _disagreement(counted: Energy, integrated: Energy, apart_share: float) -> str | None:
+def _disagreement(counted: Energy, integrated: Energy, apart_fraction: float) -> str | None:
     if not counted.joules or integrated.joules is None or counted.bound_j is None or integrated.bound_j is None:
         return None
     off_j = integrated.joules - counted.joules
-    explained_j = counted.bound_j + integrated.bound_j + apart_share * abs(counted.joules)
+    explained_j = counted.bound_j + integrated.bound_j + apart_fraction * abs(counted.joules)
     if abs(off_j) <= explained_j:
         return None
     off, explained = off_j / counted.joules, explained_j / abs(counted.joules)

@@ -249,7 +249,7 @@ _SHEETS: Mapping[str, _Sheet] = {
 
 
 def known_peaks(gpu_name: str, dtype: str) -> Peaks:
-    """By the data sheet.
+    """Peaks of a GPU from its data sheet.
 
     Args:
         gpu_name: as the driver tells it.
@@ -268,9 +268,9 @@ def known_peaks(gpu_name: str, dtype: str) -> Peaks:
 
 
 def peaks_on(device: torch.device, dtype: str | None) -> Peaks:
-    """Of the GPU that a model computes on in `dtype`; None of the CPU, and without a dtype."""
+    """Peaks of the GPU that a model computes on in `dtype`; None for the CPU, and without a dtype."""
     if device.type != "cuda":
-        return Peaks(None, dtype, None, None, f"{device} is no GPU: its peaks are not known")
+        return Peaks(None, dtype, None, None, f"{device} is not a GPU: its peak speed is unknown")
     name = torch.cuda.get_device_name(device)
     if dtype is None:
         return Peaks(name, None, None, None, "the number format of the model's products is not known")

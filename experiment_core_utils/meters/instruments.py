@@ -78,19 +78,19 @@ class Instruments:
 
     @property
     def longest_ticks_s(self) -> dict[str, float]:
-        """Of the counters that are calibrated, by device."""
+        """Longest ticks of the calibrated counters, by device."""
         found = {device: tick.longest_tick_s for device, tick in self.ticks.items()}
         return {device: seconds for device, seconds in found.items() if seconds is not None}
 
     def of_device(self, device: str) -> "Instruments":
-        """Those of one device alone."""
+        """The meters of one device alone."""
         counters = tuple(each for each in self.counters if each.origin.device == device)
         probes = tuple(each for each in self.probes if each.origin.device == device)
         return replace(self, counters=counters, probes=probes)
 
     @property
     def origins(self) -> tuple[EnergyOrigin, ...]:
-        """Of the counters, then of the probes."""
+        """Origins of the counters, then of the probes."""
         return (*(each.origin for each in self.counters), *(each.origin for each in self.probes))
 
     @property

@@ -111,7 +111,7 @@ class GpuLoad(Protocol):
     """Whatever tells how busy a GPU is."""
 
     def utilisation_percent(self) -> float:
-        """Over the driver's last sampling period; raises MeterUnavailable."""
+        """Utilisation over the driver's last sampling period; raises MeterUnavailable."""
         ...
 
 
@@ -190,7 +190,7 @@ class LoadSampler:
                 at_s=now_s - self._opened_s,
                 span_s=now_s - self._last_s,
                 cpu_percent=percent,
-                gpu_percent=tuple(self._ask(gpu) for gpu in self._gpus),
+                gpu_percent=tuple(self._query(gpu) for gpu in self._gpus),
                 rss_bytes=self._read_rss(),
                 allocated_bytes=allocated,
                 reserved_bytes=reserved,
@@ -198,7 +198,7 @@ class LoadSampler:
         )
         self._last_s, self._last_cpu = now_s, cpu
 
-    def _ask(self, gpu: GpuLoad) -> float | None:
+    def _query(self, gpu: GpuLoad) -> float | None:
         try:
             return gpu.utilisation_percent()
         except MeterUnavailable as error:
@@ -207,7 +207,7 @@ class LoadSampler:
 
 
 def load_sampler(interval_s: float = SAMPLE_EVERY_S) -> LoadSampler:
-    """For this process on the GPUs that hold something of it now."""
+    """A load sampler for this process, on the GPUs that it uses now."""
     devices = used_gpus()
     uuids = [gpu_uuid(device) for device in devices]
     gpus = [_opened(uuid) for uuid in uuids if uuid is not None]

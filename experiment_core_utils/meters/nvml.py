@@ -79,7 +79,7 @@ class NvmlGpu:
 
     @property
     def index(self) -> int:
-        """Its number among all GPUs of the machine, whatever number it has in this process."""
+        """The GPU's number among all GPUs of the machine, whatever number it has in this process."""
         try:
             return int(self._nvml.nvmlDeviceGetIndex(self._handle))
         except self._nvml.NVMLError as error:
@@ -91,7 +91,7 @@ class NvmlGpu:
         missing: dict[str, str] = {}
 
         def ask(name: str, call: Callable[[], T]) -> T | None:
-            return self._ask(name, call, missing)
+            return self._query(name, call, missing)
 
         power_mw = ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         bits = ask("throttle reasons", self._event_reasons)
@@ -129,7 +129,7 @@ class NvmlGpu:
         missing: dict[str, str] = {}
 
         def ask(name: str, call: Callable[[], T]) -> T | None:
-            return self._ask(name, call, missing)
+            return self._query(name, call, missing)
 
         limit_mw = ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
         default_mw = ask("default power limit", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
@@ -147,7 +147,7 @@ class NvmlGpu:
             reason=_joined(missing),
         )
 
-    def _ask(self, name: str, call: Callable[[], T], missing: dict[str, str]) -> T | None:
+    def _query(self, name: str, call: Callable[[], T], missing: dict[str, str]) -> T | None:
         try:
             return call()
         except self._nvml.NVMLError as error:
@@ -227,7 +227,7 @@ class NvmlCounter:
         try:
             return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
         except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"{self._uuid} does not tell its energy: {error}") from error
+            raise MeterUnavailable(f"{self._uuid} does not report its energy: {error}") from error
 
     def _limit_w(self) -> float | None:
         """The power limit in force; None where the GPU does not tell it."""
@@ -271,16 +271,16 @@ class NvmlPower:
         try:
             value = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
         except nvml.NVMLError as error:
-            raise MeterUnavailable(f"{self._uuid} does not tell its power at the moment: {error}") from error
+            raise MeterUnavailable(f"{self._uuid} does not report its current power: {error}") from error
         if value.nvmlReturn != nvml.NVML_SUCCESS:
             why = nvml.NVMLError(value.nvmlReturn)
-            raise MeterUnavailable(f"{self._uuid} does not tell its power at the moment: {why}")
+            raise MeterUnavailable(f"{self._uuid} does not report its current power: {why}")
         if value.valueType != nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
-            raise MeterUnavailable(f"{self._uuid} tells its power at the moment as type {value.valueType}, not known")
+            raise MeterUnavailable(f"{self._uuid} reports its current power as the unknown type {value.valueType}")
         return float(value.value.uiVal) / 1000
 
     def _averaged_w(self) -> float:
         try:
             return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1000
         except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"{self._uuid} does not tell its power: {error}") from error
+            raise MeterUnavailable(f"{self._uuid} does not report its power: {error}") from error

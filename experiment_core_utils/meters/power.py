@@ -128,14 +128,14 @@ def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_a
     failed, taken = trace.num_failed, len(trace.times_s)
     if trace.last_failed or not taken:
         return DeviceEnergy(trace.origin, None, None, f"power could not be read at the close: {trace.failure}")
-    share = failed / (failed + taken)
-    if share > FAILED_LIMIT:
+    fraction = failed / (failed + taken)
+    if fraction > FAILED_LIMIT:
         reason = f"{failed} of {failed + taken} power readings failed: {trace.failure}"
         return DeviceEnergy(trace.origin, None, None, reason)
-    untold = _why_untold(trace.times_s, begin_s, end_s)
-    if untold is not None:
+    missing = _missing_reason(trace.times_s, begin_s, end_s)
+    if missing is not None:
         failures = f" ({trace.failure})" if failed else ""
-        return DeviceEnergy(trace.origin, None, None, f"{untold}{failures}")
+        return DeviceEnergy(trace.origin, None, None, f"{missing}{failures}")
     # A long run has many windows: the readings inside this one, and the one to either side.
     near = slice(max(bisect_right(trace.times_s, begin_s) - 1, 0), bisect_left(trace.times_s, end_s) + 1)
     joules, bound_j = trapezoid_j(trace.times_s[near], trace.watts[near], begin_s, end_s, has_steps_at_ends)
@@ -143,11 +143,11 @@ def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_a
     return DeviceEnergy(trace.origin, joules, bound_j, None, remark)
 
 
-def _why_untold(times_s: Sequence[float], begin_s: float, end_s: float) -> str | None:
+def _missing_reason(times_s: Sequence[float], begin_s: float, end_s: float) -> str | None:
     """Why the readings say nothing of a window; None where they do."""
     first, last = bisect_right(times_s, begin_s), bisect_left(times_s, end_s)
     if first >= last:
-        return f"no power reading lies in a window of {end_s - begin_s:.3g} s"
+        return f"there is no power reading in a window of {end_s - begin_s:.3g} s"
     times = np.asarray(times_s, dtype=np.float64)
     # Where the trace does not reach beyond an end, nothing is read from there on.
     before = [begin_s] if first == 0 else []

@@ -31,7 +31,7 @@ class KnownLoad:
     first_flops: int
 
     def both(self) -> None:
-        """One after the other."""
+        """Run one load after the other."""
         self.first()
         self.second()
 

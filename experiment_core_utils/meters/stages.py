@@ -120,7 +120,7 @@ def _are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
 
 
 def _spreads(windows: Sequence[Windows]) -> list[Distribution | None]:
-    """Of each device by the source that stands for the setting; None where a window has no figure."""
+    """Spread of each device by the source that represents the setting; None where a window has no figure."""
     groups = [_group(each.origin) for each in windows[0]]
     chosen = next((group for group in PREFERRED_SOURCES if group in groups), groups[0])
     found = [[each.joules for each in same] for same in zip(*windows, strict=True) if _group(same[0].origin) == chosen]
@@ -128,11 +128,11 @@ def _spreads(windows: Sequence[Windows]) -> list[Distribution | None]:
 
 
 def _stoppable(act: Act, stop: StopRequest) -> Act:
-    def looked_at() -> None:
-        stop.raise_if_asked("while a stage's energy was measured")
+    def inspected() -> None:
+        stop.raise_if_requested("while a stage's energy was measured")
         act()
 
-    return looked_at
+    return inspected
 
 
 class StagedRequest:
@@ -165,7 +165,7 @@ class StagedRequest:
 
     @property
     def acts(self) -> dict[str, Act]:
-        """By name; `vision` is left out without a picture, `decode` where there is one token."""
+        """The stages' acts by name; `vision` is left out without a picture, `decode` where there is one token."""
         acts: dict[str, Act] = {"vision": self.vision} if self._has_vision else {}
         acts["prefill"] = self.prefill
         if self.output_tokens > 1:
@@ -208,7 +208,7 @@ class StagedRequest:
 
 
 def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> EnergyFigure:
-    """With the idle power that the same source tells of the same device."""
+    """An energy figure, with the idle power that the same source reports of the same device."""
     for before, after in idle:
         if before.origin == windows[0].origin:
             return energy_figure(windows, before, after)
@@ -218,7 +218,7 @@ def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> En
 def _totals(
     rounds: Sequence[Windows], idle: Sequence[tuple[IdlePower, IdlePower]]
 ) -> dict[tuple[str, str], tuple[int, EnergyFigure]]:
-    """Of each component and basis the number of its devices and the figure of their sum, window by window."""
+    """For each component and basis, the number of its devices and the figure of their sum, window by window."""
     totals = {}
     for component, basis in dict.fromkeys(_group(each.origin) for each in rounds[0]):
         windows = [
@@ -235,7 +235,7 @@ def _group(origin: EnergyOrigin) -> tuple[str, str]:
 
 
 def _sums(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]]) -> list[EnergyFigure]:
-    """Those of several devices; that of one is its own figure."""
+    """Sums over several devices; the sum of one device is its own figure."""
     return [figure for num_devices, figure in totals.values() if num_devices > 1]
 
 

@@ -64,10 +64,10 @@ class WindowGoal:
 
     def remark(self, uncertain_s: float) -> str | None:
         """That the longest window does not meet the error."""
-        share = uncertain_s / self.longest_s
-        if share <= self.relative_error:
+        fraction = uncertain_s / self.longest_s
+        if fraction <= self.relative_error:
             return None
-        return f"the longest window of {self.longest_s:g} s leaves an error of up to {share:.1%}"
+        return f"the longest window of {self.longest_s:g} s leaves an error of up to {fraction:.1%}"
 
 
 class _Aim(NamedTuple):
@@ -86,7 +86,7 @@ class RepeatedAct:
         self.done_at_s = [clock.now_s()]
 
     def once(self) -> None:
-        """One more."""
+        """Repeat the act once more."""
         self._act()
         self.done_at_s.append(self._clock.now_s())
 
@@ -112,7 +112,7 @@ class RepeatedAct:
 def energy_of_act(
     act: Callable[[], object], using: Instruments, goal: WindowGoal | None = None, warm_up_s: float = WARM_UP_S
 ) -> list[ActEnergy]:
-    """One window: energy of one act by each counter and each power probe, in their order.
+    """Energy of one act in one window by each counter and each power probe, in their order.
 
     Args:
         act: returns when the devices have done all of it (synchronised); every repetition does the same work. It has
@@ -330,17 +330,17 @@ class InstrumentWindow:
         if self._meter is not None:
             self._meter.open()
 
-    def close(self, is_idle_wanted: bool = True) -> EnergyWindow:
+    def close(self, is_idle_requested: bool = True) -> EnergyWindow:
         """End it; waits for a tick of the counters behind it, then measures idle power where it was before.
 
         Args:
-            is_idle_wanted: False where the devices are not at rest.
+            is_idle_requested: False where the devices are not at rest.
         """
         if self._meter is None:
             return EnergyWindow(None, (), (), dict(self._using.missing), self.reason)
         reading = self._meter.close()
         self._meter.release()
-        after = self._idle() if is_idle_wanted else ()
+        after = self._idle() if is_idle_requested else ()
         return EnergyWindow(reading, self._idle_before, after, dict(self._using.missing), None)
 
     def release(self) -> None:
@@ -352,7 +352,7 @@ class InstrumentWindow:
         return tuple(idle_power(self._using, self._idle_s)) if self._meter is not None and self._idle_s > 0 else ()
 
 
-NOT_ASKED = "energy was not asked for"
+NOT_ASKED = "energy was not requested"
 
 
 def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:
@@ -397,11 +397,11 @@ def why_no_power(using: Instruments) -> str | None:
     """Why nothing can be apportioned with these instruments; None where they read power."""
     if using.probes:
         return None
-    told = [why for name, why in using.missing.items() if not name.startswith("energy counter")]
-    return f"no power reading of the device that computes ({'; '.join(told) or 'none was given'})"
+    known = [why for name, why in using.missing.items() if not name.startswith("energy counter")]
+    return f"no power reading of the device that computes ({'; '.join(known) or 'none was given'})"
 
 
-def share_of_query(batch_j: float | None, query_tokens: int, batch_tokens: int) -> float | None:
+def allocated_to_query(batch_j: float | None, query_tokens: int, batch_tokens: int) -> float | None:
     """A query's part of its batch's energy: batch_j * query_tokens / batch_tokens, so that the parts add up.
 
     Tokens are true ones, input and output: padding and what a row computes after its end are spread over all queries

@@ -20,7 +20,7 @@ SCALE_SUFFIXES = ("_scale_inv", "activation_scale")
 
 
 def architecture_sizes(model: nn.Module) -> ArchitectureSizes:
-    """Of the decoder, by its config; None for what it does not say, and for a model without a config."""
+    """Sizes of the decoder, from its config; None for what it does not say, and for a model without a config."""
     text = model.config.get_text_config(decoder=True) if isinstance(model, PreTrainedModel) else None
 
     def say(name: str) -> Any:
@@ -116,7 +116,9 @@ def implementations(model: nn.Module) -> dict[str, str | None]:
 
 
 def quantisation_in_force(model: nn.Module) -> dict[str, Any] | None:
-    """Its method, transformers' settings, and how many elements it covers; None for unquantised weights."""
+    """The quantisation method, transformers' settings, and how many elements it covers; None for unquantised
+    weights.
+    """
     if not is_quantised(model):
         return None
     assert isinstance(model, PreTrainedModel)

@@ -86,7 +86,7 @@ def device_of(config: TextConfig) -> torch.device:
     return choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def judge_loadable(config: TextConfig) -> LanguageModelSource:
+def validate_loadable(config: TextConfig) -> LanguageModelSource:
     """Everything about the model that this machine cannot do, before any weight is read or fetched.
 
     Raises:
@@ -95,17 +95,17 @@ def judge_loadable(config: TextConfig) -> LanguageModelSource:
         ImpossibleCombination: the values do not go together.
     """
     device = device_of(config)
-    _judge_device_map(config, device)
+    _validate_device_map(config, device)
     source = find_language_model(config)
     refuse_impossible(config, source.quant_method, device)
     if source.revision is None:
-        _judge_weight_files(config, source)
+        _validate_weight_files(config, source)
     load_tokenizer(config, source)
-    _judge_architecture(config, source, device)
+    _validate_architecture(config, source, device)
     return source
 
 
-def _judge_device_map(config: TextConfig, device: torch.device) -> None:
+def _validate_device_map(config: TextConfig, device: torch.device) -> None:
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if config.device_map is None:
         return
@@ -157,7 +157,7 @@ def _code_hint(config: TextConfig, raw: Mapping[str, Any]) -> str:
     )
 
 
-def _judge_weight_files(config: TextConfig, source: LanguageModelSource) -> None:
+def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> None:
     if any(source.folder.glob("*.safetensors")):
         return
     has_pickled = any(source.folder.glob("pytorch_model*.bin"))
@@ -167,7 +167,7 @@ def _judge_weight_files(config: TextConfig, source: LanguageModelSource) -> None
     raise ConfigurationError(f"{source.name} has a config.json but no *.safetensors; {way_out}")
 
 
-def _judge_architecture(config: TextConfig, source: LanguageModelSource, device: torch.device) -> None:
+def _validate_architecture(config: TextConfig, source: LanguageModelSource, device: torch.device) -> None:
     """Build the model without storage: what its code refuses, it refuses here."""
     if "/" in (config.attn_implementation or "") and not config.trust_remote_code:
         raise ConfigurationError(
@@ -273,7 +273,7 @@ def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:
         return source.folder
     patterns = WEIGHTS + (PICKLED_WEIGHTS if config.allow_pickled_weights else ())
     folder = download(source.name, patterns, HINT, revision=source.revision, ignored=IGNORED_FILES)
-    _judge_weight_files(config, source)
+    _validate_weight_files(config, source)
     return folder
 
 
@@ -281,4 +281,6 @@ def _refuse_offload(model: PreTrainedModel) -> None:
     """accelerate puts on the host or the disk what the GPUs do not hold; those times would be the host's."""
     off = [name for name, place in vars(model).get("hf_device_map", {}).items() if place in ("cpu", "disk")]
     if off:
-        raise OutOfMemory(f"the GPUs do not hold the model: {len(off)} of its parts were left, for example {off[0]}")
+        raise OutOfMemory(
+            f"the model does not fit on the GPUs: {len(off)} of its parts were left, for example {off[0]}"
+        )

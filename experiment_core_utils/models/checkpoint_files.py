@@ -54,7 +54,7 @@ def download(
         hint: what to give instead, the end of the message.
 
     Raises:
-        ConfigurationError: `name` is no hub id, or the hub does not give it.
+        ConfigurationError: `name` is not a hub id, or the hub does not give it.
     """
     if name.count("/") != 1 or name.startswith((".", "/")):
         raise ConfigurationError(f"there is no model folder {name}; {hint}")
@@ -73,7 +73,7 @@ def download(
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         at_revision = f" at revision {revision}" if revision is not None else ""
         raise ConfigurationError(
-            f"{name} is no folder, and the hub did not give it{at_revision} ({first_line(error)}); {hint}"
+            f"{name} is not a folder, and the hub did not give it{at_revision} ({first_line(error)}); {hint}"
         ) from error
 
 
@@ -97,7 +97,7 @@ def read_raw_config(folder: Path) -> Mapping[str, Any]:
     """`config.json` as it stands; raises ConfigurationError where there is none that can be read."""
     file = folder / "config.json"
     if not file.exists() and not file.is_symlink():
-        raise ConfigurationError(f"{folder} holds no model: there is no config.json in it")
+        raise ConfigurationError(f"{folder} contains no model: there is no config.json in it")
     return _object_in(file)
 
 
@@ -138,7 +138,7 @@ def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]
 def _object_in(file: Path) -> dict[str, Any]:
     content = read_json(file)
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} holds no JSON object but {type(content).__name__}")
+        raise ConfigurationError(f"{file} contains no JSON object but {type(content).__name__}")
     return content
 
 
@@ -224,8 +224,8 @@ def refuse_files_not_finite(folder: Path) -> None:
 def _refuse_not_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
     if not _is_finite(tensor):
         raise ConfigurationError(
-            f"the weights in {folder} are not finite: {name} holds NaN or infinity; copy the files again, or give a "
-            "precision that holds their numbers, such as bfloat16"
+            f"the weights in {folder} are not finite: {name} contains NaN or infinity; copy the files again, or "
+            f"give a precision with enough range, such as bfloat16"
         )
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiment_core_utils.models.flop_counter import count_flops, told_of_no_padding
+from experiment_core_utils.models.flop_counter import count_flops, without_padding_warning
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 from experiment_core_utils.records.requests import FlopsFigure, RequestFlops, RequestSize, StageFlops
 
 # What code of an unknown architecture raises where it cannot be built or run.
-FOREIGN_ERRORS = (
+HF_CODE_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -102,7 +102,7 @@ def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlo
         )
         contexts = {context for size in sizes for context in _contexts(size)}
         step = _counted_at(contexts, lambda context: _count_step(run, context), 1)
-    except FOREIGN_ERRORS as error:
+    except HF_CODE_ERRORS as error:
         raise MeterUnavailable(
             f"{config.model_type!r} cannot be counted without weights: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -138,7 +138,7 @@ class _LastOnly:
     def __init__(self, model: Any) -> None:
         taken = inspect.signature(model.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
-        self._model = told_of_no_padding(model)
+        self._model = without_padding_warning(model)
 
     def __call__(self, tokens: int, cache: Any) -> Any:
         ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")

@@ -165,7 +165,7 @@ class DecoderShape:
 
     @classmethod
     def of_blocks(cls, hidden: int, blocks: Sequence[BlockShape], head_rows: int) -> "DecoderShape":
-        """From every block in its order."""
+        """The shapes of all blocks, in their order."""
         places: dict[BlockShape, int] = {}
         order = tuple(places.setdefault(block, len(places)) for block in blocks)
         return cls(hidden, tuple(places), order, head_rows)
@@ -186,19 +186,19 @@ class DecoderShape:
         turned = self if top_k is None else self._with_top_k(top_k)
         if active_blocks is None:
             return turned
-        self._judge_blocks(active_blocks)
+        self._validate_blocks(active_blocks)
         return replace(turned, order=tuple(turned.order[index] for index in active_blocks))
 
     def _with_top_k(self, top_k: int) -> "DecoderShape":
         routed = {place for place, kind in enumerate(self.kinds) if isinstance(kind.mlp, ExpertsShape)}
         if not routed:
-            raise ConfigurationError(f"top-k {top_k} was asked for, but this model has no experts; leave it out")
+            raise ConfigurationError(f"top-k {top_k} was requested, but this model has no experts; leave it out")
         turned = tuple(kind.with_top_k(top_k) for kind in self.kinds)
         first = next(block for block, place in enumerate(self.order) if place in routed)
         shifted = (place + len(self.kinds) if block > first else place for block, place in enumerate(self.order))
         return replace(self, kinds=self.kinds + turned, order=tuple(shifted))
 
-    def _judge_blocks(self, active_blocks: Sequence[int]) -> None:
+    def _validate_blocks(self, active_blocks: Sequence[int]) -> None:
         total = len(self.order)
         ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
         if not active_blocks or not ascending or active_blocks[0] < 0 or active_blocks[-1] >= total:

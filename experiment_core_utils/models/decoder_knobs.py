@@ -17,15 +17,15 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
 from experiment_core_utils.models.flop_counter import has_packed_weights
-from experiment_core_utils.models.kept_blocks import KeptBlocks
-from experiment_core_utils.models.moved_flops import flops_move
+from experiment_core_utils.models.kept_blocks import ActiveBlocks
+from experiment_core_utils.models.moved_flops import flops_delta
 from experiment_core_utils.models.routers import Counted, Routers
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 # A number that no width of a model is.
 _TRIAL_TOKENS = 7
 # What code of an unknown architecture raises where it cannot be run so.
-_FOREIGN_ERRORS = (
+_HF_CODE_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -46,8 +46,8 @@ class DecoderKnobs:
         num_experts: that a router chooses from; None in a dense model, and where the config does not say.
         default_top_k: experts for a token in the first block with experts; None in a dense model.
         routed_blocks: indices of the blocks with experts, in the full model.
-        top_k_refusal: why top-k cannot be turned; None if it can.
-        blocks_refusal: why blocks cannot be skipped; None if they can.
+        top_k_unsupported_reason: why top-k cannot be set; None if it can.
+        blocks_unsupported_reason: why blocks cannot be skipped; None if they can.
 
     Raises:
         ConfigurationError: the model has no decoder whose blocks are a list `layers`.
@@ -55,7 +55,7 @@ class DecoderKnobs:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._blocks = KeptBlocks(model)
+        self._blocks = ActiveBlocks(model)
         text_config = model.config.get_text_config(decoder=True)
         self._routers = Routers(self._blocks.every, text_config)
         self._changes = AttributeChanges()
@@ -66,13 +66,13 @@ class DecoderKnobs:
         self.num_experts = self._routers.num_experts
         failure = self._failure(lambda: self._routers.learn(self._prefill, _TRIAL_TOKENS))
         self.default_top_k = self._routers.default_top_k
-        self.top_k_refusal = self._refuse_top_k(failure)
-        self._blocks.refusal = self._blocks.refusal or failure or self._refuse_blocks()
+        self.top_k_unsupported_reason = self._refuse_top_k(failure)
+        self._blocks.unsupported_reason = self._blocks.unsupported_reason or failure or self._refuse_blocks()
 
     @property
-    def blocks_refusal(self) -> str | None:
+    def blocks_unsupported_reason(self) -> str | None:
         """Why blocks cannot be skipped; None if they can."""
-        return self._blocks.refusal
+        return self._blocks.unsupported_reason
 
     @property
     def in_force(self) -> Setting:
@@ -84,7 +84,7 @@ class DecoderKnobs:
         """The blocks of the full model, whatever is in force."""
         return tuple(self._blocks.every)
 
-    def judge(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
+    def validate(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
         """Raises ConfigurationError, with the reason, for a setting that the model cannot be put in.
 
         Args:
@@ -92,17 +92,17 @@ class DecoderKnobs:
                 keeps its own number; None for the model's own, and for a dense model.
             active_blocks: indices of the blocks that run, ascending.
         """
-        self._judge_top_k(top_k)
-        self._blocks.judge(active_blocks)
+        self._validate_top_k(top_k)
+        self._blocks.validate(active_blocks)
 
-    def _judge_top_k(self, top_k: int | None) -> None:
+    def _validate_top_k(self, top_k: int | None) -> None:
         if top_k is None:
             return
-        if self.top_k_refusal is not None:
+        if self.top_k_unsupported_reason is not None:
             if self.routed_blocks and top_k == self.default_top_k:
                 return
             own = f"or its own {self.default_top_k}" if self.routed_blocks else "for it"
-            raise ConfigurationError(f"top-k {top_k} cannot be set: {self.top_k_refusal}; give none {own}")
+            raise ConfigurationError(f"top-k {top_k} cannot be set: {self.top_k_unsupported_reason}; give none {own}")
         if self.num_experts is None or not 1 <= top_k <= self.num_experts:
             raise ConfigurationError(
                 f"top-k {top_k} is not possible; a block has {self.num_experts} experts, give 1 to that"
@@ -115,23 +115,23 @@ class DecoderKnobs:
         model keeps its own number; where it is skipped, no other does.
 
         Raises:
-            ConfigurationError: see `judge`.
+            ConfigurationError: see `validate`.
         """
-        self.judge(top_k, active_blocks)
+        self.validate(top_k, active_blocks)
         return tuple(self._expected(index, top_k) for index in active_blocks)
 
     def _expected(self, index: int, top_k: int | None) -> int | None:
         own = self._routers.own_top_k(index)
-        turns = top_k is not None and self.top_k_refusal is None and index in self._routers.turnable_blocks
+        turns = top_k is not None and self.top_k_unsupported_reason is None and index in self._routers.adjustable_blocks
         return top_k if turns else own
 
     def apply(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
-        """Put a setting in force, from the full model, until the next `apply` or `restore`; see `judge`.
+        """Put a setting in force, from the full model, until the next `apply` or `restore`; see `validate`.
 
         Raises:
             ConfigurationError: the setting is not possible; what was in force stays so.
         """
-        self.judge(top_k, active_blocks)
+        self.validate(top_k, active_blocks)
         setting = (top_k, tuple(active_blocks))
         # Lists by block are known by their length, which is that of the full model only.
         self.restore()
@@ -140,7 +140,7 @@ class DecoderKnobs:
 
     def _plan(self, setting: Setting) -> list[AttributeChange]:
         top_k, active_blocks = setting
-        routers = [] if top_k is None or self.top_k_refusal is not None else self._routers.changes(top_k)
+        routers = [] if top_k is None or self.top_k_unsupported_reason is not None else self._routers.changes(top_k)
         return [*routers, *self._blocks.changes(active_blocks)]
 
     def restore(self) -> None:
@@ -149,7 +149,7 @@ class DecoderKnobs:
         self._in_force = None
 
     @contextmanager
-    def turned(self, top_k: int | None, active_blocks: Sequence[int]) -> Iterator[None]:
+    def applied(self, top_k: int | None, active_blocks: Sequence[int]) -> Iterator[None]:
         """`apply`, and afterwards, also after an error, what was in force before."""
         before = self._in_force
         self.apply(top_k, active_blocks)
@@ -178,7 +178,7 @@ class DecoderKnobs:
     def _failure(self, run: Callable[[], object]) -> str | None:
         try:
             run()
-        except _FOREIGN_ERRORS as error:
+        except _HF_CODE_ERRORS as error:
             return f"its decoder cannot run a prompt by itself ({type(error).__name__}: {first_line(error)})"
         return None
 
@@ -192,7 +192,7 @@ class DecoderKnobs:
                 f"blocks {list(self._routers.blocks_without_top_k)} have no top-k of their own, all of them follow one "
                 "config"
             )
-        if not self._routers.turnable_blocks:
+        if not self._routers.adjustable_blocks:
             return f"only block {self.routed_blocks[0]} has experts, and the first such block keeps its own number"
         if self.num_experts is None or self.num_experts < 2:
             return f"the number of its experts is {self.num_experts or 'unknown'}"
@@ -212,10 +212,10 @@ class DecoderKnobs:
 
         try:
             with self.counted() as counted:
-                move = flops_move(self._prefill, turned())
-        except _FOREIGN_ERRORS as error:
+                move = flops_delta(self._prefill, turned())
+        except _HF_CODE_ERRORS as error:
             return f"with top-k {top_k} its prefill fails ({type(error).__name__}: {first_line(error)})"
-        chosen = {counted.experts.get(index) for index in self._routers.turnable_blocks}
+        chosen = {counted.experts.get(index) for index in self._routers.adjustable_blocks}
         if not move.moved and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
             return (
                 f"it computes all its experts: a prefill of {_TRIAL_TOKENS} tokens has {move.before} operations with "
@@ -225,7 +225,7 @@ class DecoderKnobs:
             return "its routers do not show how many experts they choose"
         if chosen != {top_k}:
             seen = ", ".join(str(number) for number in sorted(filter(None, chosen)))
-            return f"it ignores top-k: told to choose {top_k}, its routers chose {seen} experts for a token"
+            return f"it ignores top-k: set to {top_k}, its routers chose {seen} experts for a token"
         return None
 
     def _refuse_blocks(self) -> str | None:
@@ -235,9 +235,9 @@ class DecoderKnobs:
         if active is None:
             return None
         try:
-            with self.counted() as counted, self.turned(None, active):
+            with self.counted() as counted, self.applied(None, active):
                 self._prefill()
-        except _FOREIGN_ERRORS as error:
+        except _HF_CODE_ERRORS as error:
             return f"with blocks {list(active)} its prefill fails ({type(error).__name__}: {first_line(error)})"
         if tuple(counted.blocks) != active:
             return f"with blocks {list(active)} its prefill runs {counted.blocks}"

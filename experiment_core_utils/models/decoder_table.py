@@ -16,7 +16,7 @@ from experiment_core_utils.models.decoder_flops import BlockShape, DecoderShape,
 
 @dataclass(frozen=True)
 class _Mlps:
-    """Those of a decoder's blocks.
+    """The MLPs of a decoder's blocks.
 
     Attributes:
         routed: whether each block has experts, by its place.
@@ -29,7 +29,7 @@ class _Mlps:
     experts: ExpertsShape | None = None
 
     def of_blocks(self, model_type: str, routed: Sequence[bool] | None) -> list[MlpShape | ExpertsShape]:
-        """Of every block, by the places of the config or by what was seen of the modules (`routed`)."""
+        """The MLP of every block, by the places of the config or by what was seen of the modules (`routed`)."""
         seen = self.routed if routed is None else routed
         if len(seen) != len(self.routed):
             raise NotInTable(
@@ -39,7 +39,7 @@ class _Mlps:
         for block, has_experts in enumerate(seen):
             mlp = self.experts if has_experts else self.dense
             if mlp is None:
-                what = "experts" if has_experts else "no router that tells its top-k"
+                what = "experts" if has_experts else "no router with a readable top-k"
                 raise NotInTable(f"block {block} of this {model_type} has {what}, which its config does not say")
             found.append(mlp)
         return found

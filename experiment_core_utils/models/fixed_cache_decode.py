@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, StaticLayer
 
 from experiment_core_utils.models.generate_stages import GenerationState
-from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.graph_capture import GraphCapturer
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
@@ -32,35 +32,35 @@ class _Step:
     logits: torch.Tensor
 
 
-def cache_refusal(model: PreTrainedModel) -> str | None:
+def cache_unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why keys and values of this family cannot be held in fixed memory that steps count in themselves."""
     kinds = sorted({type(layer).__name__ for layer in _empty_cache(model, 1).layers if type(layer) is not StaticLayer})
     return f"its cache has layers that count on the host ({', '.join(kinds)})" if kinds else None
 
 
-def _empty_cache(model: PreTrainedModel, slots: int) -> Any:
-    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=slots)
+def _empty_cache(model: PreTrainedModel, max_seq_len: int) -> Any:
+    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_seq_len)
 
 
 class FixedCacheDecode:
     """The decode step of a model at the setting in force when this was made.
 
     Args:
-        slots: tokens that the cache holds, prompt and answer together.
-        recorder: makes the replay.
+        max_seq_len: tokens that the cache holds, prompt and answer together.
+        graph_capturer: makes the replay.
 
     Raises:
         ConfigurationError: the family's cache or step cannot be held in fixed memory; the message is the reason.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, recorder: Recorder) -> None:
+    def __init__(self, model: PreTrainedModel, max_seq_len: int, graph_capturer: GraphCapturer) -> None:
         self._model: Any = model
-        self._recorder = recorder
-        self.slots = slots
-        refusal = cache_refusal(model)
-        if refusal is not None:
-            raise ConfigurationError(refusal)
-        self._cache = _empty_cache(model, slots)
+        self._graph_capturer = graph_capturer
+        self.max_seq_len = max_seq_len
+        unsupported_reason = cache_unsupported_reason(model)
+        if unsupported_reason is not None:
+            raise ConfigurationError(unsupported_reason)
+        self._cache = _empty_cache(model, max_seq_len)
         self._step: _Step | None = None
         self._replay: Any = None
         self._length = 0
@@ -86,7 +86,7 @@ class FixedCacheDecode:
         if self._step is None:
             own = None if positions is None else positions.clone()
             self._step = _Step(token.clone(), own, torch.zeros_like(logits))
-            self._replay = self._recorder.record(self._run)
+            self._replay = self._graph_capturer.record(self._run)
             self._set_length(self._length)
         self._step.token.copy_(token)
         if self._step.positions is not None:
@@ -95,8 +95,10 @@ class FixedCacheDecode:
     def step(self) -> torch.Tensor:
         """Logits [1, V] behind the last token, which the next step overwrites; the likeliest becomes the last token."""
         assert self._step is not None
-        if self._length == self.slots:
-            raise ConfigurationError(f"the cache has {self.slots} slots and all are in use: make it ready for more")
+        if self._length == self.max_seq_len:
+            raise ConfigurationError(
+                f"the cache has {self.max_seq_len} slots and all are in use: make it ready for more"
+            )
         self._replay()
         self._length += 1
         return self._step.logits
@@ -122,8 +124,8 @@ class FixedCacheDecode:
     def _take(self, grown: Cache) -> None:
         """Copy a growing cache's keys and values; slots behind them are never read."""
         tokens = grown.get_seq_length()
-        if tokens >= self.slots:
-            raise ConfigurationError(f"the cache has {self.slots} slots and the prompt {tokens} tokens")
+        if tokens >= self.max_seq_len:
+            raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
         # A cache may hold more layers than there are blocks that ran.
         filled = [layer for layer in grown.layers if layer.is_initialized]
         if len(filled) != len(self._cache.layers):

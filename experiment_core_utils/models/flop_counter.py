@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 
 # Counting pictures of these operators, which torch's counter does not know; rows are routed token-expert pairs.
-_GROUPED_PRODUCTS = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
+_GROUPED_GEMMS = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
 
 _FUSED_ATTENTION = tuple(
@@ -60,7 +60,7 @@ def extra_flop_formulas() -> dict[Any, Callable[..., int]]:
     Without them the experts of a mixture count as nothing and the figure does not depend on top-k. An operator that
     this version of torch or transformers does not have is left out.
     """
-    formulas: dict[str, Callable[..., int]] = dict.fromkeys(_GROUPED_PRODUCTS, _grouped_mm_flops)
+    formulas: dict[str, Callable[..., int]] = dict.fromkeys(_GROUPED_GEMMS, _grouped_mm_flops)
     formulas |= dict.fromkeys(_FUSED_ATTENTION, _attention_flops)
     found = {}
     for name, formula in formulas.items():
@@ -101,9 +101,9 @@ def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) ->
         MeterUnavailable: ptflops is not installed, or gives no figure.
     """
     shell = _Shell(model)
-    said = io.StringIO()
+    message = io.StringIO()
     # Its aten engine sees what inference mode hides from it only without that mode.
-    with torch.no_grad(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with torch.no_grad(), contextlib.redirect_stdout(message), contextlib.redirect_stderr(message):
         products, _ = _ptflops().get_model_complexity_info(
             shell,
             tuple(input_ids.shape[1:]),
@@ -116,14 +116,14 @@ def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) ->
         # ptflops prints it and goes on.
         raise shell.failure
     if products is None:
-        raise MeterUnavailable(f"ptflops gives no figure: {said.getvalue().strip().splitlines()[:1]}")
+        raise MeterUnavailable(f"ptflops gives no figure: {message.getvalue().strip().splitlines()[:1]}")
     return 2 * int(products)
 
 
 class _Shell(nn.Module):
     """A model as ptflops wants it: one tensor in, one out.
 
-    The model is no submodule, because ptflops leaves hooks on those and sets them to evaluation.
+    The model is not a submodule, because ptflops leaves hooks on those and sets them to evaluation.
     """
 
     def __init__(self, model: Callable[..., object]) -> None:
@@ -159,7 +159,8 @@ def meta_twin(model: nn.Module) -> PreTrainedModel:
     """
     if not isinstance(model, PreTrainedModel):
         raise MeterUnavailable(
-            f"the weights of this {type(model).__name__} are packed, and no config tells its operations without them"
+            f"the weights of this {type(model).__name__} are packed, and no config describes its operations without "
+            f"them"
         )
     config = copy.deepcopy(model.config)
     vars(config).pop("quantization_config", None)
@@ -174,7 +175,7 @@ def meta_twin(model: nn.Module) -> PreTrainedModel:
     return twin.eval()
 
 
-def told_of_no_padding(model: nn.Module) -> Callable[..., Any]:
+def without_padding_warning(model: nn.Module) -> Callable[..., Any]:
     """A model without weights as it can be run on ids [B, T] that have no values.
 
     Some look for padding among the ids unless a mask says that there is none; others look into the mask.

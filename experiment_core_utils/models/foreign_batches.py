@@ -51,7 +51,9 @@ def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def _kind(request: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Of a picture [1, crops, ...] the number of crops may differ, as a processor pads it; of others the rows."""
+    """Kind of a tensor: of a picture [1, crops, ...] the number of crops may differ, as a processor pads it; of others
+    the rows.
+    """
     return tuple(
         sorted(
             (name, tensor.dim(), tuple(tensor.shape[2 if _has_crops(tensor) else 1 :]))

@@ -29,11 +29,11 @@ from experiment_core_utils.models.checkpoint_files import (
     refuse_too_large,
 )
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
-from experiment_core_utils.models.foreign_processors import load_foreign_processor
-from experiment_core_utils.models.foreign_requests import ForeignRequests
-from experiment_core_utils.models.generate_stages import loose_tensors, stages_refusal
+from experiment_core_utils.models.foreign_processors import load_hf_processor
+from experiment_core_utils.models.foreign_requests import HFRequests
+from experiment_core_utils.models.generate_stages import loose_tensors, stages_unsupported_reason
 from experiment_core_utils.models.quantisation import (
-    QuantisationWish,
+    QuantisationOptions,
     own_method,
     refuse_impossible,
     refuse_wrong_4bit_products,
@@ -46,7 +46,7 @@ from experiment_core_utils.primitives.knobs import KnobLimits
 
 
 @dataclass(frozen=True)
-class ForeignSource:
+class HFSource:
     """A checkpoint of transformers, before any weight is read.
 
     Attributes:
@@ -66,29 +66,31 @@ class ForeignSource:
 
     @property
     def auto_class(self) -> Any:
-        """By which transformers builds and loads it: with its pictures where it has a part for them."""
+        """The class by which transformers builds and loads the model: with its pictures where it has a part for
+        them.
+        """
         return AutoModelForImageTextToText if self.takes_pictures else AutoModelForCausalLM
 
     @cached_property
-    def requests(self) -> ForeignRequests:
+    def requests(self) -> HFRequests:
         """What makes its requests, read once; raises ConfigurationError where processor or tokenizer cannot be used."""
-        processor = load_foreign_processor(self.folder)
+        processor = load_hf_processor(self.folder)
         with vendor_errors_named(f"the processor, the tokenizer and the config of {self.name} do not go together"):
-            return ForeignRequests(processor, self.config, self.name)
+            return HFRequests(processor, self.config, self.name)
 
 
 @dataclass(frozen=True)
-class LoadWish:
+class LoadOptions:
     """How a model is to be loaded; None leaves a choice to transformers."""
 
     dtype: torch.dtype
     device: torch.device
     attn_implementation: str | None
     experts_implementation: str | None
-    quantisation: QuantisationWish
+    quantisation: QuantisationOptions
 
 
-def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSource:
+def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any]) -> HFSource:
     """Read the config; raises ConfigurationError for a model that is neither image-text-to-text nor causal, and for one
     whose prompt goes through an encoder of its own."""
     with vendor_errors_named(f"the config in {folder} cannot be used"):
@@ -108,10 +110,10 @@ def find_foreign(name: str, folder: Path, raw: Mapping[str, Any]) -> ForeignSour
             f"{name}, a {config.model_type}, reads pictures by cross-attention: they take no place in its prompt, so "
             "that no vision token can be counted; give a model whose pictures are tokens of the prompt"
         )
-    return ForeignSource(name, folder, config, own_method(raw))
+    return HFSource(name, folder, config, own_method(raw))
 
 
-def skeleton_of(source: ForeignSource) -> PreTrainedModel:
+def skeleton_of(source: HFSource) -> PreTrainedModel:
     """The model without storage; a prompt runs in it, whatever its dtype and widths."""
     with vendor_errors_named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
         skeleton = source.auto_class.from_config(copy.deepcopy(source.config), trust_remote_code=False)
@@ -121,25 +123,25 @@ def skeleton_of(source: ForeignSource) -> PreTrainedModel:
     return skeleton.eval()
 
 
-def limits_of(source: ForeignSource) -> KnobLimits:
+def limits_of(source: HFSource) -> KnobLimits:
     """What can be set, tried on a model without storage; raises ConfigurationError for one without separate stages."""
     skeleton = skeleton_of(source)
     made = loose_tensors(skeleton)
     knobs = DecoderKnobs(skeleton)
-    refusal = stages_refusal(skeleton, made)
-    if refusal is not None:
-        raise ConfigurationError(f"{source.name}, a {source.config.model_type}, cannot be profiled: {refusal}")
+    reason = stages_unsupported_reason(skeleton, made)
+    if reason is not None:
+        raise ConfigurationError(f"{source.name}, a {source.config.model_type}, cannot be profiled: {reason}")
     return KnobLimits(
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,
         default_top_k=knobs.default_top_k,
-        vision_refusal=source.requests.vision_knob_refusal,
-        top_k_refusal=knobs.top_k_refusal,
-        blocks_refusal=knobs.blocks_refusal,
+        vision_unsupported_reason=source.requests.vision_knob_unsupported_reason,
+        top_k_unsupported_reason=knobs.top_k_unsupported_reason,
+        blocks_unsupported_reason=knobs.blocks_unsupported_reason,
     )
 
 
-def load_foreign(source: ForeignSource, wish: LoadWish, random_weights: bool) -> PreTrainedModel:
+def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: bool) -> PreTrainedModel:
     """The model on its device in evaluation mode; random weights come from a fixed seed.
 
     Raises:
@@ -148,28 +150,28 @@ def load_foreign(source: ForeignSource, wish: LoadWish, random_weights: bool) ->
         OutOfMemory: it does not fit the device.
     """
     if random_weights:
-        return _random(source, wish)
+        return _random(source, load_options)
     if not any(source.folder.glob("*.safetensors")):
         raise ConfigurationError(
             f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
             "profile the architecture alone"
         )
-    _judge_quantisation(source, wish)
-    quantised_by = transformers_config(wish.quantisation, wish.dtype)
+    _validate_quantisation(source, load_options)
+    quantised_by = transformers_config(load_options.quantisation, load_options.dtype)
     if quantised_by is not None:
         refuse_files_not_finite(source.folder)
     options: dict[str, Any] = {} if quantised_by is None else {"quantization_config": quantised_by}
-    if wish.attn_implementation is not None:
-        options["attn_implementation"] = wish.attn_implementation
+    if load_options.attn_implementation is not None:
+        options["attn_implementation"] = load_options.attn_implementation
     # A quantised checkpoint says itself what it is multiplied in.
-    keeps_own = source.quant_method is not None and wish.quantisation.fp_precision == "auto"
+    keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
     if quantised_by is None and source.quant_method is None:
-        refuse_too_large(_weight_bytes(source, wish), source.name, wish.device)
+        refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
     with vendor_errors_named(f"the weights in {source.folder} cannot be loaded"):
         model, found = source.auto_class.from_pretrained(
             source.folder,
-            dtype="auto" if keeps_own else wish.dtype,
-            device_map={"": wish.device},
+            dtype="auto" if keeps_own else load_options.dtype,
+            device_map={"": load_options.device},
             use_safetensors=True,
             trust_remote_code=False,
             # Those are refused below, by name.
@@ -179,41 +181,42 @@ def load_foreign(source: ForeignSource, wish: LoadWish, random_weights: bool) ->
         )
         refuse_misfit(found, source.folder)
     refuse_not_finite(model, source.folder)
-    return _with_experts(model, wish).eval()
+    return _with_experts(model, load_options).eval()
 
 
-def _random(source: ForeignSource, wish: LoadWish) -> PreTrainedModel:
-    if wish.quantisation.quantization_config.quantization:
+def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
+    if load_options.quantisation.quantization_config.quantization:
         raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
-    refuse_too_large(_weight_bytes(source, wish), source.name, wish.device)
+    refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
     torch.manual_seed(0)
-    with vendor_errors_named(f"{source.name} cannot be built"), wish.device:
+    with vendor_errors_named(f"{source.name} cannot be built"), load_options.device:
         model = source.auto_class.from_config(
             copy.deepcopy(source.config),
-            dtype=wish.dtype,
-            attn_implementation=wish.attn_implementation,
+            dtype=load_options.dtype,
+            attn_implementation=load_options.attn_implementation,
             trust_remote_code=False,
         )
-    return _with_experts(model, wish).eval()
+    return _with_experts(model, load_options).eval()
 
 
-def _weight_bytes(source: ForeignSource, wish: LoadWish) -> int:
-    return int(skeleton_of(source).num_parameters()) * wish.dtype.itemsize
+def _weight_bytes(source: HFSource, load_options: LoadOptions) -> int:
+    return int(skeleton_of(source).num_parameters()) * load_options.dtype.itemsize
 
 
-def _with_experts(model: Any, wish: LoadWish) -> Any:
+def _with_experts(model: Any, load_options: LoadOptions) -> Any:
     """transformers takes the name for the part that has the experts only."""
-    if wish.experts_implementation is None:
+    if load_options.experts_implementation is None:
         return model
     owners = _owners_of_experts(model)
     if not owners:
         raise ConfigurationError(
-            f"--experts_implementation {wish.experts_implementation} was given, and this {model.config.model_type} has "
+            f"--experts_implementation {load_options.experts_implementation} was given, and "
+            f"this {model.config.model_type} has "
             "no experts whose implementation can be chosen; drop it"
         )
-    with vendor_errors_named(f"the experts implementation {wish.experts_implementation} is not available"):
+    with vendor_errors_named(f"the experts implementation {load_options.experts_implementation} is not available"):
         for part in owners:
-            part.set_experts_implementation(wish.experts_implementation)
+            part.set_experts_implementation(load_options.experts_implementation)
     return model
 
 
@@ -222,11 +225,11 @@ def _owners_of_experts(model: PreTrainedModel) -> list[PreTrainedModel]:
     return [part for part in parts if part._can_set_experts_implementation()]
 
 
-def _judge_quantisation(source: ForeignSource, wish: LoadWish) -> None:
-    refuse_impossible(wish.quantisation, source.quant_method, wish.device)
-    quant_type = type_of_4bit_weights(wish.quantisation, source.config)
+def _validate_quantisation(source: HFSource, load_options: LoadOptions) -> None:
+    refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
+    quant_type = type_of_4bit_weights(load_options.quantisation, source.config)
     if quant_type is not None:
         skeleton = skeleton_of(source)
         head = skeleton.get_output_embeddings()
         layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
-        refuse_wrong_4bit_products(layers, wish.device, quant_type)
+        refuse_wrong_4bit_products(layers, load_options.device, quant_type)

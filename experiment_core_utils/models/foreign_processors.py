@@ -22,7 +22,7 @@ _FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": F
 _VIDEO = "video_processor"
 
 
-def load_foreign_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
+def load_hf_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
     """The processor of an image-text-to-text model, the tokenizer of any other; from local files only.
 
     Without torchvision, pictures are processed by PIL and numpy, and a processor of pictures and videos is read without

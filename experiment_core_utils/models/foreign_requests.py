@@ -36,7 +36,7 @@ _MARKER_TOKENS = ("fake_image_token", "global_image_token", "global_image_tag")
 _ROW_MARKER = re.compile(r"<row_\d+_col_\d+>")
 
 
-class ForeignRequests:
+class HFRequests:
     """Makes the requests of one model of transformers; what `StagedModel.prepare` asks for.
 
     Args:
@@ -46,7 +46,7 @@ class ForeignRequests:
 
     Attributes:
         has_vision: whether pictures are used. A text model is asked the same prompts without them.
-        vision_knob_refusal: why the number of vision tokens cannot be set; None where it can.
+        vision_knob_unsupported_reason: why the number of vision tokens cannot be set; None where it can.
 
     Raises:
         ConfigurationError: a chat template that cannot be used, or a processor without image processor or placeholder.
@@ -65,19 +65,19 @@ class ForeignRequests:
         image_token, self._placeholder = None, None
         self._markers = torch.empty(0, dtype=torch.long)
         if self.has_vision:
-            self._judge_processor()
+            self._validate_processor()
             self._options = vision_options_of(self._processor, config)
             self._placeholder = self._placeholder_of(config)
             image_token = self._tokenizer.convert_ids_to_tokens(self._placeholder)
             image_token = getattr(self._processor, "image_token", image_token)
             if self._tokenizer.convert_tokens_to_ids(image_token) in (None, self._tokenizer.unk_token_id):
                 raise ConfigurationError(
-                    f"the processor, the tokenizer and the config of {name} do not go together: the tokenizer lacks "
-                    f"the token {image_token!r} that stands for a picture; give the files of one model"
+                    f"the processor, the tokenizer and the config of {name} do not match: the tokenizer lacks the "
+                    f"picture token {image_token!r}; give the files of one model"
                 )
             self._markers = torch.tensor(sorted(self._marker_ids(config) - {self._placeholder}), dtype=torch.long)
         self._layout = prompt_layout_of(self._tokenizer, self._template(), image_token, name)
-        self.vision_knob_refusal = self._refusal()
+        self.vision_knob_unsupported_reason = self._unsupported_reason()
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
         """Fields of the model's config that must be in force while requests with these crops run; mostly none."""
@@ -189,7 +189,7 @@ class ForeignRequests:
         has_overview = expected is not None and expected.has_overview
         return VisionGeometry(crops - has_overview, None, None, features, has_overview)
 
-    def _judge_processor(self) -> None:
+    def _validate_processor(self) -> None:
         if "image_processor" not in self._processor.get_attributes():
             raise ConfigurationError(
                 f"the processor of {self.name}, a {type(self._processor).__name__}, has no image processor; give an "
@@ -202,7 +202,7 @@ class ForeignRequests:
             if isinstance(token_id, int):
                 return token_id
         raise ConfigurationError(
-            f"the config of {self.name} names no token that stands for a picture ({', '.join(_PLACEHOLDERS)}); its "
+            f"the config of {self.name} names no picture token ({', '.join(_PLACEHOLDERS)}); its "
             "vision tokens cannot be counted"
         )
 
@@ -225,7 +225,7 @@ class ForeignRequests:
             )
         return str(template["default"])
 
-    def _refusal(self) -> str | None:
+    def _unsupported_reason(self) -> str | None:
         if not self.has_vision:
             return f"{self.name} is a text model: it has no vision tokens"
         if self._options is None:

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from experiment_core_utils.primitives.device import Marks
-from experiment_core_utils.records.requests import MarkedTokens, StageName
+from experiment_core_utils.records.requests import StageName, TimedTokens
 
 
 def greedy_config(model: PreTrainedModel) -> GenerationConfig:
@@ -72,9 +72,7 @@ class _TokenMarks(BaseStreamer):
 
 
 @torch.inference_mode()
-def generate_marked(
-    model: PreTrainedModel, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks
-) -> MarkedTokens:
+def generate_timed(model: PreTrainedModel, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
     """Greedy answer of at most `max_new_tokens` tokens, end-of-sequence included where it came.
 
     The model's generation config must be one of `greedy_config`.
@@ -87,7 +85,7 @@ def generate_marked(
     with _vision_marked(model, stages):
         stages.begin()
         model.generate(**inputs, max_new_tokens=max_new_tokens, streamer=tokens)
-    return MarkedTokens(tuple(tokens.token_ids), tuple(stages.spans))
+    return TimedTokens(tuple(tokens.token_ids), tuple(stages.spans))
 
 
 def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:

@@ -128,7 +128,7 @@ class GenerateStages:
         return carried
 
 
-def stages_refusal(model: PreTrainedModel, made: Set[str]) -> str | None:
+def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | None:
     """Why the stages of a model cannot be run one by one; None where they can.
 
     Args:
@@ -136,7 +136,7 @@ def stages_refusal(model: PreTrainedModel, made: Set[str]) -> str | None:
         made: its `loose_tensors` before that.
     """
     if not model._supports_default_dynamic_cache():
-        return "it keeps a cache of a kind of its own, which prefill and decode steps cannot share outside generate()"
+        return "it has its own kind of cache, which prefill and decode steps cannot share outside generate()"
     left = sorted(loose_tensors(model) - made)
     if left:
         return f"its blocks keep the state of a request in themselves and not in the cache ({left[0]})"

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @contextmanager
 def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[None]:
-    """For whatever is made for requests of this size: to run out of memory inside is a refusal, not a failure.
+    """Context in which running out of memory is a refusal of this request size, not a failure.
 
     Raises:
         ConfigurationError: in place of `OutOfMemory` and of torch's errors that say the same.
@@ -36,7 +36,7 @@ def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[
         ) from error
 
 
-class Recorder(Protocol):
+class GraphCapturer(Protocol):
     """Makes a replay of work."""
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
@@ -69,13 +69,15 @@ class CudaGraphs:
         self._unfinished: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `Recorder.record`; the work runs `warm_ups` times on the current stream, and is captured on another."""
+        """See `GraphCapturer.record`; the work runs `warm_ups` times on the current stream, and is captured on
+        another.
+        """
         with out_of_memory_named():
             for _ in range(self._warm_ups):
                 work()
-            return self._captured(work)
+            return self._graphed(work)
 
-    def _captured(self, work: Callable[[], T]) -> Callable[[], T]:
+    def _graphed(self, work: Callable[[], T]) -> Callable[[], T]:
         graph = torch.cuda.CUDAGraph()
         try:
             with (
@@ -130,6 +132,6 @@ class Reruns:
     """Replays by running the work again: what is replayed is the same, the launches are not saved."""
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `Recorder.record`."""
+        """See `GraphCapturer.record`."""
         work()
         return work

@@ -1,6 +1,6 @@
 """In: a model's three stages and a request on its device; out: its greedy answer, with a mark where a stage ends.
 
-`generate_greedily` waits for each token before it asks for the next. `generate_ahead` does not: it is for stages that
+`generate_greedily` waits for each token before it asks for the next. `generate_async` does not: it is for stages that
 choose the next token on the device, as replays of CUDA graphs do.
 """
 
@@ -11,11 +11,11 @@ import torch
 
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks, TokenCopies
-from experiment_core_utils.records.requests import MarkedTokens, StageName
+from experiment_core_utils.records.requests import StageName, TimedTokens
 
 
 @torch.inference_mode()
-def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
+def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
     """The stages one after the other, at most `max_new_tokens` tokens.
 
     The choice of a token and its copy to the host belong to the interval that it ends.
@@ -39,10 +39,10 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
             token_ids.append(int(token))
             marks.mark()
             spans.append("decode")
-    return MarkedTokens(tuple(token_ids), tuple(spans))
+    return TimedTokens(tuple(token_ids), tuple(spans))
 
 
-class AheadStages(Protocol):
+class AsyncStages(Protocol):
     """Stages that leave the likeliest token on the device, where the next step reads it."""
 
     @property
@@ -69,13 +69,13 @@ class AheadStages(Protocol):
 
 
 @torch.inference_mode()
-def generate_ahead(
-    stages: AheadStages,
+def generate_async(
+    stages: AsyncStages,
     inputs: Mapping[str, Any],
     max_new_tokens: int,
     eos_token_ids: frozenset[int],
     marks: Marks,
-) -> MarkedTokens:
+) -> TimedTokens:
     """As `generate_greedily`; a step is launched before the token in front of it is looked at.
 
     A mark lies behind the copy of each token to the host. The step behind the last token is launched in vain and lies
@@ -106,4 +106,4 @@ def generate_ahead(
             marks.unmark()
             break
         spans.append("decode")
-    return MarkedTokens(tuple(token_ids), tuple(spans))
+    return TimedTokens(tuple(token_ids), tuple(spans))

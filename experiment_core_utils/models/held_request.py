@@ -16,7 +16,7 @@ Setting = TypeVar("Setting", bound=Hashable)
 
 
 @dataclass
-class HeldRequest(Generic[Setting]):
+class PrefilledRequest(Generic[Setting]):
     """What `decode_step` needs between tokens.
 
     Attributes:
@@ -33,14 +33,14 @@ class HeldRequest(Generic[Setting]):
 
 
 @dataclass(frozen=True)
-class BegunRequest:
+class PausedRequest:
     """A prefill whose first `pause` blocks have run over a prompt [1, T]."""
 
     prompt: torch.Tensor
     pause: int
 
 
-class RequestHolder(Generic[Setting]):
+class RequestSlot(Generic[Setting]):
     """Who holds the one place there is.
 
     Args:
@@ -49,38 +49,38 @@ class RequestHolder(Generic[Setting]):
 
     def __init__(self, place: str) -> None:
         self._place = place
-        self._held: HeldRequest[Setting] | None = None
-        self._begun: BegunRequest | None = None
+        self._prefilled: PrefilledRequest[Setting] | None = None
+        self._paused_request: PausedRequest | None = None
 
     @property
-    def is_held(self) -> bool:
+    def has_prefilled_request(self) -> bool:
         """Whether some state can be decoded from."""
-        return self._held is not None
+        return self._prefilled is not None
 
     def release(self) -> None:
         """No state can be decoded from, and no beginning be finished, any more."""
-        self._held = self._begun = None
+        self._prefilled = self._paused_request = None
 
-    def hold(self, setting: Setting, prompt: torch.Tensor, pause: int = 0) -> HeldRequest[Setting]:
+    def hold(self, setting: Setting, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[Setting]:
         """The state of a request behind its prompt [1, T], which is in the slots."""
-        self._held, self._begun = HeldRequest(setting, prompt, prompt.shape[1], pause), None
-        return self._held
+        self._prefilled, self._paused_request = PrefilledRequest(setting, prompt, prompt.shape[1], pause), None
+        return self._prefilled
 
     def begin(self, prompt: torch.Tensor, pause: int) -> None:
         """The first `pause` blocks have filled their slots with a prompt [1, T]; the others are to follow."""
-        self._held, self._begun = None, BegunRequest(prompt, pause)
+        self._prefilled, self._paused_request = None, PausedRequest(prompt, pause)
 
     @property
-    def begun(self) -> BegunRequest:
+    def paused_request(self) -> PausedRequest:
         """What was begun last, as long as nothing else came into the place; SettingError where that is so."""
-        if self._begun is None:
+        if self._paused_request is None:
             raise SettingError(
-                f"{self._place} holds no prefill that was begun: another request came in between, or it was finished; "
-                "begin it again"
+                f"{self._place} has no paused prefill: another request came in between, or it was finished; start "
+                f"it again"
             )
-        return self._begun
+        return self._paused_request
 
-    def resume(self, state: HeldRequest[Setting]) -> None:
+    def resume(self, state: PrefilledRequest[Setting]) -> None:
         """Give the place to a state: the one that has it, or one whose prompt ran in the same way.
 
         What stands in the slots behind the state's length is the caller's to forget.
@@ -88,7 +88,7 @@ class RequestHolder(Generic[Setting]):
         Raises:
             SettingError: another request is in the slots.
         """
-        held = self._held
+        held = self._prefilled
         if held is not state:
             is_same = (
                 held is not None
@@ -96,5 +96,5 @@ class RequestHolder(Generic[Setting]):
                 and (held.setting, held.pause) == (state.setting, state.pause)
             )
             if not is_same or state.length != state.prompt.shape[1]:
-                raise SettingError(f"{self._place} holds another request by now; prefill this one again")
-            self._held = state
+                raise SettingError(f"{self._place} is used by another request now; prefill this one again")
+            self._prefilled = state

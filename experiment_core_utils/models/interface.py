@@ -11,7 +11,7 @@ from experiment_core_utils.models.components import Component
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.compute import ModelBytes
-from experiment_core_utils.records.requests import KnobProof, MarkedTokens, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
 
 # Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ between
@@ -54,7 +54,7 @@ class Stages(Protocol):
         ...
 
     def decoding(self) -> AbstractContextManager[None]:
-        """Around steps that follow one another: what they switch in the model is switched once, not in each of them.
+        """Context of consecutive decode steps: what they switch in the model is switched once, not in each of them.
 
         No prefill runs inside.
         """
@@ -103,7 +103,7 @@ class StagedModel(Protocol):
         """Put a setting in force: the decoder's knobs, and what the crops ask of the model."""
         ...
 
-    def kept(self) -> AbstractContextManager[None]:
+    def restored_afterwards(self) -> AbstractContextManager[None]:
         """Whatever is put in force inside, what was in force before comes back, also after an error."""
         ...
 
@@ -111,8 +111,8 @@ class StagedModel(Protocol):
         """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
         ...
 
-    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """Whatever a request of this shape needs at the setting in force before it can be timed; never timed itself.
+    def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Prepare what a request of this shape needs at the setting in force before it is timed; never timed itself.
 
         A cache of fixed length, captures, kernels built for new shapes. For what is ready already it costs next to
         nothing. A state from before it may be lost.
@@ -121,7 +121,7 @@ class StagedModel(Protocol):
 
     @property
     def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """Experts and blocks that could not be made ready as was asked -> why; they run eagerly from then on."""
+        """Experts and blocks that could not be warmed up as was asked -> why; they run eagerly from then on."""
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
@@ -140,7 +140,7 @@ class StagedModel(Protocol):
         """Decode stage: token [1, 1] -> logits [1, V]."""
         ...
 
-    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """The greedy answer to one request as this model is run by its users, with a mark where a stage ends."""
         ...
 

@@ -27,7 +27,7 @@ _OTHER_BLOCKS = "mtp_"
 _KNOWN_INDEX_LISTS = ("moe_layers", "mlp_only_layers", "rope_scaling_layers")
 _INDEX_MARKS = ("layers", "blocks", "idx", "indices", "indexes")
 # Other names for a block's number, which no rule here renumbers.
-_FOREIGN_NUMBERS = ("layer_id", "layer_number", "layer_index", "block_idx", "block_id")
+_PER_LAYER_NUMBERS = ("layer_id", "layer_number", "layer_index", "block_idx", "block_id")
 # Kinds of blocks that keep a state of one size instead of keys and values of every token.
 _NOT_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "moe", "mlp")
 # What knobs and modes set in a block.
@@ -38,12 +38,13 @@ _PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError
 _BUILD_ERRORS = (*_PROPERTY_ERRORS, ImportError, NotImplementedError, RuntimeError)
 
 
-class KeptBlocks:
+class ActiveBlocks:
     """The blocks of a model's decoder.
 
     Attributes:
         every: the blocks of the full model, in order.
-        refusal: why none of them can be skipped; None if they can, as far as can be told without running them.
+        unsupported_reason: why none of them can be skipped; None if they can, as far as can be told without running
+            them.
 
     Raises:
         ConfigurationError: the model has no decoder whose blocks are a list `layers`.
@@ -57,9 +58,9 @@ class KeptBlocks:
         self._kinds: Sequence[str] | None = None
         if self._configs:
             self._kinds = getattr(self._configs[0], "layer_types", None)
-        self.refusal = self._refuse(model)
+        self.unsupported_reason = self._refuse(model)
 
-    def judge(self, active_blocks: Sequence[int]) -> None:
+    def validate(self, active_blocks: Sequence[int]) -> None:
         """Raises ConfigurationError where these cannot be the blocks that run."""
         total = len(self.every)
         ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
@@ -69,8 +70,10 @@ class KeptBlocks:
             )
         if len(active_blocks) == total:
             return
-        if self.refusal is not None:
-            raise ConfigurationError(f"blocks of this model cannot be skipped: {self.refusal}; give all {total}")
+        if self.unsupported_reason is not None:
+            raise ConfigurationError(
+                f"blocks of this model cannot be skipped: {self.unsupported_reason}; give all {total}"
+            )
         if not self.has_attention(active_blocks):
             attending = [index for index in range(total) if self._attends(index)]
             raise ConfigurationError(
@@ -120,7 +123,7 @@ class KeptBlocks:
         for index, block in enumerate(self.every):
             for module in block.modules():
                 own = vars(module)
-                foreign = [name for name in _FOREIGN_NUMBERS if name in own]
+                foreign = [name for name in _PER_LAYER_NUMBERS if name in own]
                 if foreign:
                     return f"its blocks keep their number as {foreign[0]}"
                 if own.get("is_kv_shared_layer"):
@@ -153,7 +156,7 @@ class KeptBlocks:
         for index, new in zip(active, built.layers, strict=True):
             other = _other_constant(self.every[index], new)
             if other is not None:
-                return f"its blocks hold a constant that follows from their number or place ({other})"
+                return f"its blocks have a constant that depends on their number or index ({other})"
         return None
 
 
@@ -182,7 +185,7 @@ def _stack_of(model: PreTrainedModel) -> Any:
     if stack is not None:
         return stack
     raise ConfigurationError(
-        f"the decoder of this {model.config.model_type} has no list of blocks called layers; its knobs cannot be turned"
+        f"the decoder of this {model.config.model_type} has no list of blocks named layers; its knobs cannot be set"
     )
 
 
@@ -235,7 +238,7 @@ def _refuse_config(config: Any, total: int) -> str | None:
     if any(mode is not None for mode in getattr(config, "kv_sharing_modes", None) or ()):
         return "some of its blocks use the keys and values of other blocks"
     if getattr(config, "hidden_size_per_layer_input", 0):
-        return "each of its blocks has an embedding of its own, cut from one table"
+        return "each of its blocks has its own embedding, sliced from one table"
     if getattr(config, "is_heterogeneous", False):
         return "its config describes each block by itself"
     for name, value in _lists(config):

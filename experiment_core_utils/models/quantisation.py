@@ -32,12 +32,12 @@ DEFAULT_4BIT_TYPE = "nf4"
 MOST_4BIT_ERROR = 0.18
 
 
-class QuantisationWish(Protocol):
-    """What is asked for; a text experiment's configuration is one."""
+class QuantisationOptions(Protocol):
+    """What is requested; a text experiment's configuration is one."""
 
     @property
     def model_name(self) -> str:
-        """For messages."""
+        """Name of the model, for messages."""
         ...
 
     @property
@@ -53,8 +53,8 @@ class QuantisationWish(Protocol):
 
 def supported_types(device: torch.device) -> QuantSupport:
     """What can be quantised while loading; 8 bits are "int8" by bitsandbytes, "fp8" where only the GPU has it."""
-    has_bitsandbytes = bitsandbytes_problem(device) is None
-    has_fp8 = fp8_problem(device) is None
+    has_bitsandbytes = bitsandbytes_unsupported_reason(device) is None
+    has_fp8 = fp8_unsupported_reason(device) is None
     return {
         "supports_4bit": has_bitsandbytes,
         "supports_8bit": has_bitsandbytes or has_fp8,
@@ -63,7 +63,7 @@ def supported_types(device: torch.device) -> QuantSupport:
     }
 
 
-def bitsandbytes_problem(device: torch.device) -> str | None:
+def bitsandbytes_unsupported_reason(device: torch.device) -> str | None:
     """Why bitsandbytes cannot quantise on `device`; None where it can."""
     if not is_bitsandbytes_available():
         return "bitsandbytes is not installed, or older than transformers takes (pip install -U bitsandbytes)"
@@ -82,8 +82,8 @@ def _probe_bitsandbytes(device: str) -> str | None:
     return None
 
 
-def type_of_4bit_weights(config: QuantisationWish, own: PreTrainedConfig) -> str | None:
-    """Of the weights that bitsandbytes will multiply, asked for or in the checkpoint; None for other widths."""
+def type_of_4bit_weights(config: QuantisationOptions, own: PreTrainedConfig) -> str | None:
+    """Type of the weights that bitsandbytes will multiply, asked for or in the checkpoint; None for other widths."""
     if config.quantization_config.load_in_4bit:
         return config.quantization_config.bnb_4bit_quant_type or DEFAULT_4BIT_TYPE
     found = vars(own).get("quantization_config") or {}
@@ -124,7 +124,7 @@ def error_of_4bit_product(device: str, width: int, quant_type: str) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-def fp8_problem(device: torch.device) -> str | None:
+def fp8_unsupported_reason(device: torch.device) -> str | None:
     """Why transformers' fp8 cannot run on `device`; None where it can."""
     if device.type != "cuda":
         return "float8 needs a GPU of compute capability 8.9 or more (such as L4 or H100), and this process has none"
@@ -148,46 +148,46 @@ def own_method(raw_config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def refuse_impossible(config: QuantisationWish, own: str | None, device: torch.device) -> None:
-    """Judge what is asked for on top of a checkpoint's own method.
+def refuse_impossible(config: QuantisationOptions, own: str | None, device: torch.device) -> None:
+    """Judge what is requested on top of a checkpoint's own method.
 
     Raises:
         ImpossibleCombination: the checkpoint is quantised already.
         ConfigurationError: a package or an ability of the GPU is missing.
     """
-    is_asked = config.quantization_config.quantization or config.fp_precision == "float8"
-    if own is not None and is_asked:
+    is_requested = config.quantization_config.quantization or config.fp_precision == "float8"
+    if own is not None and is_requested:
         raise ImpossibleCombination(
             f"{config.model_name} is quantised already ({own}); it cannot be quantised further: drop "
             "quantization_config, and fp_precision float8"
         )
-    problem = _own_problem(own, device)
+    reason = _own_unsupported_reason(own, device)
     if config.quantization_config.quantization:
-        problem = bitsandbytes_problem(device)
+        reason = bitsandbytes_unsupported_reason(device)
     if config.fp_precision == "float8":
-        problem = fp8_problem(device)
-    if problem is not None:
-        subject = f"{config.model_name} is quantised with {own}" if own is not None else "the quantisation asked for"
-        raise ConfigurationError(f"{subject} cannot be done here: {problem}")
+        reason = fp8_unsupported_reason(device)
+    if reason is not None:
+        subject = f"{config.model_name} is quantised with {own}" if own is not None else "the requested quantisation"
+        raise ConfigurationError(f"{subject} cannot be done here: {reason}")
 
 
-def _own_problem(own: str | None, device: torch.device) -> str | None:
+def _own_unsupported_reason(own: str | None, device: torch.device) -> str | None:
     if own == "gptq" and not (is_gptqmodel_available() and is_optimum_available()):
         return "GPTQ needs the packages gptqmodel and optimum (pip install gptqmodel optimum)"
     if own == "awq" and not is_gptqmodel_available():
         return "AWQ needs the package gptqmodel (pip install gptqmodel)"
     if own == "bitsandbytes":
-        return bitsandbytes_problem(device)
+        return bitsandbytes_unsupported_reason(device)
     if own == "fp8":
         # transformers would turn it into bfloat16 and say so in a warning only.
-        return fp8_problem(device)
+        return fp8_unsupported_reason(device)
     return None
 
 
 def transformers_config(
-    config: QuantisationWish, dtype: torch.dtype
+    config: QuantisationOptions, dtype: torch.dtype
 ) -> BitsAndBytesConfig | FineGrainedFP8Config | None:
-    """What `from_pretrained` quantises by; None where nothing is asked for.
+    """What `from_pretrained` quantises by; None where nothing is requested.
 
     Args:
         dtype: that 4-bit weights are multiplied in.

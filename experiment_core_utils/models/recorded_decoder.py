@@ -13,18 +13,18 @@ from torch.utils import _pytree as pytree
 from transformers import DynamicCache, PreTrainedModel
 
 from experiment_core_utils.models.generate_marks import replaced_method
-from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.graph_capture import GraphCapturer
 
 _CACHE = "past_key_values"
 
 
 @dataclass
-class _Recording:
+class _GraphedShape:
     inputs: list[Any]
     replay: Callable[[], Any]
 
 
-class RecordedDecoder:
+class GraphedDecoder:
     """A decoder's `forward` without a filled cache, at the setting in force when this was made.
 
     Args:
@@ -34,11 +34,11 @@ class RecordedDecoder:
         replays: how often a recording served.
     """
 
-    def __init__(self, model: PreTrainedModel, recorder: Recorder, most: int = 64) -> None:
+    def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, most: int = 64) -> None:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()
-        self._recorder = recorder
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._graph_capturer = graph_capturer
+        self._recordings: dict[Hashable, _GraphedShape] = {}
         self._most = most
         self._records_new = False
         self._served: list[Hashable] = []
@@ -86,7 +86,7 @@ class RecordedDecoder:
             del self._recordings[next(iter(self._recordings))]
         return recording.replay()
 
-    def _record(self, plain: Any, leaves: list[Any], layout: Any) -> _Recording:
+    def _record(self, plain: Any, leaves: list[Any], layout: Any) -> _GraphedShape:
         inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         config = self._model.config.get_text_config(decoder=True)
 
@@ -94,7 +94,7 @@ class RecordedDecoder:
             args, kwargs = pytree.tree_unflatten(inputs, layout)
             return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
 
-        return _Recording(inputs, self._recorder.record(work))
+        return _GraphedShape(inputs, self._graph_capturer.record(work))
 
 
 def _kind(leaf: Any) -> Any:

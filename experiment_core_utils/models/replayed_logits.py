@@ -39,6 +39,6 @@ def refuse_other_logits(
         rounded = MOST_ROUNDED_DIFFERENCE if same else MOST_WITH_OTHER_EXPERTS
         most = MOST_DIFFERENCE if dtype == torch.float32 else rounded
         difference = float((mine.float() - theirs.float()).norm() / theirs.float().norm())
-        # Not-a-number is no agreement either.
+        # Not-a-number is not an agreement either.
         if not difference <= most:
             raise KnobDidNotAct(f"the {replayed} differs by {difference:.1%} from {source}")

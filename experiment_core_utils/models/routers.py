@@ -65,7 +65,7 @@ class Routers:
         self._config_top_k = _first_number(text_config, _TOP_K)
 
     @property
-    def turnable_blocks(self) -> tuple[int, ...]:
+    def adjustable_blocks(self) -> tuple[int, ...]:
         """The blocks with experts after the first of them, which keeps its own number."""
         return self.routed_blocks[1:]
 
@@ -95,7 +95,9 @@ class Routers:
     def changes(self, top_k: int) -> list[AttributeChange]:
         """What gives every block with experts after the first `top_k` of them for a token."""
         return [
-            AttributeChange(holder, "top_k", top_k) for index in self.turnable_blocks for holder in self._holders[index]
+            AttributeChange(holder, "top_k", top_k)
+            for index in self.adjustable_blocks
+            for holder in self._holders[index]
         ]
 
     def learn(self, run: Callable[[], object], tokens: int) -> None:

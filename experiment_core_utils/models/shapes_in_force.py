@@ -64,7 +64,9 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
     seen is what changes a computation and no module: a hook, or a method of another name.
     """
     if not isinstance(model, PreTrainedModel):
-        return UnknownArchitecture(f"no formula is known for a {type(model).__name__}; it is no model of transformers")
+        return UnknownArchitecture(
+            f"no formula is known for a {type(model).__name__}; it is not a model of transformers"
+        )
     seen = _SEEN.get(model)
     if seen is not None and seen.is_of(model):
         return seen.found
@@ -76,7 +78,7 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
         return UnknownArchitecture(f"this {type(model).__name__} has no head, which the formulas of its config count")
     stack = block_stack(model)
     if stack is None:
-        return UnknownArchitecture(f"the decoder of this {type(model).__name__} has no list of blocks called layers")
+        return UnknownArchitecture(f"the decoder of this {type(model).__name__} has no list of blocks named layers")
     layers = tuple(BlockModules.of(layer) for layer in stack.layers)
     head = BlockModules.of(lm_head)
     top_ks = tuple(layer.top_k for layer in layers)
@@ -88,7 +90,7 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
 
 
 def _entries(config: PreTrainedConfig) -> dict[str, Any]:
-    """Those that say of what shape a model is; settings of a quantisation do not compare by their values."""
+    """Config entries that determine a model's shape; settings of a quantisation do not compare by their values."""
     return {name: value for name, value in vars(config).items() if name != "quantization_config"}
 
 

@@ -65,7 +65,7 @@ def _files_of(folder: Path) -> list[Path]:
     try:
         named = sorted({folder / str(file) for file in read_json(index)["weight_map"].values()})
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{index} is no index of safetensors: {first_line(error)}") from error
+        raise ConfigurationError(f"{index} is not an index of safetensors: {first_line(error)}") from error
     missing = [file.name for file in named if not file.is_file()]
     if missing:
         raise ConfigurationError(

@@ -104,7 +104,7 @@ class TextGenerator:
             return _generated(tokens.tolist(), spans, (begun_s, self.clock.now_s()))
 
 
-def logits_problem(model: Any, prompts: TokenisedPrompts, device: torch.device) -> str | None:
+def logits_fault(model: Any, prompts: TokenisedPrompts, device: torch.device) -> str | None:
     """Why the text of a model means nothing, by one unmeasured pass over the first prompt; None where it may.
 
     Drawing from logits that are not finite fails; the largest of them is found without a word.
@@ -114,7 +114,7 @@ def logits_problem(model: Any, prompts: TokenisedPrompts, device: torch.device) 
         logits = model(input_ids=ids).logits[:, -1]
     if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any()):
         return None
-    return "the logits of the first prompt are not finite: the text means nothing; check the weights and fp_precision"
+    return "the logits of the first prompt are not finite: the text cannot be used; check the weights and fp_precision"
 
 
 class TokenMarks(StoppingCriteria):
@@ -281,7 +281,7 @@ class PlannedBatch:
     halvings: int = 0
 
     def halves(self) -> tuple["PlannedBatch", "PlannedBatch"]:
-        """Its first and its second half, the first the smaller one of an odd number. At least 2 prompts."""
+        """The batch's first and second half, the first the smaller one of an odd number. At least 2 prompts."""
         middle = len(self.places) // 2
         parts = (self.places[:middle], self.places[middle:])
         first, second = (PlannedBatch(part, self.over_token_limit, self.halvings + 1) for part in parts)

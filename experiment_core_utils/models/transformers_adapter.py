@@ -27,21 +27,21 @@ from experiment_core_utils.models.architecture_flops import Architecture, archit
 from experiment_core_utils.models.attribute_changes import AttributeChange, AttributeChanges
 from experiment_core_utils.models.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.captured_generation import (
-    CapturedGeneration,
-    RequestsAhead,
-    generation_refusal,
+    AsyncRequests,
+    GraphedGeneration,
+    graphs_unsupported_reason,
 )
 from experiment_core_utils.models.components import Component
 from experiment_core_utils.models.decode_kernels import RanExperts
 from experiment_core_utils.models.decoder_components import decoder_components
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
 from experiment_core_utils.models.foreign_batches import answer_together
-from experiment_core_utils.models.foreign_requests import ForeignRequests
-from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
+from experiment_core_utils.models.foreign_requests import HFRequests
+from experiment_core_utils.models.generate_marks import generate_timed, greedy_config
 from experiment_core_utils.models.generate_stages import GenerateStages, GenerationState
-from experiment_core_utils.models.graph_capture import NO_GRAPHS, CudaGraphs, Recorder
-from experiment_core_utils.models.greedy import generate_ahead
-from experiment_core_utils.models.held_request import HeldRequest
+from experiment_core_utils.models.graph_capture import NO_GRAPHS, CudaGraphs, GraphCapturer
+from experiment_core_utils.models.greedy import generate_async
+from experiment_core_utils.models.held_request import PrefilledRequest
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.models.memory_parts import cache_elements, step_weights
 from experiment_core_utils.models.replayed_logits import refuse_other_logits
@@ -49,7 +49,7 @@ from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.compute import ModelBytes
-from experiment_core_utils.records.requests import KnobProof, MarkedTokens, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
 
 
@@ -61,7 +61,7 @@ class TransformersModel:
         model: on its device, in its dtype, in evaluation mode. Its generation config is replaced by a greedy one.
         requests: of the same checkpoint.
         execution: as asked for; `describe` and each setting's proof tell how it runs.
-        recorder: makes the replays; None for CUDA graphs.
+        graph_capturer: makes the replays; None for CUDA graphs.
         eager_reason: why `auto` leaves the modules in place, whatever can be replayed; None where it may choose.
     """
 
@@ -69,15 +69,15 @@ class TransformersModel:
         self,
         name: str,
         model: PreTrainedModel,
-        requests: ForeignRequests,
+        requests: HFRequests,
         execution: ExecutionMode = "eager",
-        recorder: Recorder | None = None,
+        graph_capturer: GraphCapturer | None = None,
         eager_reason: str | None = None,
     ) -> None:
         self.name = name
         self.model = model
         self.requests = requests
-        self._asked = execution
+        self._requested = execution
         self.knobs = DecoderKnobs(model)
         model.generation_config = greedy_config(model)
         self.device = model.device
@@ -88,28 +88,30 @@ class TransformersModel:
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._vision_fields = AttributeChanges()
         self._stages = GenerateStages(model)
-        self._captured, self._refusal = None, eager_reason
+        self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
-            self._captured, self._refusal = self._choose(execution, recorder)
+            self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
 
-    def _choose(self, asked: ExecutionMode, recorder: Recorder | None) -> tuple[CapturedGeneration | None, str | None]:
-        """What replays, or why nothing does though it was asked for."""
-        if asked == "eager":
+    def _choose(
+        self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
+    ) -> tuple[GraphedGeneration | None, str | None]:
+        """What replays, or why nothing does though it was requested."""
+        if requested == "eager":
             return None, None
-        if recorder is None and self.device.type != "cuda":
+        if graph_capturer is None and self.device.type != "cuda":
             return None, NO_GRAPHS
-        refusal = generation_refusal(self.model, self._stages)
-        if refusal is not None:
-            return None, refusal
-        return CapturedGeneration(self.model, self._stages, recorder or CudaGraphs(self.device)), None
+        unsupported_reason = graphs_unsupported_reason(self.model, self._stages)
+        if unsupported_reason is not None:
+            return None, unsupported_reason
+        return GraphedGeneration(self.model, self._stages, graph_capturer or CudaGraphs(self.device)), None
 
     @property
-    def _ready(self) -> CapturedGeneration | None:
+    def _ready(self) -> GraphedGeneration | None:
         """What replays the setting in force; None where the modules run."""
-        captured = self._captured
-        return captured if captured is not None and captured.is_ready(self.active_setting) else None
+        graphed = self._graphed
+        return graphed if graphed is not None and graphed.is_ready(self.active_setting) else None
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
@@ -146,7 +148,7 @@ class TransformersModel:
         return decoder_components(blocks, decoder._modules.get("norm"), self.model.get_output_embeddings())
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def restored_afterwards(self) -> Iterator[None]:
         """See `StagedModel.kept`: also the fields of the config that belong to the crops."""
         (top_k, blocks), fields = self.knobs.in_force, self._vision_fields.in_force
         try:
@@ -156,15 +158,15 @@ class TransformersModel:
             self._vision_fields.put_back()
             self._vision_fields.put(fields)
 
-    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.make_ready`; run eagerly, `generate()` prepares by itself, inside what is measured."""
-        if self._captured is not None:
-            self._captured.make_ready(self.active_setting, inputs, max_new_tokens)
+    def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """See `StagedModel.warm_up`; run eagerly, `generate()` prepares by itself, inside what is measured."""
+        if self._graphed is not None:
+            self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
 
     @property
     def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
         """See `StagedModel.refused_settings`; of models that replay nothing at all `describe` tells why."""
-        return {} if self._captured is None else self._captured.refusals
+        return {} if self._graphed is None else self._graphed.unsupported_reasons
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
@@ -172,7 +174,7 @@ class TransformersModel:
 
     def prefill(
         self, inputs: Mapping[str, Any], features: Any
-    ) -> tuple[torch.Tensor, GenerationState | HeldRequest[Any]]:
+    ) -> tuple[torch.Tensor, GenerationState | PrefilledRequest[Any]]:
         """See `StagedModel.prefill`."""
         if self._ready is not None:
             return self._ready.prefill(self.active_setting, inputs, features)
@@ -182,23 +184,23 @@ class TransformersModel:
         """See `Stages.decoding`; replays have their kernels already."""
         return self._stages.decoding() if self._ready is None else nullcontext()
 
-    def decode_step(self, token: torch.Tensor, state: GenerationState | HeldRequest[Any]) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
-    def rewind(self, state: GenerationState | HeldRequest[Any], steps: int) -> None:
+    def rewind(self, state: GenerationState | PrefilledRequest[Any], steps: int) -> None:
         """See `StagedModel.rewind`; raises SettingError for a cache that cannot be taken back."""
         self._stages_of(state).rewind(state, steps)
 
-    def _stages_of(self, state: GenerationState | HeldRequest[Any]) -> Any:
-        return self._captured if isinstance(state, HeldRequest) else self._stages
+    def _stages_of(self, state: GenerationState | PrefilledRequest[Any]) -> Any:
+        return self._graphed if isinstance(state, PrefilledRequest) else self._stages
 
-    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
-        """See `StagedModel.generate_marked`."""
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        """See `StagedModel.generate_timed`."""
         if self._ready is None:
-            return generate_marked(self.model, inputs, max_new_tokens, marks)
-        ahead = RequestsAhead(self._ready, self._stages, self.active_setting)
-        return generate_ahead(ahead, inputs, max_new_tokens, self.eos_token_ids, marks)
+            return generate_timed(self.model, inputs, max_new_tokens, marks)
+        ahead = AsyncRequests(self._ready, self._stages, self.active_setting)
+        return generate_async(ahead, inputs, max_new_tokens, self.eos_token_ids, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
@@ -217,7 +219,7 @@ class TransformersModel:
         """See `StagedModel.prove`; of a replay, that it gives the logits of the modules, which are counted.
 
         Raises:
-            KnobDidNotAct: it does not, and graphs were asked for (under `auto` the setting runs eagerly then); or a
+            KnobDidNotAct: it does not, and graphs were requested (under `auto` the setting runs eagerly then); or a
                 block is given another mask, position or window than in the full model.
         """
         self.apply(setting)
@@ -249,7 +251,7 @@ class TransformersModel:
         """Each block that runs is given what it is given in the full model, its hidden states apart."""
         if setting.num_active_blocks == self.num_total_blocks:
             return
-        with self.knobs.turned(setting.top_k, range(self.num_total_blocks)):
+        with self.knobs.applied(setting.top_k, range(self.num_total_blocks)):
             whole = self._given(inputs, features)
         found = self._given(inputs, features)
         for block in setting.active_blocks:
@@ -269,26 +271,26 @@ class TransformersModel:
         self, inputs: Mapping[str, Any], features: Any, token: torch.Tensor, expected: Sequence[torch.Tensor]
     ) -> tuple[str, str | None]:
         """How the setting in force runs, and why not wholly as asked."""
-        if self._captured is None:
-            return "eager", self._refusal
+        if self._graphed is None:
+            return "eager", self._unsupported_reason
         setting = self.active_setting
         if self._ready is None:
-            return "eager", self._captured.refusal(setting)
+            return "eager", self._graphed.unsupported_reason(setting)
         # Recorded outputs are written over by the next replay.
-        logits, state = self._captured.prefill(setting, inputs, features)
+        logits, state = self._graphed.prefill(setting, inputs, features)
         found = {
             "replayed prefill": logits.clone(),
-            "replayed decode step": self._captured.decode_step(token, state),
+            "replayed decode step": self._graphed.decode_step(token, state),
         }
         try:
             refuse_other_logits(found, expected, "the modules at this setting", self.model.dtype)
         except KnobDidNotAct as error:
-            if self._asked != "auto":
+            if self._requested != "auto":
                 raise KnobDidNotAct(f"{error}; run it with --execution eager") from error
-            self._captured.refuse(setting, str(error))
+            self._graphed.refuse(setting, str(error))
             return "eager", str(error)
-        refusal = self._captured.prefill_refusal(setting)
-        return "graph", None if refusal is None else f"prefill: {refusal}"
+        unsupported_reason = self._graphed.prefill_unsupported_reason(setting)
+        return "graph", None if unsupported_reason is None else f"prefill: {unsupported_reason}"
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`; by formula, None for a family that none is known for."""
@@ -306,7 +308,7 @@ class TransformersModel:
         kept = [self._blocks[index] for index in setting.active_blocks]
         weights = step_weights(kept, self.model.get_output_embeddings(), experts)
         blocks = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder.blocks
-        with self.knobs.turned(None, range(self.num_total_blocks)):
+        with self.knobs.applied(None, range(self.num_total_blocks)):
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
@@ -315,7 +317,7 @@ class TransformersModel:
         )
 
     def describe(self) -> Mapping[str, Any]:
-        """See `StagedModel.describe`: what is in force, whatever was asked for."""
+        """See `StagedModel.describe`: what is in force, whatever was requested."""
         first_routed = self.knobs.routed_blocks[0] if self.knobs.routed_blocks else None
         return {
             "model_class": type(self.model).__name__,
@@ -332,23 +334,23 @@ class TransformersModel:
             "knobs_refused": {
                 name: reason
                 for name, reason in (
-                    ("vision_tokens", self.requests.vision_knob_refusal),
-                    ("top_k", self.knobs.top_k_refusal),
-                    ("active_blocks", self.knobs.blocks_refusal),
+                    ("vision_tokens", self.requests.vision_knob_unsupported_reason),
+                    ("top_k", self.knobs.top_k_unsupported_reason),
+                    ("active_blocks", self.knobs.blocks_unsupported_reason),
                 )
                 if reason is not None
             },
             "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
-            "cache": "dynamic" if self._captured is None else "static",
-            "execution_asked": self._asked,
-            "execution": "eager" if self._captured is None else "graph",
-            "execution_reason": self._refusal,
+            "cache": "dynamic" if self._graphed is None else "static",
+            "execution_asked": self._requested,
+            "execution": "eager" if self._graphed is None else "graph",
+            "execution_reason": self._unsupported_reason,
             "execution_stages": self._ways(),
-            "timed_inside": "generate" if self._captured is None else "stages",
+            "timed_inside": "generate" if self._graphed is None else "stages",
         }
 
     def _ways(self) -> dict[str, str]:
-        """Of each stage, as far as it is known before a setting was tried; its proof says what became of it."""
-        if self._captured is None:
+        """How each stage runs, as far as it is known before a setting was tried; its proof says what became of it."""
+        if self._graphed is None:
             return dict.fromkeys(("vision", "prefill", "decode"), MODULES)
         return {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}

@@ -12,7 +12,7 @@ import torch
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
 
 
-def vendor_refusal() -> str | None:
+def vendor_unsupported_reason() -> str | None:
     """Why kernels for CUDA do not run with this torch, which calls AMD's GPUs "cuda" too; None where they may."""
     if torch.version.hip is None:
         return None

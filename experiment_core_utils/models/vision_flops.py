@@ -29,7 +29,7 @@ class ProjectorShape:
     gated_width: int = 0
 
     def flops(self, tokens: int) -> int:
-        """For one picture of `tokens` tokens out of the tower."""
+        """FLOPs of one picture of `tokens` tokens out of the tower."""
         features = (tokens - self.dropped_tokens) // self.merged
         products = sum(wide * narrow for wide, narrow in itertools.pairwise(self.widths))
         products += 3 * self.widths[-1] * self.gated_width
@@ -56,7 +56,7 @@ class QueryProjectorShape:
         return 1
 
     def flops(self, tokens: int) -> int:
-        """For one picture of `tokens` tokens out of the tower."""
+        """FLOPs of one picture of `tokens` tokens out of the tower."""
         known = dict(self.queries)
         if tokens not in known:
             raise ConfigurationError(f"a picture of {tokens} patches is not possible; give one of {sorted(known)}")

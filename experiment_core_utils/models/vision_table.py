@@ -125,7 +125,7 @@ def _crop_vision(
     class_tokens: int = 0,
     has_pooling_head: bool = False,
 ) -> CropVision:
-    """For crops of the size that the tower's config names."""
+    """Vision shape for crops of the size that the tower's config names."""
     patches = (crop[0] // patch[0]) * (crop[1] // patch[1])
     if patches % projector.merged:
         raise NotInTable(

@@ -121,8 +121,8 @@ def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerato
     ]
     if blind:
         raise ConfigurationError(
-            f"processes {', '.join(map(str, blind))} do not see what process 0 writes into {folder}; all machines need "
-            "the same --output_dir on a file system that they share"
+            f"processes {', '.join(map(str, blind))} do not see what process 0 writes into {folder}; give all "
+            f"machines the same --output_dir on a shared file system"
         )
 
 

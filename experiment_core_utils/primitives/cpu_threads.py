@@ -1,4 +1,6 @@
-"""How many CPU threads the environment asks for; torch is not imported, so that a configuration can be judged by it."""
+"""How many CPU threads the environment asks for; torch is not imported, so that a configuration can be validated by
+it.
+"""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ def environment_threads() -> int | None:
     Launchers set it to 1 where nobody did, so that behind one the environment counts that it was started with itself.
 
     Raises:
-        ConfigurationError: it is no number of threads.
+        ConfigurationError: it is not a number of threads.
     """
     environment: Mapping[str, str] = os.environ
     if any(mark in environment for mark in LAUNCHER_MARKS):
@@ -32,5 +34,5 @@ def environment_threads() -> int | None:
     # One number for each level of nested parallel work; the first is that of the outermost.
     first = given.split(",")[0].strip()
     if not first.isdecimal() or int(first) == 0:
-        raise ConfigurationError(f"OMP_NUM_THREADS={given} is no number of threads; give 1 or more, or unset it")
+        raise ConfigurationError(f"OMP_NUM_THREADS={given} is not a number of threads; give 1 or more, or unset it")
     return int(first)

@@ -42,7 +42,7 @@ def raw_cell(value: Cell, where: str) -> RawCell:
     if isinstance(value, str):
         return _text_cell(value, where)
     if not math.isfinite(value):
-        raise ResultsError(f"{where} is {value}: a table holds finite numbers, or nothing")
+        raise ResultsError(f"{where} is {value}: a table contains finite numbers, or nothing")
     return RawCell(repr(value), quoted=False)
 
 
@@ -112,9 +112,9 @@ def parse_csv(text: str, name: str) -> list[list[RawCell]]:
 
 def _text_cell(text: str, where: str) -> RawCell:
     if "\0" in text:
-        raise ResultsError(f"{where} holds a NUL character, which no CSV file can; remove it")
+        raise ResultsError(f"{where} contains a NUL character, which no CSV file can; remove it")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ResultsError(f"{where} holds half a surrogate pair, which UTF-8 cannot; repair the text")
+        raise ResultsError(f"{where} contains half a surrogate pair, which UTF-8 cannot; repair the text")
     safe = spreadsheet_safe(text)
     reads_as_other = safe == "" or safe in _BOOLEANS or _NUMBER.fullmatch(safe) is not None
     return RawCell(safe, quoted=reads_as_other)
@@ -126,7 +126,7 @@ def _is_guarded(text: str) -> bool:
 
 def _number(text: str, is_whole: bool) -> Cell:
     if is_whole:
-        # "-0" is no int's repr.
+        # "-0" is not an int's repr.
         return int(text) if text != "-0" else text
     number = float(text)
     return number if math.isfinite(number) else text
@@ -178,12 +178,12 @@ def named_rows(experiments: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str
     """One row an experiment, its name in the column `experiment`.
 
     Raises:
-        ResultsError: an experiment that is no dict, or that says another name itself.
+        ResultsError: an experiment that is not a dict, or that says another name itself.
     """
     rows: list[Mapping[str, Any]] = []
     for name, content in experiments.items():
         if not isinstance(content, Mapping):
-            raise ResultsError(f"{name} holds no experiment: a dict was expected, found {type(content).__name__}")
+            raise ResultsError(f"{name} contains no experiment: a dict was expected, found {type(content).__name__}")
         if content.get(NAME_COLUMN, name) != name:
             raise ResultsError(f"{name} has a key {NAME_COLUMN!r} that says {content[NAME_COLUMN]!r}; rename that key")
         rows.append({NAME_COLUMN: name, **content})
@@ -275,7 +275,7 @@ def read_table_file(path: Path) -> list[dict[str, Cell]]:
 
 
 def csv_content(path: Path) -> str:
-    """The text of a CSV file; raises ResultsError where it is no file that can be read, or not UTF-8."""
+    """The text of a CSV file; raises ResultsError where it is not a file that can be read, or not UTF-8."""
     try:
         # A spreadsheet may have put a byte order mark in front; line ends within cells are kept.
         return read_regular_file(path).decode("utf-8-sig")

@@ -129,7 +129,7 @@ def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
     Cores are those that this process may use; OMP_NUM_THREADS takes no more than those.
 
     Raises:
-        ConfigurationError: OMP_NUM_THREADS is no number of threads.
+        ConfigurationError: OMP_NUM_THREADS is not a number of threads.
     """
     cores, given = len(os.sched_getaffinity(0)), environment_threads()
     if wanted is None:

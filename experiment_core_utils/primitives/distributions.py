@@ -113,7 +113,7 @@ def ratio_interval(
     middle = one * other
 
     def root(end: float, other_end: float) -> float:
-        """Of the discriminant, with one's end that is near and other's that is."""
+        """Square root of the discriminant, with one's end that is near and other's that is."""
         return math.sqrt(max(middle**2 - end * (2 * one - end) * other_end * (2 * other - other_end), 0.0))
 
     low = l1 * (2 * one - l1) / (middle + root(l1, u2))
@@ -184,11 +184,11 @@ def effective_number(sums: np.ndarray, counts: np.ndarray) -> float:
     survey data", Survey Methodology 24 (1998). The number of clusters G where all scores are equal.
     """
     n, clusters = float(counts.sum()), len(sums)
-    share = float(sums.sum()) / n
-    if clusters == n or share in (0.0, 1.0) or clusters == 1:
+    fraction = float(sums.sum()) / n
+    if clusters == n or fraction in (0.0, 1.0) or clusters == 1:
         return clusters
-    between = clusters / (clusters - 1) * float(((sums - share * counts) ** 2).sum()) / n**2
-    design_effect = max(between / (share * (1 - share) / (n - 1)), 1.0)
+    between = clusters / (clusters - 1) * float(((sums - fraction * counts) ** 2).sum()) / n**2
+    design_effect = max(between / (fraction * (1 - fraction) / (n - 1)), 1.0)
     quantile = 0.5 + CONFIDENCE / 2
     small_sample = float(stdtrit(n - 1, quantile) / stdtrit(clusters - 1, quantile)) ** 2
     return max(n / design_effect * small_sample, 1.0)
@@ -199,10 +199,10 @@ def wilson_upper_bound_of_none(n: int) -> float:
     return _wilson(0.0, n)[1]
 
 
-def _wilson(share: float, n: float) -> tuple[float, float]:
+def _wilson(fraction: float, n: float) -> tuple[float, float]:
     z = float(ndtri(0.5 + CONFIDENCE / 2))
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 

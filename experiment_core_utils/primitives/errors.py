@@ -8,7 +8,7 @@ class ProfilerError(Exception):
 
 
 class ConfigurationError(ProfilerError):
-    """Something that was asked for cannot be done: stop before loading. Exit code 2."""
+    """Something that was requested cannot be done: stop before loading. Exit code 2."""
 
     exit_code = 2
 

@@ -14,8 +14,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError, OutputRe
 
 # File systems take names of 255 bytes, of which such a part is only one.
 FILE_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
-_FOLDER_IN_THE_WAY = "a folder stands in its place; move it away or give another name"
-_FILE_IN_THE_WAY = "a file stands where a folder is needed; move it away or give another name"
+_FOLDER_IN_THE_WAY = "a folder has this name; move it away or give another name"
+_FILE_IN_THE_WAY = "a file has the name of a folder that is needed; move it away or give another name"
 _NO_PERMISSION = "give a place that you may write to"
 # What to do where the place is refused; everything else (full, gone) may be mended under the same command.
 _REFUSED = {
@@ -26,7 +26,7 @@ _REFUSED = {
     errno.ENOTDIR: _FILE_IN_THE_WAY,
     errno.EEXIST: _FILE_IN_THE_WAY,
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.ELOOP: "give a name that is no link to itself",
+    errno.ELOOP: "give a name that is not a link to itself",
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -94,11 +94,11 @@ def failed_writes_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = f"{path} cannot be written ({error.strerror or first_line(error)})"
+        message = f"{path} cannot be written ({error.strerror or first_line(error)})"
         if error.errno in _REFUSED:
-            raise OutputRefused(f"{said}; {_REFUSED[error.errno]}") from error
+            raise OutputRefused(f"{message}; {_REFUSED[error.errno]}") from error
         todo = "make room" if error.errno in _FULL else "see that the disk is there"
-        raise ResultsNotSaved(f"{said}; {todo}, and the same command goes on") from error
+        raise ResultsNotSaved(f"{message}; {todo}, then run the same command again to resume") from error
 
 
 def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
@@ -120,7 +120,7 @@ def replaced_whole(path: Path, ending: str = ".tmp") -> Iterator[Path]:
         ending: of the file beside it, for writers that go by that.
 
     Raises:
-        OutputRefused: `path` is no place for a file, or something else than a regular file has its name.
+        OutputRefused: `path` is not a place for a file, or something else than a regular file has its name.
         ResultsNotSaved: the disk does not take it.
     """
     check_replaceable(path)

@@ -67,18 +67,19 @@ class StopRequest:
         elif self._clock() - self._came >= _SAME_PRESS_S:
             raise KeyboardInterrupt
 
-    def raise_if_asked(self, doing: str = "between two samples") -> None:
+    def raise_if_requested(self, doing: str = "between two samples") -> None:
         """Raises Stopped once a signal has come."""
         if self._signal is not None:
             raise Stopped(
-                f"stopped by {self._signal.name} {doing}; what is finished is saved, the same command goes on from here"
+                f"stopped by {self._signal.name} {doing}; finished samples are saved: run the same command again to "
+                f"resume"
             )
 
     def sleep(self, seconds: float) -> None:
         """Wait, but not longer than until someone wants to stop."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self.raise_if_asked()
+            self.raise_if_requested()
             time.sleep(min(left, _POLL_S))
 
 

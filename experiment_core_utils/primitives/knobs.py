@@ -61,12 +61,12 @@ def token_target(tokens: int) -> VisionTarget:
     crops = tokens // FEATURES_PER_CROP - 1
     if crops < 1:
         raise ConfigurationError(
-            f"{tokens} vision tokens are too few: one crop of the whole picture and one tile take "
-            f"{2 * FEATURES_PER_CROP}; give at least that"
+            f"{tokens} vision tokens are too few: the overview crop and one more crop take {2 * FEATURES_PER_CROP}; "
+            f"give at least that"
         )
     if crops > MOST_CROPS:
         raise ConfigurationError(
-            f"{tokens} vision tokens are too many: they take {crops} tiles; give at most "
+            f"{tokens} vision tokens are too many: they take {crops} crops; give at most "
             f"{(MOST_CROPS + 1) * FEATURES_PER_CROP}"
         )
     return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
@@ -122,15 +122,16 @@ class KnobLimits:
         num_total_blocks: transformer blocks of the decoder.
         num_experts: that a router chooses from; None in a model without experts.
         default_top_k: experts per token that the model was trained with; None without experts.
-        vision_refusal, top_k_refusal, blocks_refusal: why a knob cannot be turned; None where it can.
+        vision_unsupported_reason, top_k_unsupported_reason, blocks_unsupported_reason: why a knob cannot be set;
+        None where it can.
     """
 
     num_total_blocks: int
     num_experts: int | None
     default_top_k: int | None
-    vision_refusal: str | None = None
-    top_k_refusal: str | None = None
-    blocks_refusal: str | None = None
+    vision_unsupported_reason: str | None = None
+    top_k_unsupported_reason: str | None = None
+    blocks_unsupported_reason: str | None = None
 
 
 def select_active_blocks(count: int, total: int, importance: Mapping[int, float] | None = None) -> tuple[int, ...]:

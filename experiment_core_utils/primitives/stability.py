@@ -25,7 +25,7 @@ LEAST_SAMPLES_TO_STOP = 10
 OUTLIER_Z = 3.5
 MAD_TO_STD = 1.4826
 OUTLIER_BEYOND = 0.05
-LEAST_RUNS_TO_JUDGE = 3
+MIN_RUNS_FOR_OUTLIERS = 3
 # A control setting that is more than this share off its first reading tells of a machine that has changed.
 DRIFT_LIMIT = 0.05
 
@@ -89,7 +89,7 @@ class PrecisionGoal:
 
     relative: float
 
-    def of_share(self, num_processes: int) -> "PrecisionGoal":
+    def of_shard(self, num_processes: int) -> "PrecisionGoal":
         """The goal of one of several processes, which judges its own samples: the interval of n times as many is
         narrower by sqrt(n)."""
         return PrecisionGoal(self.relative * math.sqrt(num_processes))
@@ -111,12 +111,12 @@ def find_outliers(totals_s: Sequence[Sequence[float]]) -> Outliers:
     below which nothing is worth a mark.
 
     Args:
-        totals_s: the runs of each sample; samples with fewer than 3 runs are not judged.
+        totals_s: the runs of each sample; samples with fewer than 3 runs are not checked.
     """
-    logs = [_log_ratios(runs) if len(runs) >= LEAST_RUNS_TO_JUDGE else None for runs in totals_s]
+    logs = [_log_ratios(runs) if len(runs) >= MIN_RUNS_FOR_OUTLIERS else None for runs in totals_s]
     pooled = [abs(value) for values in logs if values is not None for value in values]
     if not pooled:
-        return Outliers(tuple(None for _ in logs), None, f"no sample has {LEAST_RUNS_TO_JUDGE} runs")
+        return Outliers(tuple(None for _ in logs), None, f"no sample has {MIN_RUNS_FOR_OUTLIERS} runs")
     limit = OUTLIER_Z * MAD_TO_STD * statistics.median(pooled)
     found = tuple(None if values is None else _beyond(values, limit) for values in logs)
     return Outliers(found, sum(len(each) for each in found if each is not None) / len(pooled), None)

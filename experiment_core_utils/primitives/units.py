@@ -18,7 +18,7 @@ def joules_of_kwh(kilowatt_hours: float) -> float:
 
 
 def span(seconds: float) -> str:
-    """For a reader: "42 s", "17 min", "3 h 05 min"."""
+    """A duration for a reader: "42 s", "17 min", "3 h 05 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -60,7 +60,7 @@ def check_above(named: str, number: float, limit: float) -> None:
         raise ConfigurationError(f"{named} {shown(number)} is not possible; give a finite number above {limit:g}")
 
 
-def check_share(named: str, number: float) -> None:
+def check_fraction(named: str, number: float) -> None:
     """Raises ConfigurationError unless the number lies between 0 and 1, neither of them included."""
     if not 0.0 < number < 1.0:
-        raise ConfigurationError(f"{named} {shown(number)} is not possible; give a share between 0 and 1")
+        raise ConfigurationError(f"{named} {shown(number)} is not possible; give a fraction between 0 and 1")

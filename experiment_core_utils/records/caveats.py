@@ -61,7 +61,7 @@ _KINDS = {
     ),
     "random_weights": _Kind(
         "note",
-        lambda found: "random weights: accuracy means nothing, routing may be more even than a trained model's",
+        lambda found: "random weights: do not use accuracy, and expect more even routing than in a trained model",
     ),
     "shared_cores": _Kind(
         "note",
@@ -69,7 +69,7 @@ _KINDS = {
     ),
     "pictures_not_shown": _Kind(
         "warning",
-        lambda found: "pictures: a text model was asked the questions without their pictures",
+        lambda found: "pictures: a text model answered the questions without their pictures",
         "do not read its accuracy as that of a model that sees them",
     ),
     "batched_answers": _Kind(

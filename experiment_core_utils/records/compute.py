@@ -155,8 +155,8 @@ def memory_timeline(trace: LoadTrace) -> dict[str, Any]:
 
 def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | None:
     """Weighted by time; None where nothing was told."""
-    told = [(value, span) for value, span in zip(values, spans, strict=True) if value is not None]
-    whole = sum(span for _, span in told)
-    if not told:
+    known = [(value, span) for value, span in zip(values, spans, strict=True) if value is not None]
+    whole = sum(span for _, span in known)
+    if not known:
         return None
-    return sum(value * span for value, span in told) / whole if whole else told[-1][0]
+    return sum(value * span for value, span in known) / whole if whole else known[-1][0]

@@ -133,7 +133,7 @@ class EnergyWindow:
 
     Attributes:
         reading: None where there was nothing to measure with, for which `reason` says why.
-        idle_before, idle_after: for each source and device; empty where it was not asked for.
+        idle_before, idle_after: for each source and device; empty where it was not requested.
         missing: what is not there, by name, and why.
         codecarbon_reason: why codecarbon has no row for this window, where it has none.
         gpus: those that were to be measured, by the driver's ids; empty where that is not known.
@@ -149,9 +149,9 @@ class EnergyWindow:
 
     @property
     def unread_gpus(self) -> tuple[str, ...]:
-        """Those that were to be measured and that no source tells of."""
-        told = set() if self.reading is None else {each.origin.device for each in self.reading.devices}
-        return tuple(gpu for gpu in self.gpus if gpu not in told)
+        """GPUs that were to be measured and that no source reports."""
+        known = set() if self.reading is None else {each.origin.device for each in self.reading.devices}
+        return tuple(gpu for gpu in self.gpus if gpu not in known)
 
     @property
     def has_figure(self) -> bool:

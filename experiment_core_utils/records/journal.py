@@ -1,7 +1,7 @@
 """The journal of a process's samples of one setting, written line by line so that none is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy), `load` (SettingLoad) or `end` (ShareDone). A
+(ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy), `load` (SettingLoad) or `end` (ShardDone). A
 line is on the disk before the next sample begins. A process that is killed while it writes leaves the beginning of a
 line; it is ignored when read, and cut off by the process that goes on.
 """
@@ -34,7 +34,7 @@ from experiment_core_utils.records.settings import (
     JournalHeader,
     MeasuredSample,
     SettingLoad,
-    ShareDone,
+    ShardDone,
     WarmUp,
 )
 
@@ -42,7 +42,7 @@ JOURNAL_VERSION = 1
 LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
-Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShareDone
+Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShardDone
 _KINDS = {
     "header": JournalHeader,
     "warmup": WarmUp,
@@ -50,7 +50,7 @@ _KINDS = {
     "sample": FinishedSample,
     "energy": SettingEnergy,
     "load": SettingLoad,
-    "end": ShareDone,
+    "end": ShardDone,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
@@ -110,10 +110,10 @@ class JournalContent:
         return tuple(line for line in self.lines if isinstance(line, SettingLoad))
 
     @property
-    def end(self) -> ShareDone | None:
+    def end(self) -> ShardDone | None:
         """The last line where it is an end; None while samples may follow."""
         last = self.lines[-1]
-        return last if isinstance(last, ShareDone) else None
+        return last if isinstance(last, ShardDone) else None
 
     @property
     def experiment_ids(self) -> tuple[str, ...]:
@@ -165,11 +165,11 @@ def _belongs_to(header: JournalHeader) -> tuple[str, int, str]:
     return header.key, header.rank, header.fingerprint
 
 
-def read_end(path: Path) -> ShareDone | None:
+def read_end(path: Path) -> ShardDone | None:
     """The end of a journal that another process writes, without reading it all; None while there is none.
 
     Raises:
-        ResultsRefused: it is no file, or its end is not what this version writes.
+        ResultsRefused: it is not a file, or its end is not what this version writes.
     """
     try:
         with open_regular_file(path) as file:
@@ -183,7 +183,7 @@ def read_end(path: Path) -> ShareDone | None:
     if not whole or not whole[-1].startswith(b'{"end":'):
         return None
     end = _decode(whole[-1], path, None)
-    return end if isinstance(end, ShareDone) else None
+    return end if isinstance(end, ShardDone) else None
 
 
 class Journal:
@@ -203,7 +203,9 @@ class Journal:
             self._file = stack.enter_context(locked_file(self.path, waits=False))
             self.before = read_journal(self.path)
             if self.before is not None and self.before.header.fingerprint != header.fingerprint:
-                raise ResultsRefused(f"{self.path} belongs to another run; delete it, or go on with that run's command")
+                raise ResultsRefused(
+                    f"{self.path} belongs to another run; delete it, or resume with that run's command"
+                )
             with failed_writes_named(self.path):
                 os.ftruncate(self._file, self.before.num_bytes if self.before is not None else 0)
                 os.lseek(self._file, 0, os.SEEK_END)
@@ -248,7 +250,7 @@ def journals_in(folder: Path) -> Iterator[Path]:
         if re.search(r"\.rank[0-9]{1,9}$", path.stem):
             if os.path.lexists(path) and not path.is_file():
                 raise ResultsRefused(
-                    f"{path} is no journal, but a folder, a pipe, a device or a link to nothing; move it away"
+                    f"{path} is not a journal, but a folder, a pipe, a device or a link to nothing; move it away"
                 )
             yield path
 
@@ -295,7 +297,7 @@ def _refuse_where_written(path: Path) -> None:
 
 
 def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalContent]:
-    """By rank, every journal of a setting that belongs to the run, also of processes that it has no more."""
+    """Journals by rank: every journal of a setting that belongs to the run, also of processes that it has no more."""
     found = {}
     for path in journals_in(folder):
         name, _, rank = path.stem.rpartition(".rank")
@@ -305,7 +307,7 @@ def own_journals(folder: Path, key: str, fingerprint: str) -> dict[int, JournalC
 
 
 def finished_samples(folder: Path, key: str, fingerprint: str) -> dict[int, FinishedSample]:
-    """By id, the samples of a setting that no process has to measure any more."""
+    """Finished samples by id: the samples of a setting that no process has to measure any more."""
     journals = own_journals(folder, key, fingerprint).values()
     return {finished.sample_id: finished for content in journals for finished in content.finished}
 

@@ -65,7 +65,7 @@ class Ledger:
         if path is None or not path.exists():
             return None
         if not path.is_file():
-            raise ResultsRefused(f"{path} is no result, but a folder, a pipe or a device; move it away")
+            raise ResultsRefused(f"{path} is not a result, but a folder, a pipe or a device; move it away")
         try:
             content = parsed_json(path.read_bytes())
         except (OSError, ValueError):
@@ -190,11 +190,11 @@ def read_plan(output_dir: Path) -> RunPlan:
         plan = _PLAN.validate_json(read_regular_file(path), strict=True)
     except FileNotFoundError as error:
         raise ResultsError(
-            f"{output_dir} holds no plan of a run ({PARTS_FOLDER}/{_PLAN_FILE}); give the --output_dir of a run that "
-            "has begun"
+            f"{output_dir} contains no plan of a run ({PARTS_FOLDER}/{_PLAN_FILE}); give the --output_dir of a run "
+            f"that has started"
         ) from error
     except (OSError, ValidationError) as error:
-        raise ResultsRefused(f"{path} is no plan of this version; begin the run again") from error
+        raise ResultsRefused(f"{path} is not a plan of this version; begin the run again") from error
     counts = (plan.num_samples, plan.num_samples_before, plan.num_processes - 1)
     # Times are divided by counts, which must fit a float.
     if not (0 < plan.started_unix_s < 1e11 and all(0 <= count <= 2**53 for count in counts)):

@@ -147,7 +147,7 @@ class PreparedRequest:
 
 
 @dataclass(frozen=True)
-class MarkedTokens:
+class TimedTokens:
     """An answer, and what lies between the marks that were set while it was made.
 
     Attributes:
@@ -285,7 +285,7 @@ class BatchedAnswer:
         token_ids: generated ids, end-of-sequence included where it came.
         ended: whether it came before the limit.
         batch_size: requests that were answered together.
-        batch_limit: most that were allowed together; less than what was asked for where memory had run out.
+        batch_limit: most that were allowed together; less than what was requested where memory had run out.
     """
 
     token_ids: tuple[int, ...]

@@ -45,7 +45,7 @@ def raw_result_path(experiment_id: str, result_type: str, results_dir: Path) -> 
         result_type: one of PRIORITIES, of which `local_energy_results` needs `_process_{rank}` behind it.
 
     Raises:
-        ConfigurationError: a type that is not known, or an id that is no part of a file name.
+        ConfigurationError: a type that is not known, or an id that is not a part of a file name.
     """
     check_file_name_part(experiment_id, "the experiment id")
     kind = LOCAL_ENERGY if _OF_ONE_PROCESS.fullmatch(result_type) else result_type
@@ -61,7 +61,9 @@ def local_energy_type(rank: int) -> str:
 
 
 def aggregated_path(task_type: str, suffix: str, results_dir: Path) -> Path:
-    """`{results_dir}/{task_type}_results{suffix}`; raises ConfigurationError for a type that is no file name part."""
+    """`{results_dir}/{task_type}_results{suffix}`; raises ConfigurationError for a type that is not a file name
+    part.
+    """
     check_file_name_part(task_type, "the task type")
     return results_dir / f"{task_type}_results{suffix}"
 
@@ -74,7 +76,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ResultsRefused(f"{path} holds no JSON object; move it away, it is no results file")
+        raise ResultsRefused(f"{path} contains no JSON object; move it away, it is not a results file")
     return content
 
 
@@ -144,7 +146,9 @@ def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]
     content = read_json(path, "remove it or measure again")
     found = content.get("schema_version") if isinstance(content, dict) else None
     if type(found) is not int or found != version:
-        raise ResultsRefused(f"{path} is no {what} of schema {version} (it says {shortened(found)}); remove it")
+        raise ResultsRefused(
+            f"{path} is not a {what} of schema {version} (its schema is {shortened(found)}); remove it"
+        )
     return dict(content)
 
 
@@ -176,7 +180,7 @@ def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
     foreign = next((name for name, each in content.items() if not isinstance(each, Mapping)), None)
     if foreign is not None:
         raise ResultsRefused(
-            f"{path} holds {foreign!r}, which is no experiment; move the file away, it is left as it is"
+            f"{path} contains {foreign!r}, which is not an experiment; move the file away, it is left as it is"
         )
     return content
 
@@ -191,7 +195,7 @@ def read_rows(path: Path) -> list[Mapping[str, Any]]:
     if isinstance(content, list) and all(isinstance(each, Mapping) for each in content):
         return content
     if not isinstance(content, Mapping):
-        raise ResultsRefused(f"{path} holds neither a dict nor a list of dicts; give a results file")
+        raise ResultsRefused(f"{path} contains neither a dict nor a list of dicts; give a results file")
     return [content] if _is_one_experiment(content) else named_rows(content)
 
 

@@ -95,7 +95,7 @@ class Record(BaseModel):
         return self.model_copy(update=keys)
 
 
-class AskedTask(Record):
+class TaskDescription(Record):
     """What was asked, and how it is scored; `name` is part of file names.
 
     Attributes:
@@ -153,8 +153,8 @@ class Model(Record):
             graphs; `cpu`, compiled C++; `reference`, plain torch on packed weights ([execution.md](execution.md));
             results from before say `straight` for the last two.
         execution_asked: `--execution`.
-        execution_reason: why it is not `graph` in all stages, though that or `auto` was asked for; None if it is, or
-            was not asked for.
+        execution_reason: why it is not `graph` in all stages, though that or `auto` was requested; None if it is, or
+            was not requested.
         execution_stages: object, next rows.
         execution_untuned: that own GPU kernels run on another card than the one that they were tuned on; None if they
             do not, or none run.
@@ -331,14 +331,16 @@ class Provenance(Record):
     num_processes: Count | None = None
     hardware: Hardware = Hardware()
     model: Model = Model()
-    task: AskedTask
+    task: TaskDescription
     experimental_variables: Variables = Variables()
     preparation: Preparation | None = None
     caveats: list[str] = []
     caveat_records: list[Caveat] = []
 
     def with_caveats(self, found: list[Caveat]) -> Self:
-        """With these caveats in place of those of the same kinds; a file without records keeps sentences alone."""
+        """The result with these caveats in place of those of the same kinds; a file without records keeps sentences
+        alone.
+        """
         if self.caveats and not self.caveat_records:
             return self.with_keys(caveats=[*self.caveats, *sentences(found)])
         kinds = {each.kind for each in found}
@@ -367,7 +369,7 @@ class RunTimes(Record):
 
 
 class Metadata(Record):
-    """What a sample's answer is judged against, and what the task says of the sample.
+    """What a sample's answer is scored against, and what the task says of the sample.
 
     Attributes:
         question: the question without the prompt's template.
@@ -587,13 +589,13 @@ class Drift(Record):
 
 
 class Precision(Record):
-    """How well the mean total time is known, and why no more samples were asked for.
+    """How well the mean total time is known, and why no more samples were requested.
 
     Attributes:
         asked: `--until_precision`; None if not given.
         reached: half of the 95 % interval of the mean `T_total`, as a share of the mean: Student's t over samples, or
             over pictures where samples share some; None if samples of fewer than 2 pictures.
-        stopped_by: `num_samples`: every sample drawn was asked for; `precision`: a process had enough before;
+        stopped_by: `num_samples`: every sample drawn was requested; `precision`: a process had enough before;
             `pareto_search`: the search asked for no more.
         num_processes_stopped: how many processes had enough before their last sample.
     """
@@ -915,9 +917,9 @@ class VisionPart(Record):
     """The vision knob of a setting, and the crops and vision tokens that came of it.
 
     Attributes:
-        tier: `low`, `medium` or `high`; None if a token target was asked for, or vision tokens cannot be set.
+        tier: `low`, `medium` or `high`; None if a token target was requested, or vision tokens cannot be set.
         tier_range: tiles allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target.
-        vision_tokens_target: N of `--vision_tokens_list`; None if a tier was asked for, or vision tokens cannot be set.
+        vision_tokens_target: N of `--vision_tokens_list`; None if a tier was requested, or vision tokens cannot be set.
         selected_crops_mean: mean number of tiles that the rule chose; None if no sample has a picture that is cut (some
             models take pictures in their own shape).
         selected_crops_distribution: number of tiles (as text) -> samples; `{}` without pictures.
@@ -999,7 +1001,7 @@ class CountsPart(Record):
         num_latency_samples: samples of those that were measured; the others were answered in batches and have no times.
         share_truncated: share of samples whose first run (or answer in a batch) reached the limit of tokens
             (`--max_new_tokens`, else the task's own) without end-of-sequence; None if no samples.
-        share_failed: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were asked for.
+        share_failed: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested.
         share_outlier_runs: share of runs that stand out from the other runs of their sample; they are marked in
             `outlier_runs` and in every statistic; see [profiling.md](profiling.md#runs-that-stand-out); None if no
             sample has 3 runs.
@@ -1024,7 +1026,7 @@ class SteadinessPart(Record):
             measured outside a plan.
         warmup: list of the warm-ups, [below](#warm-up), `[]` where no sample could be read.
         conditions: list of what else went on at the device and the host, [below](#conditions).
-        precision: how well the mean `T_total` is known, and why no more samples were asked for, [below](#precision).
+        precision: how well the mean `T_total` is known, and why no more samples were requested, [below](#precision).
     """
 
     setting_order: Order | None = None
@@ -1151,10 +1153,10 @@ def _contradictions(result: SettingResult) -> Iterator[str]:
         if value is not None and value <= 0 and _ABOVE_ZERO.fullmatch(name):
             yield f"is broken: aggregate_stats.{name} is {value}, and a time is above 0"
     if result.num_samples != len(samples):
-        yield f"is broken: num_samples is {result.num_samples}, and per_sample_results holds {len(samples)}"
+        yield f"is broken: num_samples is {result.num_samples}, and per_sample_results contains {len(samples)}"
     twice = [sample_id for sample_id, count in Counter(each.sample_id for each in samples).items() if count > 1]
     if twice:
-        yield f"is broken: per_sample_results holds sample_id {twice[0]} more than once"
+        yield f"is broken: per_sample_results contains sample_id {twice[0]} more than once"
     for place, sample in enumerate(samples):
         if sample.runs and all(run.T_total != sample.T_total for run in sample.runs):
             yield f"lacks a run of T_total {sample.T_total} in per_sample_results[{place}].runs"

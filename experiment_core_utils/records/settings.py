@@ -25,7 +25,7 @@ When = Literal["open", "between", "close"]
 
 @dataclass(frozen=True)
 class MeasuredSample:
-    """One sample at one setting: every run, and the answer beside what it is judged against.
+    """One sample at one setting: every run, and the answer beside what it is scored against.
 
     It has no score yet: answers are scored over the whole run, after the parts of all processes are merged.
 
@@ -36,11 +36,11 @@ class MeasuredSample:
         transfer_s: host to device, outside the total; None without runs.
         prediction: decoded text of the first run, or of the answer.
         flops: None for an unknown architecture.
-        references, options, answer_index, question_type, image_id: what the prediction is judged against, as in the
+        references, options, answer_index, question_type, image_id: what the prediction is scored against, as in the
             task's sample.
         metadata: the question and what else the task says (JSON values only).
         answer: of a sample without runs; None with them.
-        energy: of its runs; None where it was not asked for, and without runs.
+        energy: of its runs; None where it was not requested, and without runs.
     """
 
     sample_id: int
@@ -75,23 +75,23 @@ class MeasuredSample:
 
     @property
     def energy_j(self) -> float | None:
-        """Of that run."""
+        """Energy of the measured run."""
         place = self.run_place
         return None if self.energy is None or place is None else self.energy.joules[place]
 
     @property
     def output_tokens(self) -> int:
-        """Of `run`, or of the answer in a batch."""
-        said = self.run or self.answer
-        assert said is not None
-        return len(said.token_ids)
+        """Output tokens of `run`, or of the answer in a batch."""
+        answer = self.run or self.answer
+        assert answer is not None
+        return len(answer.token_ids)
 
     @property
     def ended(self) -> bool:
         """Whether end-of-sequence came before the limit, in the first run or in the answer in a batch."""
-        said = self.runs[0] if self.runs else self.answer
-        assert said is not None
-        return said.ended
+        answer = self.runs[0] if self.runs else self.answer
+        assert answer is not None
+        return answer.ended
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class SettingLoad:
     """Load and memory along one window in which a process measured samples of a setting.
 
     Attributes:
-        has_timeline: whether the samples themselves were asked for, beside what they come to.
+        has_timeline: whether the samples themselves were requested, beside what they come to.
     """
 
     experiment_id: str
@@ -295,14 +295,14 @@ class FinishedSample:
 
     @property
     def sample_id(self) -> int:
-        """Its position in the task's split."""
+        """The sample's position in the task's split."""
         done = self.measured or self.failed
         assert done is not None
         return done.sample_id
 
 
 @dataclass(frozen=True)
-class ShareDone:
+class ShardDone:
     """A process has come to the end of its share of a setting.
 
     Attributes:
@@ -310,8 +310,8 @@ class ShareDone:
         proof: None where the share holds no sample that can be read.
         failure: why samples of the share are missing.
         num_given: how many samples the share had.
-        num_asked: how many of them, from the front, were asked for: fewer where sampling stopped early. Both are None
-            in the ends of shares of which every sample was asked for.
+        num_asked: how many of them, from the front, were requested: fewer where sampling stopped early. Both are None
+            in the ends of shares of which every sample was requested.
     """
 
     experiment_id: str
@@ -336,7 +336,7 @@ class MeasuredSetting:
         num_stopped_early: processes that did not come to their last sample because there were enough.
         warmups: of every process and run.
         conditions: readings of every process and run, in order of time for each of them.
-        energy: of one request's stages; None where it was not asked for.
+        energy: of one request's stages; None where it was not requested.
         loads: of every window of every process.
     """
 
@@ -398,7 +398,7 @@ class Outliers:
 
     Attributes:
         by_sample: for each sample the indices of its runs that do, None where it has too few to judge.
-        share: of the runs that were judged; None where none was.
+        share: of the runs that were checked; None where none was.
         reason: why there is no share.
     """
 
@@ -415,7 +415,7 @@ class SettingSummary:
         accuracy: of the scores.
         distributions: over samples, by quantity: stage times in seconds, token counts as they are.
         share_truncated: share of answers that reached the limit without end-of-sequence.
-        share_failed: share of the samples asked for that could not be run; None where none was asked for.
+        share_failed: share of the samples asked for that could not be run; None where none was requested.
         outliers: runs that stand out from the others of their sample; they are in all distributions.
     """
 

@@ -18,12 +18,12 @@ class ProcessPlace(Protocol):
 
     @property
     def process_index(self) -> int:
-        """Its rank in the run."""
+        """The process's rank in the run."""
         ...
 
     @property
     def local_process_index(self) -> int:
-        """Its rank on its machine."""
+        """The process's rank on its machine."""
         ...
 
 
@@ -66,8 +66,8 @@ class QueryRecord(TypedDict):
         output_tokens: generated tokens up to end-of-sequence, that one included.
         ended: whether end-of-sequence came before the limit.
         output_token_ids: the generated ids.
-        output_text: None where decoding to text was not asked for.
-        energy_j: its share of its batch's, by its tokens; see `apportioned_energy.share_of_query`.
+        output_text: None where decoding to text was not requested.
+        energy_j: its share of its batch's, by its tokens; see `apportioned_energy.allocated_to_query`.
     """
 
     prompt_index: int
@@ -121,12 +121,12 @@ class InferenceResults(TypedDict):
 
     Attributes:
         output_tokens: generated ids [N, longest] on the host, by prompt index, padded to the right after each end.
-        output_text: by prompt index; None where decoding to text was not asked for.
+        output_text: by prompt index; None where decoding to text was not requested.
         total_inference_time_s: sum over batches, without simulated waiting and decoding to text. Pooled: that of the
             process that took longest, for they run side by side.
         total_input_tokens, total_output_tokens: true tokens.
         tokens_per_second: output tokens.
-        latency_per_query_s: total time / prompts, which is no prompt's own waiting time where batches hold several.
+        latency_per_query_s: total time / prompts, which is not a prompt's own waiting time where batches hold several.
         process_index: None where all processes are pooled.
         queries: by prompt index.
         batches: by process, then in the order in which they ran.

@@ -1,6 +1,6 @@
 """Saved results scored by another metric, or their settings compared in pairs.
 
-No model is loaded and torch is not imported: a result file holds each answer beside what it is judged against.
+No model is loaded and torch is not imported: a result file holds each answer beside what it is scored against.
 """
 
 import json
@@ -29,7 +29,7 @@ from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 
 AnyResult = TypeVar("AnyResult", bound=SettingResult)
-_JUDGE_TOGETHER = frozenset(name for name in list_metrics() if not get_metric(name).judges_alone)
+_SCORED_TOGETHER = frozenset(name for name in list_metrics() if not get_metric(name).scores_each_answer)
 # Where a result's provenance says under which conditions it was made, beside the knobs.
 _CONDITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -191,7 +191,7 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     sides = [{sample.sample_id: sample for sample in each.per_sample_results} for each in (reference, result)]
     shared = sorted(sides[0].keys() & sides[1].keys())
     for sample_id in shared:
-        if _asked(sides[0][sample_id]) != _asked(sides[1][sample_id]):
+        if _question_of(sides[0][sample_id]) != _question_of(sides[1][sample_id]):
             raise ResultsError(
                 f"sample {sample_id} is another question in {setting_key(result)} than in {setting_key(reference)}: "
                 "these results are not of the same data; compare results of one run"
@@ -199,18 +199,18 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     scores = [
         {key: ScoredSample(sample.metadata.image_id, sample.accuracy) for key, sample in side.items()} for side in sides
     ]
-    if sides[0].keys() != sides[1].keys() and metric_of(reference) in _JUDGE_TOGETHER:
+    if sides[0].keys() != sides[1].keys() and metric_of(reference) in _SCORED_TOGETHER:
         metric = get_metric(metric_of(reference))
         scores = [{**own, **scored_together(side, shared, metric)} for side, own in zip(sides, scores, strict=True)]
     return compare_paired(scores[0], scores[1], reference.metric_best)
 
 
-def _asked(sample: SampleResult) -> tuple[Any, ...]:
+def _question_of(sample: SampleResult) -> tuple[Any, ...]:
     return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
 
 
 def scored_together(samples: Mapping[int, SampleResult], ids: Sequence[int], metric: Metric) -> dict[int, ScoredSample]:
-    """The scores of these samples, judged among themselves only."""
+    """The scores of these samples, compared among themselves only."""
     answers = [stored_answer(samples[sample_id]) for sample_id in ids]
     scores = metric.score(answers).scores
     return {
@@ -255,7 +255,7 @@ def _check_holds_nothing_measured(target: Path, names: Mapping[str, SettingResul
     if any((target / name).exists() for name in names):
         measured = [name for name, found in read_results(target).items() if name in names and not _is_rescored(found)]
         if measured:
-            raise ConfigurationError(f"{target} holds measured results such as {measured[0]}; give another --output")
+            raise ConfigurationError(f"{target} contains measured results such as {measured[0]}; give another --output")
 
 
 def _is_rescored(result: SettingResult) -> bool:

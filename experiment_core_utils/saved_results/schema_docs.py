@@ -35,7 +35,6 @@ from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.ledger import RunPlan
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.records.setting_result import (
-    AskedTask,
     Conditions,
     Drift,
     Energy,
@@ -57,6 +56,7 @@ from experiment_core_utils.records.setting_result import (
     SampleResult,
     SettingResult,
     StageFigure,
+    TaskDescription,
     Variables,
     WarmUpRuns,
 )
@@ -64,7 +64,7 @@ from experiment_core_utils.records.settings import FailedSample
 
 PAGE = REPOSITORY / "docs" / "results_schema.md"
 # Objects of the provenance, whose keys stand in its own table.
-DOTTED = (AskedTask, ExecutionStages, Hardware, Model, Preparation, Variables)
+DOTTED = (TaskDescription, ExecutionStages, Hardware, Model, Preparation, Variables)
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None, page: Path = PAGE) -> int:
     program = "python -m experiment_core_utils.saved_results.schema_docs"
     parser = OneLineParser(prog=program, description="Tables of the schema page.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="say whether the page is what the code says")
+    what.add_argument("--check", action="store_true", help="check whether the page matches the code")
     what.add_argument("--write", action="store_true", help="write the tables into the page")
     try:
         given: argparse.Namespace = parser.parse_args(argv)
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None, page: Path = PAGE) -> int:
         if given.write:
             write_text_atomically(after, page)
         elif after != before:
-            raise ResultsError(f"{page.name} is not what the code says; run with --write")
+            raise ResultsError(f"{page.name} does not match the code; run with --write")
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -48,7 +48,7 @@ def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
     return lines + [f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()]
 
 
-def places_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:
+def positions_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:
     """For each setting of a search's `pareto_search.json`, where it ended; None where there was no search."""
     if search is None:
         return None
@@ -63,12 +63,12 @@ def places_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:
 
 def search_sentence(search: Mapping[str, Any]) -> str:
     """What a search found and took."""
-    share = "" if search["share"] is None else f", {search['share']:.3f} of the full grid's model time (estimated)"
+    fraction = "" if search["share"] is None else f", {search['share']:.3f} of the full grid's model time (estimated)"
     counts = ", ".join(
         f"{len(search[name])} {name.replace('_', ' ')}" for name in ("undecided", "set_aside", "eliminated")
     )
     return (
-        f"front of {len(search['front'])} settings ({counts}) after {len(search['rounds'])} rounds{share}; "
+        f"front of {len(search['front'])} settings ({counts}) after {len(search['rounds'])} rounds{fraction}; "
         f"stopped: {search['stopped']}"
     )
 

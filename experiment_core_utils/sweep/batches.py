@@ -157,7 +157,7 @@ def answer_prepared(
         OutOfMemory: a batch does not fit; give a smaller `max_batch_size`.
     """
     answers: dict[int, tuple[int, ...]] = {}
-    with model.kept():
+    with model.restored_afterwards():
         for places in batches_of(questions, max_batch_size):
             model.apply(questions[places[0]].setting)
             with out_of_memory_named():

@@ -41,7 +41,7 @@ Totals = Mapping[int, float]
 
 
 def drift_path(folder: Path, rank: int) -> Path:
-    """In a folder of its own: every JSON file beside it is the result of a setting."""
+    """Path of the drift file, in its own folder: every JSON file beside it is the result of a setting."""
     return folder / "drift" / f"rank{rank}.json"
 
 
@@ -61,7 +61,7 @@ def read_drift(path: Path) -> tuple[DriftReading, ...]:
     except ValidationError as error:
         raise ResultsRefused(f"{path} {field_fault(error)}; move it away") from error
     except (KeyError, TypeError) as error:
-        raise ResultsRefused(f"{path} is no file of drift readings; move it away") from error
+        raise ResultsRefused(f"{path} is not a file of drift readings; move it away") from error
 
 
 class ControlRuns:
@@ -88,7 +88,7 @@ class ControlRuns:
             for sample_id in candidates:
                 if len(totals) == CONTROL_SAMPLES:
                     break
-                self._context.stop.raise_if_asked()
+                self._context.stop.raise_if_requested()
                 try:
                     totals[sample_id] = self._total_s(sample_id, is_first=not totals)
                 except SampleError:  # not counted: the sample is measured, and so recorded, at every setting

@@ -41,7 +41,7 @@ from experiment_core_utils.sweep.estimate import (
     source_sentences,
     work_of,
 )
-from experiment_core_utils.sweep.plan import agreed_fingerprint, asked_run, max_new_tokens_of
+from experiment_core_utils.sweep.plan import agreed_fingerprint, max_new_tokens_of, requested_run
 from experiment_core_utils.tasks.interface import Task
 
 
@@ -65,8 +65,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     Raises:
         ConfigurationError: what would also stop the run, or none of the first samples can be read.
     """
-    asked = asked_run(config)
-    source, task, drawn = asked.source, asked.task, asked.drawn
+    requested = requested_run(config)
+    source, task, drawn = requested.source, requested.task, requested.drawn
     accelerator = setup_distributed(config.machine)
     device = choose_device(config.machine.device, accelerator.local_process_index)
     set_cpu_threads(config.machine.num_threads, processes_on_this_machine(accelerator))
@@ -81,14 +81,14 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
     weights_bytes = planned.weight_elements * dtype.itemsize
     estimates = []
-    for setting in asked.settings:
+    for setting in requested.settings:
         request = planned.at(setting)
         is_done = ledger.result(setting.key) is not None
         memory_bytes = weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     lines = [
-        f"plan: {len(asked.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
+        f"plan: {len(requested.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
         f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
         size_sentence(size),
         *plan_table(estimates),
@@ -151,4 +151,4 @@ def is_comparable(
     )
     # Results from before the flag was there ran eagerly.
     is_same = same_hardware and same_model and config.execution == (model.execution_asked or "eager")
-    return is_same and all(asked in (None, used) for asked, used in implementations)
+    return is_same and all(requested in (None, used) for requested, used in implementations)

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeVar
 
 from experiment_core_utils.b_model_loader import ModelSource, load_processor
 from experiment_core_utils.models.architecture_flops import UnknownArchitecture, architecture_of
-from experiment_core_utils.models.foreign_model import ForeignSource, skeleton_of
+from experiment_core_utils.models.foreign_model import HFSource, skeleton_of
 from experiment_core_utils.models.memory_parts import cache_elements as decoder_cache_elements
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.flops import request_flops
@@ -66,7 +66,7 @@ class EarlierResults:
         by_key: setting's key -> result, of the same task and split.
         rates: medians over all of them, of whatever task; None where there are none.
         output_tokens: mean length of an answer over `by_key`; None where there are none.
-        num_results: how many stand behind `rates`.
+        num_results: how many is behind `rates`.
     """
 
     by_key: Mapping[str, SettingResult]
@@ -241,7 +241,7 @@ def source_sentences(
 
 
 # Samples whose pictures are opened for their shape.
-SAMPLES_LOOKED_AT = 8
+INSPECTED_SAMPLES = 8
 T = TypeVar("T")
 
 
@@ -290,21 +290,21 @@ def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: i
 def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T]) -> list[T]:
     """What is seen in the first few samples that can be read."""
     seen, reason = [], ""
-    for sample_id in sample_ids[:SAMPLES_LOOKED_AT]:
+    for sample_id in sample_ids[:INSPECTED_SAMPLES]:
         try:
             seen.append(look(task[sample_id]))
         except SampleError as error:
             reason = str(error)
     if not seen:
         raise ConfigurationError(
-            f"none of the first {len(sample_ids[:SAMPLES_LOOKED_AT])} samples of {task.name} {task.split} can be read, "
+            f"none of the first {len(sample_ids[:INSPECTED_SAMPLES])} samples of {task.name} {task.split} can be read, "
             f"the last because: {reason}; give others with --seed or --ids"
         )
     return seen
 
 
 def mean_flops(flops: Sequence[StageFlops]) -> StageFlops:
-    """Of each stage, over requests; vision over those without a picture too."""
+    """Mean FLOPs of each stage, over requests; vision over those without a picture too."""
     vision = [each.vision_flops or 0 for each in flops]
     decode = [each.decode_flops_per_token for each in flops if each.decode_flops_per_token is not None]
     return StageFlops(
@@ -323,7 +323,7 @@ class PromptShape:
 
 
 class MolmoeWork:
-    """Of MolmoE: a picture's size alone says how it is cut."""
+    """Work of MolmoE requests: a picture's size alone determines its crops."""
 
     def __init__(self, source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> None:
         self._source = source
@@ -376,9 +376,11 @@ def image_part_tokens(processor: MolmoeProcessor, tiling: Tiling) -> int:
 
 
 class TransformersWork:
-    """Of a model of transformers: its processor makes the requests, and their tokens and crops are counted."""
+    """Work of requests to a model of transformers: its processor makes the requests, and their tokens and crops are
+    counted.
+    """
 
-    def __init__(self, source: ForeignSource, task: Task, sample_ids: Sequence[int], limit: int) -> None:
+    def __init__(self, source: HFSource, task: Task, sample_ids: Sequence[int], limit: int) -> None:
         architecture = architecture_of(source.config)
         if isinstance(architecture, UnknownArchitecture):
             raise ConfigurationError(f"--dry_run has no estimate for {source.name}: {architecture.reason}")

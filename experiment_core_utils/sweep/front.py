@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import parsed_json
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
-from experiment_core_utils.saved_results.terminal import places_of, search_sentence
+from experiment_core_utils.saved_results.terminal import positions_of, search_sentence
 from experiment_core_utils.sweep.front_search import (
     Departure,
     MeanBound,
@@ -56,8 +56,8 @@ def check_searchable(metric: Metric, num_samples: int) -> None:
         )
     if not isinstance(metric, AnswerMetric):
         raise ConfigurationError(
-            f"--pareto_search compares scores of single samples, and {metric.name} has none that hold by themselves; "
-            "leave it out, or give a task with another metric"
+            f"--pareto_search compares scores of single samples, and {metric.name} has no score of a single sample; "
+            f"drop --pareto_search, or give a task with another metric"
         )
 
 
@@ -89,7 +89,7 @@ class FrontSearch:
         self._measurer = measurer
         self._settings = {setting.key: setting for setting in settings}
         self._search = ParetoSearch(list(self._settings), sample_ids, rules)
-        self._asked: dict[str, set[int]] = {key: set() for key in self._settings}
+        self._requested: dict[str, set[int]] = {key: set() for key in self._settings}
         self.measured: dict[str, MeasuredSetting] = {}
         self.failures: dict[str, SettingFailure] = {}
 
@@ -101,14 +101,14 @@ class FrontSearch:
         """
         return run_search(self._search, self._measure_round)
 
-    def _measure_round(self, wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
+    def _measure_round(self, requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
         context = self._context
-        most = max(len(ids) for ids in wanted.values())
+        most = max(len(ids) for ids in requested.values())
         found = {}
-        with Progress(len(wanted), -(-most // context.num_processes), shown=context.is_main) as progress:
-            keys = list(wanted)
-            for place, (key, sample_ids) in enumerate(wanted.items()):
-                context.stop.raise_if_asked()
+        with Progress(len(requested), -(-most // context.num_processes), shown=context.is_main) as progress:
+            keys = list(requested)
+            for place, (key, sample_ids) in enumerate(requested.items()):
+                context.stop.raise_if_requested()
                 shards = shards_of(sample_ids, context.num_processes)
                 others = [self._settings[each] for each in keys[place + 1 :] + keys[:place]]
                 self._measurer.measure_shard(self._settings[key], progress, others, shards[context.rank])
@@ -131,8 +131,8 @@ class FrontSearch:
         )
         new = {sample_id for shard in shards.values() for sample_id in shard}
         # Journals may hold more already: of a search that was stopped later than here.
-        self._asked[key] |= new
-        merged = merge_parts([only(part, self._asked[key]) for part in parts], sorted(self._asked[key]))
+        self._requested[key] |= new
+        merged = merge_parts([only(part, self._requested[key]) for part in parts], sorted(self._requested[key]))
         observed = observations(merged, self._bench.metric, new)
         if merged.failure is not None:
             self.failures[key] = merged.failure
@@ -147,7 +147,7 @@ class FrontSearch:
         return {}
 
 
-def tell_over(journals: Path, rank: int, experiment_id: str) -> None:
+def announce_end(journals: Path, rank: int, experiment_id: str) -> None:
     """Say that this process's search is over and needs no journal any more."""
     write_text_atomically(experiment_id, _over_path(journals, rank))
 
@@ -155,7 +155,7 @@ def tell_over(journals: Path, rank: int, experiment_id: str) -> None:
 def wait_until_all_are_over(
     journals: Path, num_processes: int, experiment_id: str, timeout_s: float, stop: StopRequest
 ) -> bool:
-    """Wait for `tell_over` of every process; False where one has not said so within `timeout_s`.
+    """Wait for `announce_end` of every process; False where one has not said so within `timeout_s`.
 
     Raises:
         Stopped: someone asked to stop while waiting.
@@ -166,7 +166,7 @@ def wait_until_all_are_over(
     while waiting := {rank for rank in waiting if not _is_over(_over_path(journals, rank), experiment_id)}:
         if time.monotonic() > deadline:
             return False
-        stop.raise_if_asked("while waiting for the other processes")
+        stop.raise_if_requested("while waiting for the other processes")
         time.sleep(_POLL_S)
     for rank in range(num_processes):
         _over_path(journals, rank).unlink(missing_ok=True)
@@ -187,7 +187,7 @@ def _is_over(path: Path, experiment_id: str) -> bool:
 
 
 def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
-    """A part without the samples that were not asked for yet."""
+    """A part without the samples that were not requested yet."""
     return replace(
         part,
         asked_ids=None,
@@ -197,7 +197,7 @@ def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
 
 
 def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) -> dict[int, Observation]:
-    """Those of the samples that ran: their score, the published run's total, and all runs together as cost."""
+    """Observations of the samples that ran: their score, the published run's total, and all runs together as cost."""
     samples = [sample for sample in merged.samples if sample.sample_id in sample_ids]
     scores = metric.score([answer_of(sample) for sample in samples]).scores if samples else ()
     return {
@@ -225,9 +225,11 @@ def finished_search(folder: Path, keys: Sequence[str], ledger: Ledger) -> Mappin
         searched = list(content["rounds"][0])
         have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
         # What the closing lines are made of.
-        places_of(content), search_sentence(content)
+        positions_of(content), search_sentence(content)
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-        raise ResultsRefused(f"{path} is broken ({first_line(error)}); remove it, and the search goes on") from error
+        raise ResultsRefused(
+            f"{path} is broken ({first_line(error)}); remove it and run the same command again to resume"
+        ) from error
     return content if have and set(searched) == set(keys) else None
 
 

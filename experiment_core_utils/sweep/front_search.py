@@ -85,7 +85,7 @@ class SearchRules:
 
     def __post_init__(self) -> None:
         if not (0 <= self.margin < 1 and 0 < self.alpha < 1 and 0 < self.doubt < 0.5 and 0 < self.share <= 1):
-            raise ValueError("margin, alpha and share lie between 0 and 1, doubt below a half")
+            raise ValueError("margin, alpha and share must be between 0 and 1, and doubt below a half")
         if self.first_samples < 2 or self.growth <= 1 or self.best <= 0:
             raise ValueError("at least 2 samples at first, each round more than the one before, a best score above 0")
 
@@ -231,7 +231,7 @@ class ParetoSearch:
         self._scores = {key: np.full(len(sample_ids), np.nan) for key in settings}
         self._seconds = {key: np.full(len(sample_ids), np.nan) for key in settings}
         self._costs = {key: np.full(len(sample_ids), np.nan) for key in settings}
-        self._asked = dict.fromkeys(settings, 0)
+        self._requested = dict.fromkeys(settings, 0)
         self._active = list(settings)
         self._eliminated: dict[str, Departure] = {}
         self._set_aside: dict[str, Departure] = {}
@@ -258,7 +258,7 @@ class ParetoSearch:
                 self._seconds[key][place] = one.seconds
                 self._costs[key][place] = one.cost_s
                 self._clusters[place] = self._numbers.setdefault(one.picture, len(self._numbers))
-            self._asked[key] += len(self._pending[key])
+            self._requested[key] += len(self._pending[key])
         self._rounds.append({key: len(ids) for key, ids in self._pending.items()})
         self._drop([key for key, seen in observations.items() if not seen])
         self._look()
@@ -383,23 +383,23 @@ class ParetoSearch:
         total = len(self._ids)
         if all(verdict.cleared for pair, verdict in self._verdicts.items() if set(pair) <= set(self._active)):
             self._stopped = "settled"
-        elif all(self._asked[key] == total for key in self._active):
+        elif all(self._requested[key] == total for key in self._active):
             self._stopped = "samples"
         else:
-            reached = max(self._asked[key] for key in self._active)
+            reached = max(self._requested[key] for key in self._active)
             self._pending = self._up_to(self._affordable(next((n for n in self._looks if n > reached), total)))
             if not self._pending or len(self._rounds) == self.most_rounds:
                 self._pending, self._stopped = {}, "budget"
 
     def _up_to(self, target: int) -> Round:
         """What takes every setting in the race to that many samples."""
-        return {key: self._ids[self._asked[key] : target] for key in self._active if self._asked[key] < target}
+        return {key: self._ids[self._requested[key] : target] for key in self._active if self._requested[key] < target}
 
     def _affordable(self, target: int) -> int:
         """The most samples up to the target to which the time left takes every setting in the race."""
         left = self.rules.share * self._full_cost() * (1 - self._cost_doubt()) - self._used()
         means = {key: float(np.nanmean(self._costs[key])) for key in self._active}
-        while target > 0 and sum(means[key] * max(target - self._asked[key], 0) for key in self._active) > left:
+        while target > 0 and sum(means[key] * max(target - self._requested[key], 0) for key in self._active) > left:
             target -= 1
         return target
 
@@ -411,7 +411,8 @@ class ParetoSearch:
         return np.array([self._costs[key] for key in self._active]).sum(axis=0)
 
     def _full_cost(self) -> float:
-        """From each setting's cost in proportion to the reference's on the same samples: a setting that left early was
+        """Cost of a full run, from each setting's cost in proportion to the reference's on the same samples: a setting
+        that left early was
         measured on few, which may have been cheap ones (a ratio estimate; W. Cochran, Sampling techniques, 1977)."""
         ran = [costs for costs in self._costs.values() if np.isfinite(costs).any()]
         per_sample = 0.0
@@ -430,7 +431,7 @@ class ParetoSearch:
 
 
 def front_of(standings: Sequence[Standing]) -> list[Standing]:
-    """Those that no other one is at least as good as in both means and better in one; none without an accuracy."""
+    """Settings that no other one is at least as good as in both means and better in one; none without an accuracy."""
     scored = [(each, each.accuracy) for each in standings if each.accuracy is not None]
     return [
         each
@@ -446,8 +447,8 @@ def front_of(standings: Sequence[Standing]) -> list[Standing]:
 
 def run_search(search: ParetoSearch, measure: Measure) -> SearchResult:
     """Ask and record until the search is over."""
-    while wanted := search.next_round():
-        search.record(measure(wanted))
+    while requested := search.next_round():
+        search.record(measure(requested))
     return search.result()
 
 

@@ -34,7 +34,7 @@ from experiment_core_utils.records.settings import (
     MeasuredSample,
     SettingFailure,
     SettingLoad,
-    ShareDone,
+    ShardDone,
 )
 from experiment_core_utils.sweep.batches import BatchAnswerer
 from experiment_core_utils.sweep.profiles import TorchProfiles
@@ -60,7 +60,7 @@ def load_noted(sampler: LoadSampler, journal: Journal, origin: JournalHeader, wi
     note()
 
 
-class Share:
+class Shard:
     """The ids of one process's samples, in order, and those that are finished.
 
     Whether there are enough is judged in that order, before each id, by the samples in front of it alone. So a run that
@@ -68,7 +68,7 @@ class Share:
 
     Args:
         finished: samples by id; those of other processes are left out.
-        goal: None where every sample is asked for.
+        goal: None where every sample is requested.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Share:
 
     @property
     def num_asked(self) -> int:
-        """How many ids from the front are asked for, as far as the finished samples tell."""
+        """How many ids from the front are requested, as far as the finished samples tell."""
         if self._goal is None:
             return len(self.sample_ids)
         return sum(1 for _ in self.until_enough())
 
     @property
     def is_done(self) -> bool:
-        """Whether all that is asked for is finished."""
+        """Whether all that is requested is finished."""
         return all(each in self.finished for each in self.sample_ids[: self.num_asked])
 
 
@@ -211,7 +211,7 @@ class ShardMeasurer:
         self._following: Sequence[KnobSetting] = ()
         self._goal: PrecisionGoal | None = None
         if config.until_precision is not None:
-            self._goal = PrecisionGoal(config.until_precision).of_share(context.num_processes)
+            self._goal = PrecisionGoal(config.until_precision).of_shard(context.num_processes)
 
     def measure_shard(
         self,
@@ -219,7 +219,7 @@ class ShardMeasurer:
         progress: Progress,
         following: Sequence[KnobSetting] = (),
         sample_ids: Sequence[int] | None = None,
-    ) -> ShareDone:
+    ) -> ShardDone:
         """Bring the journal of the setting to its end, from wherever an earlier run left it.
 
         Args:
@@ -230,20 +230,20 @@ class ShardMeasurer:
             Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journal.
         """
         given = self._context.own_ids if sample_ids is None else tuple(sample_ids)
-        share = Share(
+        shard = Shard(
             given, finished_samples(self._context.journals, setting.key, self._context.fingerprint), self._goal
         )
-        progress.start(setting.key, share.num_finished)
+        progress.start(setting.key, shard.num_finished)
         self._following = following
         with Journal(self._context.journals, self._header(setting, given)) as journal:
             earlier = journal.before.end if journal.before is not None else None
-            if earlier is not None and earlier.failure is None and share.is_done:
+            if earlier is not None and earlier.failure is None and shard.is_done:
                 done = replace(earlier, experiment_id=self._context.experiment_id)
             else:
-                done = self._measure_with_retries(setting, journal, share, progress)
+                done = self._measure_with_retries(setting, journal, shard, progress)
             if done.failure is None and self._energy is not None and self._context.rank == 0:
                 self._measure_energy_once(setting, journal, given, self._energy)
-            done = replace(done, num_given=len(given), num_asked=share.num_asked)
+            done = replace(done, num_given=len(given), num_asked=shard.num_asked)
             journal.append(done)
         return done
 
@@ -263,7 +263,8 @@ class ShardMeasurer:
     def _measure_energy_once(
         self, setting: KnobSetting, journal: Journal, sample_ids: Sequence[int], how: StageMeasurement
     ) -> None:
-        """Of the first sample that can be read, after all others of the setting: it disturbs no time.
+        """Measure the energy of the first sample that can be read, after all others of the setting: it disturbs no
+        time.
 
         Not again where an earlier run, or an earlier part of the shard, did it.
         """
@@ -272,7 +273,7 @@ class ShardMeasurer:
         self._bench.model.apply(setting)
         request = self._first_request(setting, sample_ids)
         if request is not None:
-            self._bench.model.make_ready(request[1], self._bench.max_new_tokens)
+            self._bench.model.warm_up(request[1], self._bench.max_new_tokens)
         context, bench = self._context, self._bench
         journal.append(
             energy_of_setting(bench.model, request, bench.max_new_tokens, how, context.experiment_id, context.rank)
@@ -289,45 +290,45 @@ class ShardMeasurer:
         return None
 
     def _measure_with_retries(
-        self, setting: KnobSetting, journal: Journal, share: Share, progress: Progress
-    ) -> ShareDone:
+        self, setting: KnobSetting, journal: Journal, shard: Shard, progress: Progress
+    ) -> ShardDone:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
         attempts = self._config.max_config_retries + 1
         for attempt in range(1, attempts + 1):
             is_last = attempt == attempts
             try:
-                proof, window = self._measure(setting, journal, share, progress, is_last)
+                proof, window = self._measure(setting, journal, shard, progress, is_last)
             except SettingError as error:
                 release_cached_memory(self._bench.model.device)
                 if is_last or isinstance(error, KnobDidNotAct):
                     failure = SettingFailure(type(error).__name__, str(error), attempt)
-                    return ShareDone(self._context.experiment_id, None, None, failure)
+                    return ShardDone(self._context.experiment_id, None, None, failure)
             else:
-                if share.is_done:
+                if shard.is_done:
                     break
             self._context.stop.sleep(self._config.config_retry_delay)
-        return ShareDone(self._context.experiment_id, proof, window.reading, None)
+        return ShardDone(self._context.experiment_id, proof, window.reading, None)
 
     def _measure(
-        self, setting: KnobSetting, journal: Journal, share: Share, progress: Progress, is_last_attempt: bool
+        self, setting: KnobSetting, journal: Journal, shard: Shard, progress: Progress, is_last_attempt: bool
     ) -> tuple[KnobProof | None, MemoryWindow]:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self._bench.model.apply(setting)
-        self._announce(setting, share)
+        self._announce(setting, shard)
         proof: KnobProof | None = None
         journal.append(self._conditions.read("open"))
-        load = load_noted(self._load, journal, self._header(setting, share.sample_ids), self._config.memory_timeline)
+        load = load_noted(self._load, journal, self._header(setting, shard.sample_ids), self._config.memory_timeline)
         with load, out_of_memory_named(), MemoryWindow(self._bench.model.device) as window:
 
             def note(outcome: MeasuredSample | FailedSample) -> None:
-                self._note(outcome, share, journal, window, progress, is_last_attempt)
+                self._note(outcome, shard, journal, window, progress, is_last_attempt)
 
-            for sample_id in share.until_enough():
+            for sample_id in shard.until_enough():
                 measured = None
-                is_finished = sample_id in share.finished
+                is_finished = sample_id in shard.finished
                 if sample_id not in self._bench.latency_ids or (is_finished and proof is not None):
                     continue
-                self._context.stop.raise_if_asked()
+                self._context.stop.raise_if_requested()
                 try:
                     with time_limit(self._config.sample_timeout):
                         sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
@@ -341,24 +342,24 @@ class ShardMeasurer:
                 if measured is not None and self._profiles is not None and self._profiles.wants(setting.key):
                     # One more run of a sample that is on the disk already, outside its time limit.
                     inputs = self._bench.model.to_device(request.inputs)
-                    self._bench.model.make_ready(inputs, self._bench.max_new_tokens)
+                    self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
                     self._profiles.take(self._bench.model, setting.key, sample_id, inputs, self._bench.max_new_tokens)
-            proof = proof or self._proof_of_answered(setting, share, journal)
-            self._answer_the_rest(setting, share, note)
+            proof = proof or self._proof_of_answered(setting, shard, journal)
+            self._answer_the_rest(setting, shard, note)
         journal.append(self._conditions.read("close"))
         return proof, window
 
-    def _announce(self, setting: KnobSetting, share: Share) -> None:
+    def _announce(self, setting: KnobSetting, shard: Shard) -> None:
         """Say which requests will be taken: the first for the warm-up, then those of samples not yet finished."""
-        measured, answered = split_by(self._bench.latency_ids, share.sample_ids)
+        measured, answered = split_by(self._bench.latency_ids, shard.sample_ids)
         order = (*measured, *answered)
-        todo = [each for place, each in enumerate(order) if place == 0 or each not in share.finished]
+        todo = [each for place, each in enumerate(order) if place == 0 or each not in shard.finished]
         self._bench.requests.announce(setting.vision.crops, todo, [each.vision.crops for each in self._following])
 
     def _note(
         self,
         outcome: MeasuredSample | FailedSample,
-        share: Share,
+        shard: Shard,
         journal: Journal,
         window: MemoryWindow,
         progress: Progress,
@@ -367,29 +368,29 @@ class ShardMeasurer:
         """Write down what became of a sample; one that failed is left for the next attempt where there is one."""
         failed = outcome if isinstance(outcome, FailedSample) else None
         done = outcome if isinstance(outcome, MeasuredSample) else None
-        if outcome.sample_id in share.finished or (failed is not None and not is_last_attempt):
+        if outcome.sample_id in shard.finished or (failed is not None and not is_last_attempt):
             return
         finished = FinishedSample(done, failed, window.read())
         journal.append(finished)
-        share.add(finished)
+        shard.add(finished)
         progress.advance()
         reading = self._conditions.read_if_due()
         if reading is not None:
             journal.append(reading)
 
     def _answer_the_rest(
-        self, setting: KnobSetting, share: Share, note: Callable[[MeasuredSample | FailedSample], None]
+        self, setting: KnobSetting, shard: Shard, note: Callable[[MeasuredSample | FailedSample], None]
     ) -> None:
         """The samples that are not measured, in batches."""
-        _, answered = split_by(self._bench.latency_ids, share.sample_ids)
-        for outcomes in self._answerer.outcomes(setting, [each for each in answered if each not in share.finished]):
+        _, answered = split_by(self._bench.latency_ids, shard.sample_ids)
+        for outcomes in self._answerer.outcomes(setting, [each for each in answered if each not in shard.finished]):
             for outcome in outcomes:
                 note(outcome)
-            self._context.stop.raise_if_asked("between two batches")
+            self._context.stop.raise_if_requested("between two batches")
 
-    def _proof_of_answered(self, setting: KnobSetting, share: Share, journal: Journal) -> KnobProof | None:
-        """On the first sample that can be read, where none is measured here."""
-        for sample_id in split_by(self._bench.latency_ids, share.sample_ids)[1]:
+    def _proof_of_answered(self, setting: KnobSetting, shard: Shard, journal: Journal) -> KnobProof | None:
+        """Proof of the knobs on the first sample that can be read, where none is measured here."""
+        for sample_id in split_by(self._bench.latency_ids, shard.sample_ids)[1]:
             try:
                 with time_limit(self._config.sample_timeout):
                     request = self._bench.requests.take(sample_id, setting.vision.crops)[1]
@@ -402,7 +403,7 @@ class ShardMeasurer:
         """Prove the knobs, then run until the times agree; each run has the time of a sample."""
         with time_limit(self._config.sample_timeout):
             inputs = self._bench.model.to_device(request.inputs)
-            self._bench.model.make_ready(inputs, self._bench.max_new_tokens)
+            self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
             proof = self._bench.model.prove(setting, inputs)
         check_proof(proof, setting, self._bench.model.expected_experts(setting))
         least, totals_s = self._config.num_warmup_runs, list[float]()
@@ -426,7 +427,7 @@ class ShardMeasurer:
         inputs = self._bench.model.to_device(request.inputs)
         synchronize(self._bench.model.device)
         transfer_s = time.perf_counter() - started
-        self._bench.model.make_ready(inputs, self._bench.max_new_tokens)
+        self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
         self._warm_up_shape(request.shape, inputs)
         runs, energy = runs_beside_power(
             lambda: run_staged(self._bench.model, inputs, self._bench.max_new_tokens),
@@ -437,17 +438,17 @@ class ShardMeasurer:
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those that are chosen and those that are not, each in their order."""
+    """The ids that are chosen and those that are not, each in their order."""
     return tuple(each for each in sample_ids if each in chosen), tuple(
         each for each in sample_ids if each not in chosen
     )
 
 
 def check_proof(proof: KnobProof, setting: KnobSetting, expected: Sequence[int | None]) -> None:
-    """Raises KnobDidNotAct where what ran is not what was asked for."""
+    """Raises KnobDidNotAct where what ran is not what was requested."""
     if proof.blocks_run != setting.active_blocks or proof.blocks_run_decode != setting.active_blocks:
         raise KnobDidNotAct(f"{setting.key}: blocks {proof.blocks_run} ran instead of {setting.active_blocks}")
     if proof.experts_per_token != tuple(expected):
         raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {tuple(expected)}")
     if proof.cache_layers != setting.num_active_blocks:
-        raise KnobDidNotAct(f"{setting.key}: the cache holds {proof.cache_layers} layers")
+        raise KnobDidNotAct(f"{setting.key}: the cache contains {proof.cache_layers} layers")

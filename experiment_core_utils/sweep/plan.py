@@ -47,7 +47,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
 
 
 @dataclass(frozen=True)
-class AskedValues:
+class RequestedValues:
     """The values of each knob that a run is asked for, given or by default."""
 
     targets: tuple[VisionTarget, ...]
@@ -59,15 +59,15 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
     """The settings asked for.
 
     Raises:
-        ConfigurationError: more experts or blocks than the model has, a knob that cannot be turned in it, or scores
+        ConfigurationError: more experts or blocks than the model has, a knob that cannot be set in it, or scores
             or sets of blocks that do not fit it.
     """
-    asked = asked_values(config.knobs, source)
+    requested = requested_values(config.knobs, source)
     return plan_settings(
         config.knobs.sampling_strategy,
-        asked.targets,
-        asked.top_k,
-        asked.block_counts,
+        requested.targets,
+        requested.top_k,
+        requested.block_counts,
         source.limits.num_total_blocks,
         block_choice_of(config.knobs, config.model.random_weights, source.folder),
         config.knobs.num_configs,
@@ -75,34 +75,36 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
     )
 
 
-def asked_values(knobs: KnobConfig, source: ModelSource) -> AskedValues:
+def requested_values(knobs: KnobConfig, source: ModelSource) -> RequestedValues:
     """The flags' values; without them three tiers, half and all of the experts, three quarters and all of the blocks.
 
-    A knob that cannot be turned stays at the model's own value.
+    A knob that cannot be set stays at the model's own value.
 
     Raises:
         ConfigurationError: another value was given for it, or more experts than the model has.
     """
     limits, name = source.limits, source.name
-    return AskedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(knobs, limits, name))
+    return RequestedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(knobs, limits, name))
 
 
 def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[VisionTarget, ...]:
-    if limits.vision_refusal is None:
+    if limits.vision_unsupported_reason is None:
         return knobs.vision_targets
     if knobs.tier_list is not None or knobs.vision_tokens_list is not None:
         raise ConfigurationError(
-            f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_refusal}; drop them"
+            f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_unsupported_reason}; drop them"
         )
     return (own_target(),)
 
 
 def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None, ...]:
     own = limits.default_top_k
-    if limits.top_k_refusal is not None:
+    if limits.top_k_unsupported_reason is not None:
         foreign = [top_k for top_k in knobs.top_k_list or () if top_k != own]
         if foreign:
-            raise ConfigurationError(f"--top_k_list {foreign[0]} cannot be set in {name}: {limits.top_k_refusal}")
+            raise ConfigurationError(
+                f"--top_k_list {foreign[0]} cannot be set in {name}: {limits.top_k_unsupported_reason}"
+            )
         return (own,)
     assert own is not None and limits.num_experts is not None
     values = knobs.top_k_list or _unique(max(own // 2, 1), own)
@@ -117,21 +119,21 @@ def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None
 
 def _blocks(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int, ...]:
     total = limits.num_total_blocks
-    if limits.blocks_refusal is not None:
+    if limits.blocks_unsupported_reason is not None:
         foreign = [count for count in knobs.num_active_blocks_list or () if count != total]
         if foreign:
             raise ConfigurationError(
-                f"--num_active_blocks_list {foreign[0]} cannot be set in {name}: {limits.blocks_refusal}"
+                f"--num_active_blocks_list {foreign[0]} cannot be set in {name}: {limits.blocks_unsupported_reason}"
             )
         return (total,)
     return knobs.num_active_blocks_list or _unique(-(-3 * total // 4), total)
 
 
 def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
-    """What was asked for and is in no setting: other strategies than `full` may leave values out."""
-    asked = asked_values(knobs, source)
+    """What was requested and is in no setting: other strategies than `full` may leave values out."""
+    requested = requested_values(knobs, source)
     values_of = (
-        ("vision targets", [each.label for each in asked.targets], {each.vision.label for each in settings}),
+        ("vision targets", [each.label for each in requested.targets], {each.vision.label for each in settings}),
         ("top-k", knobs.top_k_list or (), {each.top_k for each in settings}),
         ("block counts", knobs.num_active_blocks_list or (), {each.num_active_blocks for each in settings}),
     )
@@ -144,7 +146,7 @@ def _unique(*values: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class AskedRun:
+class RequestedRun:
     """What is to be measured, of what and on what; the same on every process.
 
     Attributes:
@@ -160,12 +162,12 @@ class AskedRun:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the settings, in the order of the plan."""
+        """Keys of the settings, in the order of the plan."""
         return tuple(setting.key for setting in self.settings)
 
     @property
     def order(self) -> MeasuringOrder:
-        """In which the settings are measured."""
+        """Order in which the settings are measured."""
         return measuring_order(self.keys, self.config.measuring.setting_order, self.config.task.seed)
 
     @property
@@ -174,17 +176,17 @@ class AskedRun:
         return self.settings[self.keys.index(self.order.keys[0])]
 
 
-def asked_run(config: ProfilingConfig) -> AskedRun:
+def requested_run(config: ProfilingConfig) -> RequestedRun:
     """Find the model, plan its settings, open the task and draw its samples.
 
     Raises:
-        ConfigurationError: what was asked for does not fit the model or the task, or one of them is not there.
+        ConfigurationError: what was requested does not fit the model or the task, or one of them is not there.
     """
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     settings = plan_for(config, source)
     task = open_task(config.task)
     drawn = draw_samples(task, config.task, may_stop_early=config.measuring.until_precision is not None)
-    return AskedRun(config, source, settings, task, drawn)
+    return RequestedRun(config, source, settings, task, drawn)
 
 
 def due_and_tidy(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: bool) -> tuple[str, ...]:
@@ -216,19 +218,19 @@ def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSe
 
 
 def plan_of(
-    asked: AskedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[KnobSetting], num_processes: int
+    requested: RequestedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[KnobSetting], num_processes: int
 ) -> RunPlan:
     """What this run sets out to do, for those who ask how far it has come."""
-    journals = asked.config.machine.output_dir / PARTS_FOLDER
+    journals = requested.config.machine.output_dir / PARTS_FOLDER
     before = [finished_samples(journals, setting.key, ledger.fingerprint) for setting in due]
     return RunPlan(
         schema_version=PLAN_VERSION,
         experiment_id=experiment_id,
         fingerprint=ledger.fingerprint,
-        task=asked.task.name,
-        keys=asked.keys,
+        task=requested.task.name,
+        keys=requested.keys,
         due=tuple(setting.key for setting in due),
-        num_samples=len(asked.drawn),
+        num_samples=len(requested.drawn),
         num_processes=num_processes,
         num_samples_before=sum(map(len, before)),
         started_unix_s=time.time(),
@@ -236,7 +238,7 @@ def plan_of(
 
 
 # Names of engines in results from before they had names of their own; those of `straight` ones are not known.
-FORMER_ENGINES = {"eager": MODULES, "captured": CUDA_GRAPH}
+OLD_ENGINE_NAMES = {"eager": MODULES, "captured": CUDA_GRAPH}
 
 
 def agreed_fingerprint(
@@ -330,7 +332,7 @@ def refuse_other_engines(
         begun = _engines_of_finished(ledger, keys, journals)
         if begun is not None and begun != dict(engines):
             raise ConfigurationError(
-                f"{journals.parent} holds a part of this run that was measured with other engines ({_named(begun)}) "
+                f"{journals.parent} contains a part of this run that was measured with other engines ({_named(begun)}) "
                 f"than run here now ({_named(engines)}); give another --output_dir, or restore what they need, such as "
                 "the C++ compiler"
             )
@@ -339,12 +341,12 @@ def refuse_other_engines(
 
 
 def _engines_of_finished(ledger: Ledger, keys: Sequence[str], journals: Path) -> dict[str, str] | None:
-    """Those of the first result or journal of the run that names any: the others passed the same test."""
+    """Engines of the first result or journal of the run that names any: the others passed the same test."""
     for key in keys:
         result = ledger.result(key)
         stages = None if result is None else result.provenance.model.execution_stages
         if stages is not None:
-            return {stage: FORMER_ENGINES.get(engine, engine) for stage, engine in stages.content().items()}
+            return {stage: OLD_ENGINE_NAMES.get(engine, engine) for stage, engine in stages.content().items()}
     contents = (read_journal(path) for path in journals_in(journals))
     own = (each.header for each in contents if each is not None and each.header.fingerprint == ledger.fingerprint)
     return next((dict(header.engines) for header in own if header.engines is not None), None)

@@ -144,7 +144,7 @@ class TorchProfiles:
         place = f"config_{self._config_idx[setting_key]}_sample_{self._sample_idx[sample_id]}"
         heading = (
             f"setting {setting_key}, sample id {sample_id}, {self._mode} profile on {model.device.type}\n"
-            "The times below hold the profiler's own overhead: for shares, not for latencies.\n"
+            "The times below contain the profiler's own overhead: use them as fractions, not as latencies.\n"
         )
         table = averages_table(profiled, model.device, self._mode)
         write_trace_atomically(profiled, self._folder / f"profiler_trace_{place}.json.gz")

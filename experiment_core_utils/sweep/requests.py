@@ -41,14 +41,14 @@ class RequestKey:
 
 
 @dataclass(frozen=True)
-class ReadyRequest:
+class PrefetchedRequest:
     """A sample, without its picture, and the request made from it."""
 
     sample: Sample
     request: PreparedRequest
 
 
-class WorkerGone(Exception):
+class WorkerExited(Exception):
     """A preparing process has ended; the request source goes on without it."""
 
 
@@ -63,7 +63,7 @@ class PreparationWorker:
 
     def __init__(
         self,
-        prepare: Callable[[RequestKey], ReadyRequest],
+        prepare: Callable[[RequestKey], PrefetchedRequest],
         sample_timeout_s: float | None,
         others: Sequence["PreparationWorker"],
     ) -> None:
@@ -83,29 +83,29 @@ class PreparationWorker:
         self._is_torn = False
 
     def ask(self, key: RequestKey) -> None:
-        """Prepare this after what was asked before; raises WorkerGone."""
+        """Prepare this after what was asked before; raises WorkerExited."""
         try:
             self._asks.send(key)
         except OSError as error:
-            raise WorkerGone from error
+            raise WorkerExited from error
         self.owed.append(key)
 
     def has_answer(self) -> bool:
         """Whether the next answer can be had without waiting for its preparation."""
         return bool(self.owed) and self._answers.poll()
 
-    def answer(self) -> tuple[RequestKey, ReadyRequest | SampleError]:
+    def answer(self) -> tuple[RequestKey, PrefetchedRequest | SampleError]:
         """The first answer that is owed; waits for it.
 
         Raises:
-            WorkerGone: it will not come.
+            WorkerExited: it will not come.
         """
         try:
             self._answers.poll(None)
             self._is_torn = True
             outcome = _receive(self._answers)
         except (EOFError, OSError) as error:
-            raise WorkerGone from error
+            raise WorkerExited from error
         self._is_torn = False
         return self.owed.popleft(), outcome
 
@@ -122,7 +122,7 @@ class PreparationWorker:
 
 
 def _work(
-    prepare: Callable[[RequestKey], ReadyRequest],
+    prepare: Callable[[RequestKey], PrefetchedRequest],
     sample_timeout_s: float | None,
     asks: Connection,
     answers: Connection,
@@ -143,7 +143,7 @@ def _work(
             return
         try:
             with time_limit(sample_timeout_s):
-                outcome: ReadyRequest | SampleError = prepare(key)
+                outcome: PrefetchedRequest | SampleError = prepare(key)
         except SampleError as error:
             outcome = error
         try:
@@ -152,7 +152,7 @@ def _work(
             return
 
 
-def _send(pipe: Connection, outcome: ReadyRequest | SampleError) -> None:
+def _send(pipe: Connection, outcome: PrefetchedRequest | SampleError) -> None:
     """Tensors as they lie in memory, everything else pickled before them."""
     if isinstance(outcome, SampleError):
         pipe.send((outcome, {}))
@@ -169,7 +169,7 @@ def _send(pipe: Connection, outcome: ReadyRequest | SampleError) -> None:
             content = content[os.write(pipe.fileno(), content) :]
 
 
-def _receive(pipe: Connection) -> ReadyRequest | SampleError:
+def _receive(pipe: Connection) -> PrefetchedRequest | SampleError:
     outcome, layout = pickle.loads(pipe.recv_bytes())
     if isinstance(outcome, SampleError):
         return outcome
@@ -194,9 +194,9 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 MAX_WORKERS = 4
 # Of the memory granted, what is for pictures (2 to 3 MB each) that other crops are cut from later; the rest is for
 # requests (4 to 18 MB each).
-PICTURE_SHARE = 0.2
+PICTURE_FRACTION = 0.2
 # Requests that may be on their way or waiting for each process, beyond those that are kept.
-_AHEAD_OF_EACH = 2
+_PREFETCHED_PER_WORKER = 2
 BYTES_PER_GB = 10**9
 
 
@@ -213,7 +213,7 @@ def request_source_for(
     device: torch.device,
     processes_here: int,
 ) -> "RequestSource":
-    """The source that a process of a run needs, with the memory that was asked for or a quarter of what is free."""
+    """The source that a process of a run needs, with the memory that was requested or a quarter of what is free."""
     budget_bytes = (
         available_memory_bytes() / 4 / processes_here
         if config.machine.request_cache_gb is None
@@ -244,11 +244,11 @@ class SamplePreparer:
         self._free_bytes = picture_bytes
         self._samples: dict[int, Sample] = {}
 
-    def prepare(self, key: RequestKey) -> ReadyRequest:
+    def prepare(self, key: RequestKey) -> PrefetchedRequest:
         """Raises SampleError for a sample that cannot be read or used."""
         sample = self._sample(key.sample_id)
         request = self._model.prepare(sample, self._task.prompt(sample), key.crops)
-        return ReadyRequest(replace(sample, image=None), replace(request, inputs=dict(request.inputs)))
+        return PrefetchedRequest(replace(sample, image=None), replace(request, inputs=dict(request.inputs)))
 
     def _sample(self, sample_id: int) -> Sample:
         if sample_id in self._samples:
@@ -285,12 +285,12 @@ class RequestSource:
         self._budget_bytes = budget_bytes
         self._num_workers = num_workers
         self._timeout_s = sample_timeout_s
-        for_pictures = PICTURE_SHARE * budget_bytes if keep_pictures else 0.0
+        for_pictures = PICTURE_FRACTION * budget_bytes if keep_pictures else 0.0
         self._preparer = SamplePreparer(task, model, for_pictures / max(num_workers, 1))
         self._free_bytes = budget_bytes - for_pictures
-        self._kept: dict[RequestKey, ReadyRequest] = {}
+        self._kept: dict[RequestKey, PrefetchedRequest] = {}
         # Arrived before it was taken, and there was no room to keep it.
-        self._held: dict[RequestKey, ReadyRequest | SampleError] = {}
+        self._held: dict[RequestKey, PrefetchedRequest | SampleError] = {}
         self._upcoming: list[RequestKey] = []
         self._workers: list[PreparationWorker] = []
         self._home = {sample_id: place for place, sample_id in enumerate(self._own_ids)}
@@ -305,7 +305,7 @@ class RequestSource:
             self._workers.pop().end()
 
     def describe(self) -> Mapping[str, Any]:
-        """For the record: how requests are prepared, and the memory that they may take and that they take now."""
+        """How requests are prepared, and the memory that they may take and that they take now."""
         return {
             "workers": self._num_workers,
             "cache_budget_bytes": self._budget_bytes,
@@ -328,10 +328,10 @@ class RequestSource:
         coming = dict.fromkeys([*(RequestKey(sample_id, crops) for sample_id in sample_ids), *then])
         # Errors of an earlier attempt are not passed on to the next one.
         self._held = {
-            key: found for key, found in self._held.items() if key in coming and isinstance(found, ReadyRequest)
+            key: found for key, found in self._held.items() if key in coming and isinstance(found, PrefetchedRequest)
         }
         self._upcoming = list(reversed(coming))
-        self._ask_ahead()
+        self._prefetch()
 
     def take(self, sample_id: int, crops: CropRange) -> tuple[Sample, PreparedRequest]:
         """The sample (without its picture) and its request; waits where it is not ready.
@@ -344,7 +344,7 @@ class RequestSource:
         if key not in self._kept and key not in self._held:
             self._await(key)
         found = self._held.pop(key) if key in self._held else self._kept[key]
-        self._ask_ahead()
+        self._prefetch()
         if isinstance(found, SampleError):
             raise found
         return found.sample, found.request
@@ -358,7 +358,7 @@ class RequestSource:
                 while key in worker.owed:
                     self._arrived(*worker.answer())
                 return
-            except WorkerGone:
+            except WorkerExited:
                 self._lose(worker)
             except BaseException:
                 # Out of time, or stopped.
@@ -372,23 +372,23 @@ class RequestSource:
             try:
                 while worker.has_answer():
                     self._arrived(*worker.answer())
-            except WorkerGone:
+            except WorkerExited:
                 self._lose(worker)
             except BaseException:
                 if not worker.can_go_on():
                     self._lose(worker)
                 raise
 
-    def _ask_ahead(self) -> None:
+    def _prefetch(self) -> None:
         """Keep the workers busy with what comes next, as far as there is a place for the answers."""
-        while self._upcoming and self._workers and self._num_on_the_way() < _AHEAD_OF_EACH * len(self._workers):
+        while self._upcoming and self._workers and self._num_on_the_way() < _PREFETCHED_PER_WORKER * len(self._workers):
             key = self._upcoming.pop()
             worker = self._worker_of(key)
             if worker is None or key in self._kept or key in self._held or key in worker.owed:
                 continue
             try:
                 worker.ask(key)
-            except WorkerGone:
+            except WorkerExited:
                 self._lose(worker)
 
     def _num_on_the_way(self) -> int:
@@ -398,14 +398,14 @@ class RequestSource:
         """The one that was asked, else the one that had the sample before, so that its picture is there."""
         if not self._workers:
             return None
-        asked = next((worker for worker in self._workers if key in worker.owed), None)
-        return asked or self._workers[self._home[key.sample_id] % len(self._workers)]
+        requested = next((worker for worker in self._workers if key in worker.owed), None)
+        return requested or self._workers[self._home[key.sample_id] % len(self._workers)]
 
-    def _arrived(self, key: RequestKey, outcome: ReadyRequest | SampleError) -> None:
+    def _arrived(self, key: RequestKey, outcome: PrefetchedRequest | SampleError) -> None:
         """Keep it where there is room, else hold it until it is taken."""
         if key in self._kept:
             return
-        if isinstance(outcome, ReadyRequest) and (needed := request_bytes(outcome)) <= self._free_bytes:
+        if isinstance(outcome, PrefetchedRequest) and (needed := request_bytes(outcome)) <= self._free_bytes:
             self._free_bytes -= needed
             self._kept[key] = outcome
         else:
@@ -417,7 +417,7 @@ class RequestSource:
         worker.end()
 
 
-def request_bytes(ready: ReadyRequest) -> int:
+def request_bytes(ready: PrefetchedRequest) -> int:
     """Memory of a request's tensors."""
     inputs = ready.request.inputs.values()
     return sum(value.nbytes for value in inputs if isinstance(value, torch.Tensor))

@@ -30,13 +30,13 @@ from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck, fill_in_d
 from experiment_core_utils.sweep.front import (
     SEARCH_FILE,
     FrontSearch,
+    announce_end,
     search_content,
-    tell_over,
     wait_until_all_are_over,
 )
 from experiment_core_utils.sweep.front_search import SearchRules, random_order
 from experiment_core_utils.sweep.measurer import Bench, RunContext, ShardMeasurer, split_by
-from experiment_core_utils.sweep.plan import AskedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
+from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import request_source_for
 from experiment_core_utils.sweep.steadiness import conditions_caveats, steadiness_part
@@ -45,26 +45,26 @@ from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 
 
-def context_of(asked: AskedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
+def context_of(requested: RequestedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
     """The place of this process in the run."""
-    shards = shards_of(asked.drawn.sample_ids, accelerator.num_processes)
-    journals = asked.config.machine.output_dir / PARTS_FOLDER
+    shards = shards_of(requested.drawn.sample_ids, accelerator.num_processes)
+    journals = requested.config.machine.output_dir / PARTS_FOLDER
     return RunContext(experiment_id, accelerator.process_index, shards, ledger, journals, StopRequest())
 
 
-def load_bench(asked: AskedRun, context: RunContext, accelerator: Accelerator, processes_here: int) -> Bench:
+def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accelerator, processes_here: int) -> Bench:
     """Load the model, and say where its requests come from. A collective call.
 
     Raises:
         WorkerLost, ConfigurationError: as `refuse_other_engines`.
     """
-    config, task = asked.config, asked.task
+    config, task = requested.config, requested.task
     device = choose_device(config.machine.device, accelerator.local_process_index)
     set_cpu_threads(config.machine.num_threads, processes_here)
-    model = load_staged_model(config.model, asked.source, device, is_profiled=config.measuring.profiler is not None)
+    model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
     engines = model.describe()["execution_stages"]
-    refuse_other_engines(engines, context.ledger, asked.keys, context.journals, accelerator)
-    latency_ids = choose_latency_ids(asked.drawn.sample_ids, config.measuring.num_latency_samples, config.task.seed)
+    refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
+    latency_ids = choose_latency_ids(requested.drawn.sample_ids, config.measuring.num_latency_samples, config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
     requests = request_source_for(config, task, model, taken, device, processes_here)
     return Bench(model, requests, max_new_tokens_of(config.task, task), get_metric(task.metric), latency_ids, engines)
@@ -76,19 +76,19 @@ class ProfilingRun:
     Args:
         provenance: what holds for all settings; each adds its own.
         control: the setting that is measured again along the run; None for none.
-        energy: measures energy; None where it is not asked for.
+        energy: measures energy; None where it is not requested.
     """
 
     def __init__(
         self,
-        asked: AskedRun,
+        requested: RequestedRun,
         context: RunContext,
         bench: Bench,
         provenance: Provenance,
         control: KnobSetting | None = None,
         energy: StageMeasurement | None = None,
     ) -> None:
-        self.asked, self.config = asked, asked.config
+        self.asked, self.config = requested, requested.config
         self.context, self.ledger = context, context.ledger
         self.bench, self.model, self.requests, self.metric = bench, bench.model, bench.requests, bench.metric
         self.provenance = provenance
@@ -97,8 +97,8 @@ class ProfilingRun:
             self.config.measuring.profiler,
             self.config.measuring.use_profiler_on_all_samples,
             context.is_main,
-            asked.keys,
-            asked.drawn.sample_ids,
+            requested.keys,
+            requested.drawn.sample_ids,
         )
         self.measurer = ShardMeasurer(self.config.measuring, context, bench, profiles, energy=energy)
         # A search measures its settings again in every round, and has no control setting beside them.
@@ -120,7 +120,7 @@ class ProfilingRun:
                 if self.drift is not None:
                     self.drift.begin()
                 for place, setting in enumerate(settings):
-                    self.context.stop.raise_if_asked()
+                    self.context.stop.raise_if_requested()
                     done = self.measurer.measure_shard(setting, progress, settings[place + 1 :])
                     if self.drift is not None:
                         self.drift.after(is_last=setting == settings[-1])
@@ -159,7 +159,7 @@ class ProfilingRun:
         )
         with self.requests, signals_stop(context.stop):
             result = search.run()
-        tell_over(context.journals, context.rank, context.experiment_id)
+        announce_end(context.journals, context.rank, context.experiment_id)
         if context.is_main:
             files = {}
             for setting in settings:
@@ -196,7 +196,7 @@ class ProfilingRun:
         )
         merged = merge_parts(parts, self.asked.drawn.sample_ids)
         if merged.failure is not None:
-            # Its journals stay: tried again by a later run, it goes on behind the samples that did run.
+            # Its journals stay: tried again by a later run, it resumes after the samples that did run.
             self.ledger.mark_failed(setting.key, merged.failure)
             return merged.failure
         failure = failure_where_no_sample_ran(merged, self.config.measuring.max_config_retries + 1)
@@ -257,7 +257,7 @@ def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> Setti
 
 
 def provenance_of_run(
-    asked: AskedRun,
+    requested: RequestedRun,
     accelerator: Accelerator,
     device: torch.device,
     processes_here: int,
@@ -270,27 +270,27 @@ def provenance_of_run(
         processes_here: processes of the run on this machine.
         described: what the loaded model says of itself.
     """
-    config, source = asked.config, asked.source
+    config, source = requested.config, requested.source
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
-        *caveats_of(config.model.random_weights, device, processes_here, asked.task.source),
-        *picture_caveats(asked.task, asked.drawn.sample_ids, source.takes_pictures),
-        *batching_caveats(len(asked.drawn), config.measuring.num_latency_samples, described["dtype"]),
-        *run_few_samples_caveats(asked),
+        *caveats_of(config.model.random_weights, device, processes_here, requested.task.source),
+        *picture_caveats(requested.task, requested.drawn.sample_ids, source.takes_pictures),
+        *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
+        *run_few_samples_caveats(requested),
     ]
     return Provenance.model_validate(
         {
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **described},
-            "task": task_entry(asked.task),
-            "experimental_variables": variables_of(config, max_new_tokens_of(config.task, asked.task), choice),
+            "task": task_fields(requested.task),
+            "experimental_variables": variables_of(config, max_new_tokens_of(config.task, requested.task), choice),
             "caveats": sentences(caveats),
             "caveat_records": caveats,
         }
     )
 
 
-def task_entry(task: Task) -> dict[str, Any]:
+def task_fields(task: Task) -> dict[str, Any]:
     """A task as the provenance names it."""
     return {
         "name": task.name,
@@ -301,8 +301,10 @@ def task_entry(task: Task) -> dict[str, Any]:
     }
 
 
-def run_few_samples_caveats(asked: AskedRun) -> list[Caveat]:
-    """Of a whole run; in a search each setting has a number of samples, and so a caveat, of its own."""
-    if asked.config.search.pareto_search:
+def run_few_samples_caveats(requested: RequestedRun) -> list[Caveat]:
+    """Caveats of few samples, for a whole run; in a search each setting has a number of samples, and so a caveat, of
+    its own.
+    """
+    if requested.config.search.pareto_search:
         return []
-    return few_samples_caveats(len(asked.settings), len(asked.drawn))
+    return few_samples_caveats(len(requested.settings), len(requested.drawn))

@@ -54,7 +54,7 @@ class Status:
         left: settings with neither.
         at_work: the setting that is being measured; None before the first, between two, and at the end.
         samples_by_run: samples that this run has finished.
-        samples_owed: samples that it has still to run.
+        samples_missing: samples that it has still to run.
         elapsed_s: from its begin to the last line that it wrote.
         silent_s: since that line.
     """
@@ -66,14 +66,14 @@ class Status:
     at_work: SettingJournals | None
     failed_samples: tuple[tuple[str, FailedSample], ...]
     samples_by_run: int
-    samples_owed: int
+    samples_missing: int
     elapsed_s: float
     silent_s: float
 
     @property
     def left_s(self) -> float | None:
         """Time left at the pace so far; None before the first sample."""
-        return self.elapsed_s / self.samples_by_run * self.samples_owed if self.samples_by_run > 0 else None
+        return self.elapsed_s / self.samples_by_run * self.samples_missing if self.samples_by_run > 0 else None
 
 
 def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = None) -> Status:
@@ -99,7 +99,7 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
     handled = handled_by_run(plan, settled, at_work)
     finished = {each.key: len(each.finished) for each in journals}
     # A setting that failed may have left samples out; none of them is run any more.
-    owed = sum(plan.num_samples - finished.get(key, 0) for key in plan.due if key not in handled)
+    missing = sum(plan.num_samples - finished.get(key, 0) for key in plan.due if key not in handled)
     by_run = (
         sum(plan.num_samples if key in done else finished.get(key, 0) for key in plan.due) - plan.num_samples_before
     )
@@ -114,7 +114,7 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         at_work=at_work,
         failed_samples=tuple((each.key, sample) for each in journals for sample in each.failed),
         samples_by_run=by_run,
-        samples_owed=owed,
+        samples_missing=missing,
         elapsed_s=last_s - plan.started_unix_s,
         silent_s=max(now_unix_s - last_s, 0.0),
     )
@@ -183,7 +183,7 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
 
 def time_line(status: Status) -> str:
     """How long it will take, and whether anything moves."""
-    if status.samples_owed == 0:
+    if status.samples_missing == 0:
         return f"finished {span(status.silent_s)} ago"
     pace = (
         f"time left: about {span(status.left_s)} at this run's pace "

@@ -20,7 +20,7 @@ from experiment_core_utils.records.settings import (
 
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
 FOREIGN_LOAD = 0.10
-THROTTLED_SHARE = 0.01
+THROTTLED_FRACTION = 0.01
 
 
 def steadiness_part(
@@ -55,7 +55,7 @@ def warmup_of(warmup: WarmUp) -> WarmUpRuns:
 
 
 def precision_of(until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False) -> Precision:
-    """How well the mean total time is known, and why no more samples were asked for."""
+    """How well the mean total time is known, and why no more samples were requested."""
     timed = [(sample.run.total_s, sample.image_id) for sample in merged.samples if sample.run is not None]
     return Precision.model_construct(
         asked=until_precision,
@@ -84,7 +84,7 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
         num_readings=len(readings),
         window_s=sum(b.monotonic_s - a.monotonic_s for a, b in spans),
         **_gpu_fields(readings, [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]),
-        foreign_cpu_share=_foreign_cpu_share(spans),
+        foreign_cpu_share=_foreign_cpu_fraction(spans),
         cpu_frequency_mhz=_ends([reading.cpu.frequency_mhz for reading in readings]),
     )
 
@@ -134,7 +134,7 @@ def _throttling(entry: Conditions) -> list[str]:
     """Why the GPU was slower than it could be: reasons seen at a reading, or clocks held down between readings."""
     found = [name for name in entry.throttle_reasons or () if name in THROTTLING]
     for name, held_s in (("power", entry.power_throttled_s), ("thermal", entry.thermal_throttled_s)):
-        if held_s is not None and held_s > THROTTLED_SHARE * entry.window_s:
+        if held_s is not None and held_s > THROTTLED_FRACTION * entry.window_s:
             found.append(f"{name} limit")
     return found
 
@@ -144,7 +144,7 @@ def _has_company(entry: Conditions) -> bool:
     return bool(processes) and utilisation is not None and utilisation > 100 * FOREIGN_LOAD
 
 
-def _foreign_cpu_share(spans: Sequence[tuple[ConditionsReading, ConditionsReading]]) -> float | None:
+def _foreign_cpu_fraction(spans: Sequence[tuple[ConditionsReading, ConditionsReading]]) -> float | None:
     """Busy time of the host's CPUs that was not this process's, as a share of all that there was."""
     total_s = sum(b.cpu.total_s - a.cpu.total_s for a, b in spans)
     foreign_s = sum((b.cpu.busy_s - a.cpu.busy_s) - (b.cpu.own_s - a.cpu.own_s) for a, b in spans)

@@ -69,12 +69,12 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's output beside what it is judged against; what a metric scores, and what a result file stores.
+    """A model's output beside what it is scored against; what a metric scores, and what a result file stores.
 
     Attributes:
         prediction: the decoded text, as the model gave it.
         references, options, answer_index, question_type: as in `Sample` (references are its `answers`).
-        image_id: captions of one picture are judged against the pictures of the whole run.
+        image_id: captions of one picture are scored against the pictures of the whole run.
     """
 
     prediction: str
@@ -124,12 +124,12 @@ class Metric(Protocol):
 
     Attributes:
         best: the highest score; the lowest is 0.
-        judges_alone: whether an answer's score does not depend on which others are scored with it.
+        scores_each_answer: whether an answer's score does not depend on which others are scored with it.
     """
 
     name: str
     best: float
-    judges_alone: bool
+    scores_each_answer: bool
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""
@@ -137,7 +137,7 @@ class Metric(Protocol):
 
 
 def answer_to(sample: Sample, prediction: str) -> Answer:
-    """`prediction` beside what it is judged against."""
+    """`prediction` beside what it is scored against."""
     return Answer(
         prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
     )

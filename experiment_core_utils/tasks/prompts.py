@@ -32,7 +32,7 @@ def read_prompts(wanted: PromptSource, cache_dir: Path | None = None) -> Prompts
     """All prompts of a source.
 
     Raises:
-        ConfigurationError: it is not there, holds no prompt, or something that is no text.
+        ConfigurationError: it is not there, holds no prompt, or something that is not a text.
     """
     if wanted.dataset_name is not None:
         texts, source = _of_dataset(wanted, cache_dir)
@@ -41,7 +41,7 @@ def read_prompts(wanted: PromptSource, cache_dir: Path | None = None) -> Prompts
         texts = list(_of_file(path, wanted.column))
         source = {"read_from": "embedded prompts" if wanted.path is None else "file", "path": str(path)}
     if not texts:
-        raise ConfigurationError(f"{wanted.dataset_name or wanted.path} holds no prompts")
+        raise ConfigurationError(f"{wanted.dataset_name or wanted.path} contains no prompts")
     return Prompts(tuple(texts), {**source, "digest": digest_of(texts)})
 
 
@@ -58,7 +58,7 @@ def _of_file(path: Path, column: str) -> Iterator[str]:
         )
     refuse_unreadable(path, "prompts in")
     try:
-        # A byte order mark is no part of the first prompt.
+        # A byte order mark is not a part of the first prompt.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"prompts in {path} cannot be read: {first_line(error)}") from error
@@ -78,11 +78,13 @@ def _of_json(line: str, column: str, where: str) -> str:
 
 def _checked(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigurationError(f"{where} holds no text but {value!r}")
+        raise ConfigurationError(f"{where} contains no text but {value!r}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigurationError(f"{where} holds half a surrogate pair, which is no text: {error.reason}") from error
+        raise ConfigurationError(
+            f"{where} contains half a surrogate pair, which is not a text: {error.reason}"
+        ) from error
     return value
 
 
@@ -100,7 +102,9 @@ def _of_dataset(wanted: PromptSource, cache_dir: Path | None) -> tuple[list[str]
     except ConfigurationError as error:
         raise ConfigurationError(f"prompts from {name}, split {wanted.split}: {error}") from error
     if table is None:
-        raise ConfigurationError(f"{name} holds no copy with a split {wanted.split!r} (parquet, arrow or save_to_disk)")
+        raise ConfigurationError(
+            f"{name} contains no copy with a split {wanted.split!r} (parquet, arrow or save_to_disk)"
+        )
     if wanted.column not in table.columns:
         raise ConfigurationError(
             f"{name} has no column {wanted.column!r}; prompts.column is one of {', '.join(sorted(table.columns))}"

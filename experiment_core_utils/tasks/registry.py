@@ -136,7 +136,7 @@ def load_task(
 
 
 def get_default_split(name: str) -> str:
-    """The split of task `name` that is read where none is asked for; raises ConfigurationError for an unknown task."""
+    """The split of task `name` that is read where none is requested; raises ConfigurationError for an unknown task."""
     return _entry(name).default_split
 
 

@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SampledDataset(Generic[SampleT_co]):
-    """A view of a dataset: item i is the dataset's item `sample_ids[i]`, made when it is asked for.
+    """A view of a dataset: item i is the dataset's item `sample_ids[i]`, made when it is requested.
 
     The ids stand in the order of the draw.
     """
@@ -122,14 +122,14 @@ def allocate(sizes: Mapping[str, int], num_samples: int) -> dict[str, int]:
     least = 1 if num_samples >= len(sizes) else 0
     given = {kind: max(num_samples * sizes[kind] // total, least) for kind in sorted(sizes)}
 
-    def owed(kind: str) -> int:
-        """By how much a type is below its exact share, in units of 1 / total."""
+    def deficit(kind: str) -> int:
+        """How far a type is below its exact share, in units of 1 / total."""
         return num_samples * sizes[kind] - given[kind] * total
 
     while sum(given.values()) > num_samples:
-        given[min((kind for kind in given if given[kind] > least), key=owed)] -= 1
+        given[min((kind for kind in given if given[kind] > least), key=deficit)] -= 1
     while sum(given.values()) < num_samples:
-        given[max((kind for kind in given if given[kind] < sizes[kind]), key=owed)] += 1
+        given[max((kind for kind in given if given[kind] < sizes[kind]), key=deficit)] += 1
     return given
 
 
@@ -147,14 +147,14 @@ def _draw_within_types(types: Sequence[str], num_samples: int, seed: int) -> tup
 
 def _types(dataset: object) -> list[str]:
     if not isinstance(dataset, KnowsQuestionTypes):
-        raise ConfigurationError(f"{type(dataset).__name__} does not tell question types; draw at random instead")
+        raise ConfigurationError(f"{type(dataset).__name__} has no question types; draw at random instead")
     return [dataset.question_type(index) for index in range(len(dataset))]
 
 
 def _checked_ids(ids: Sequence[int], length: int) -> tuple[int, ...]:
     odd = [index for index in ids if isinstance(index, bool) or not isinstance(index, int | np.integer)]
     if odd:
-        raise ConfigurationError(f"sample id {odd[0]!r} is no whole number; give 0 to {length - 1}")
+        raise ConfigurationError(f"sample id {odd[0]!r} is not a whole number; give 0 to {length - 1}")
     ids = [int(index) for index in ids]
     outside = [index for index in ids if not 0 <= index < length]
     if outside:

@@ -101,7 +101,7 @@ def _checked_columns(returned: Any) -> dict[str, Column]:
 
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not name:
-        raise TypeError(f"{name!r} is no column name; use text")
+        raise TypeError(f"{name!r} is not a column name; use text")
     raw_cell(name, "a column name")
     return name
 

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import generate_unique_id
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
-from experiment_core_utils.e_inference import TextShare, prepare_gen_inference, run_prepared
+from experiment_core_utils.e_inference import TextShard, prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
@@ -26,14 +26,14 @@ from experiment_core_utils.k_results_aggregation import (
     pool_inference_results,
 )
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
-from experiment_core_utils.models.text_generation import logits_problem
+from experiment_core_utils.models.text_generation import logits_fault
 from experiment_core_utils.primitives.collectives import of_all_processes, outcome_of_all, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.records.caveats import Caveat, caveat, sentences
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
-from experiment_core_utils.text_run.plan import ChosenPrompts, DueExperiment
+from experiment_core_utils.text_run.plan import DueExperiment, SelectedPrompts
 
 RAW = "raw_results"
 
@@ -45,7 +45,8 @@ def measure_experiment(
     results_dir: Path,
     sources: EnergySources | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """Its name (`experiment_0001`) and its entry, which only the main process has; every process takes part.
+    """Measure an experiment; returns its name (`experiment_0001`) and its fields, which only the main process has;
+    every process takes part.
 
     Args:
         sources: what energy is read with; None finds it on the machine.
@@ -65,10 +66,10 @@ def measure_experiment(
     folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
     model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
     tokenised = due.chosen.tokenised
-    share = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
+    shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
     with MemoryWindow(accelerator.device):
-        own = energy.measured(lambda: _sampled(share, accelerator, sampler), experiment_id, folder)
+        own = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
@@ -77,8 +78,8 @@ def measure_experiment(
     caveats = _caveats(accelerator, pooled, config)
     entry: dict[str, Any] = {}
     if accelerator.is_main_process:
-        problem = logits_problem(model, tokenised, accelerator.device)
-        caveats += [] if problem is None else [caveat("model_output", problem=problem)]
+        reason = logits_fault(model, tokenised, accelerator.device)
+        caveats += [] if reason is None else [caveat("model_output", problem=reason)]
         generated = generation_metrics(model, accelerator.device, pooled, config)
         of_all = {**compute, **generated, "memory_by_process": memories}
         if config.memory_timeline:
@@ -105,9 +106,9 @@ def _save(
     save_raw_results_json(content, experiment_id, result_type, accelerator, results_dir=results_dir)
 
 
-def _sampled(share: TextShare, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
+def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
     with sampler:
-        return run_prepared(share, accelerator)
+        return run_prepared(shard, accelerator)
 
 
 def _entry(
@@ -144,7 +145,7 @@ def _entry(
     }
 
 
-def _texts(pooled: InferenceResults, prompts: ChosenPrompts) -> dict[str, Any]:
+def _texts(pooled: InferenceResults, prompts: SelectedPrompts) -> dict[str, Any]:
     return {
         "outputs": [
             {"prompt": prompts.texts[query["prompt_index"]], "output": query["output_text"]}

@@ -12,7 +12,7 @@ from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, 
 from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.meters.host_facts import environment_stamp
-from experiment_core_utils.models.causal_lm import LanguageModelSource, judge_loadable, load_tokenizer
+from experiment_core_utils.models.causal_lm import LanguageModelSource, load_tokenizer, validate_loadable
 from experiment_core_utils.models.text_generation import check_context
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import short_digest
@@ -22,7 +22,7 @@ from experiment_core_utils.text_run.custom_metrics import CustomMetric, find_cus
 
 
 @dataclass(frozen=True)
-class ChosenPrompts:
+class SelectedPrompts:
     """The prompts that run, in the order in which they do.
 
     Attributes:
@@ -37,7 +37,7 @@ class ChosenPrompts:
 
 def choose_prompts(
     config: TextConfig, prompts: Sequence[str], tokenizer: Any, model_config: PreTrainedConfig
-) -> ChosenPrompts:
+) -> SelectedPrompts:
     """The first `num_input_prompts` of those that are short enough, shortest first where they are to be sorted.
 
     Raises:
@@ -48,7 +48,7 @@ def choose_prompts(
     wanted = config.num_input_prompts or len(short)
     if not short or wanted > len(short):
         raise ConfigurationError(
-            f"{config.num_input_prompts or 'all'} prompts of at most {config.max_input_tokens} tokens are asked for, "
+            f"{config.num_input_prompts or 'all'} prompts of at most {config.max_input_tokens} tokens are requested, "
             f"and {len(short)} of {len(prompts)} are that short; lower num_input_prompts or raise max_input_tokens"
         )
     texts = short[:wanted]
@@ -57,7 +57,7 @@ def choose_prompts(
     tokenised = tokenise_prompts(texts, tokenizer)
     check_context(tokenised, config.max_output_tokens, model_config)
     _check_vocabulary(config, tokenised, model_config)
-    return ChosenPrompts(tuple(texts), tokenised, len(prompts) - len(short))
+    return SelectedPrompts(tuple(texts), tokenised, len(prompts) - len(short))
 
 
 def _check_vocabulary(config: TextConfig, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
@@ -90,7 +90,7 @@ class DueExperiment:
     config: TextConfig
     source: LanguageModelSource
     prompts: Prompts
-    chosen: ChosenPrompts
+    chosen: SelectedPrompts
     custom_metrics: Sequence[CustomMetric]
     digest: str
 
@@ -167,7 +167,7 @@ def _found(
     if config is None:
         return str(combination.reason)
     try:
-        source = judge_loadable(config)
+        source = validate_loadable(config)
         prompts = prompts_of(config.prompts)
         metrics = find_custom_metrics(config.custom_metrics)
         chosen = choose_prompts(config, prompts.texts, load_tokenizer(config, source), source.config)

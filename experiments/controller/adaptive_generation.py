@@ -14,9 +14,13 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
+from experiment_core_utils.models.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
+from experiment_core_utils.models.molmoe.split_execution import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+)
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
@@ -24,7 +28,7 @@ from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.deciders import Decider, FirstDecision
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.paused_stages import AheadPausedStages, PausedStages
+from experiments.controller.paused_stages import AsyncPausedStages, PausedStages
 from experiments.controller.policies import check_budget
 
 
@@ -46,7 +50,7 @@ class AdaptiveRequest:
 
 @dataclass(frozen=True)
 class AdaptiveTimes:
-    """Of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
+    """Times of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
 
     Attributes:
         first_stage_s: prompt's ids -> tier and pause, both on the host; where modules run, their knobs are reset in it.
@@ -68,7 +72,7 @@ class AdaptiveTimes:
 
     @property
     def controller_s(self) -> float:
-        """Both stages."""
+        """Seconds of both stages of the controller."""
         return self.first_stage_s + self.second_stage_s
 
     @property
@@ -119,19 +123,19 @@ class AdaptiveModel:
         self._decider = decider
         self._active = cache(partial(blocks.blocks, total=model.num_total_blocks))
 
-    def make_ready(self, requests: Sequence[AdaptiveRequest]) -> None:
-        """All that these requests, one at least, need at whatever may be decided, so that it is not in their times.
+    def warm_up(self, requests: Sequence[AdaptiveRequest]) -> None:
+        """Prepare for these requests, at least one, at all possible decisions, so that it is not in their times.
 
         Where modules run only the decider has something to do.
         """
-        self._decider.make_ready(max(len(prompt_ids(self._staged, request.prompt)) for request in requests))
-        if isinstance(self._staged.split, EagerSplit):
+        self._decider.warm_up(max(len(prompt_ids(self._staged, request.prompt)) for request in requests))
+        if isinstance(self._staged.split, EagerPausedPrefill):
             return
         choices: dict[str, list[tuple[int, DecoderKnobs]]] = {}
         for first, second in self._decider.possible():
             active = self._active(second.num_active_blocks)
             choices.setdefault(first.tier, []).append((first.pause, DecoderKnobs(second.top_k, active)))
-        self._staged.make_split_ready(
+        self._staged.warm_up_paused_prefill(
             [
                 _shape(self._prepared(request, tier).inputs, request.max_new_tokens, own)
                 for request in requests
@@ -151,7 +155,7 @@ class AdaptiveModel:
         check_budget(budget_s)
         device = self._staged.device
         ids = prompt_ids(self._staged, request.prompt)
-        with self._staged.kept():
+        with self._staged.restored_afterwards():
             before, after = new_marks(device), new_marks(device)
             synchronize(device)
             before.mark()
@@ -201,9 +205,9 @@ class AdaptiveModel:
 
         asked = first.pause, token, limit, choose
         stages: PausedStages
-        if isinstance(split, LaunchFreeSplit) and split.is_captured:
-            stages = ahead = AheadPausedStages(split, device, ends, *asked)
-            token_ids = generate_ahead(ahead, inputs, limit, ends, marks).token_ids
+        if isinstance(split, EnginePausedPrefill) and split.is_graphed:
+            stages = ahead = AsyncPausedStages(split, device, ends, *asked)
+            token_ids = generate_async(ahead, inputs, limit, ends, marks).token_ids
         else:
             stages = PausedStages(split, device, ends, *asked)
             token_ids = generate_greedily(stages, inputs, limit, marks).token_ids
@@ -214,9 +218,9 @@ class AdaptiveModel:
         )
 
 
-def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, DecoderKnobs]]) -> SplitShape:
+def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, DecoderKnobs]]) -> PausedPrefillShape:
     crops = inputs["pixel_values"].shape[1] if "pixel_values" in inputs else None
-    return SplitShape(inputs["input_ids"].shape[1], crops, limit, tuple(choices))
+    return PausedPrefillShape(inputs["input_ids"].shape[1], crops, limit, tuple(choices))
 
 
 @dataclass(frozen=True)

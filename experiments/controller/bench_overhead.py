@@ -85,7 +85,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     odds = odds_for(loaded.model, networks)
     adaptive = AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
     started = time.perf_counter()
-    adaptive.make_ready([request for request, _ in asked])
+    adaptive.warm_up([request for request, _ in asked])
     ready_s = time.perf_counter() - started
     compared = _Compared(loaded.model, adaptive, _on_host(loaded, networks) if isinstance(odds, DeviceOdds) else None)
     for request, budget_s in asked[:WARM_UPS]:
@@ -165,7 +165,7 @@ class _Compared:
         self._runs = 0
 
     def run(self, request: AdaptiveRequest, budget_s: float) -> _Found:
-        """In each way once; the plain one last, since it needs a choice."""
+        """Run once in each way; the plain one last, since it needs a choice."""
         self._runs += 1
         ways: dict[str, tuple[AdaptiveModel, float]] = {
             "adaptive": (self._adaptive, budget_s),
@@ -181,7 +181,7 @@ class _Compared:
 
     def _plain_s(self, request: AdaptiveRequest, run: AdaptiveRun) -> float:
         inputs = self._model.to_device(request.prepared[run.choice.tier].inputs)
-        with self._model.kept():
+        with self._model.restored_afterwards():
             self._model.apply(run.setting)
             return run_staged(self._model, inputs, request.max_new_tokens).total_s
 
@@ -192,7 +192,7 @@ def _on_host(loaded: LoadedModel, networks: TwoStageNetworks) -> AdaptiveModel:
 
 
 def _summary(found: Sequence[_Found]) -> dict[str, Any]:
-    """Of one request at least."""
+    """Summary of one request or more."""
     runs, on_host = [each.adaptive for each in found], [each.on_host for each in found if each.on_host is not None]
     total_s, plain_s = np.array([run.times.total_s for run in runs]), np.array([each.plain_s for each in found])
     controller_s = np.array([run.times.controller_s for run in runs])

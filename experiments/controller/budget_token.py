@@ -40,6 +40,6 @@ class BudgetToken(nn.Module):
         return nn.functional.gelu(self.encode(features))
 
     def token(self, code: torch.Tensor) -> torch.Tensor:
-        """[B, CODE_WIDTH] -> [B, H], float32; what stands behind the prompt."""
+        """[B, CODE_WIDTH] -> [B, H], float32; what is behind the prompt."""
         raw = self.embed(code)
         return raw * torch.rsqrt(raw.pow(2).mean(dim=-1, keepdim=True) + 1e-8) * self.embedding_rms

@@ -42,12 +42,12 @@ class Decider(Protocol):
         """All that the two stages may decide."""
         ...
 
-    def make_ready(self, most_ids: int) -> None:
-        """Whatever prompts of so many ids need beforehand."""
+    def warm_up(self, most_ids: int) -> None:
+        """Prepare for prompts of so many ids."""
         ...
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
-        """Stage 1, and the budget token [1, 1, H] to stand behind the prompt; None for none.
+        """Stage 1, and the budget token [1, 1, H] to is behind the prompt; None for none.
 
         Args:
             ids: [T] of the prompt's text, on the host.
@@ -79,8 +79,8 @@ class FixedDecider:
         """See `Decider.possible`."""
         return [(self._first, self._second)]
 
-    def make_ready(self, most_ids: int) -> None:
-        """See `Decider.make_ready`; nothing."""
+    def warm_up(self, most_ids: int) -> None:
+        """See `Decider.warm_up`; nothing."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """See `Decider.first`."""
@@ -129,9 +129,9 @@ class NetworkDecider:
             if is_possible
         ]
 
-    def make_ready(self, most_ids: int) -> None:
-        """See `Decider.make_ready`."""
-        self._odds.make_ready(most_ids)
+    def warm_up(self, most_ids: int) -> None:
+        """See `Decider.warm_up`."""
+        self._odds.warm_up(most_ids)
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
         """See `Decider.first`."""
@@ -154,5 +154,5 @@ class NetworkDecider:
     def _pick(self, odds: list[float]) -> int:
         if self._generator is None:
             return odds.index(max(odds))
-        shares = torch.tensor(odds).softmax(dim=-1)
-        return int(torch.multinomial(shares, 1, generator=self._generator))
+        fractions = torch.tensor(odds).softmax(dim=-1)
+        return int(torch.multinomial(fractions, 1, generator=self._generator))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder
+from experiment_core_utils.models.graph_capture import CudaGraphs, GraphCapturer
 from experiment_core_utils.models.triton_building import built
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.budget_token import FREQUENCIES
@@ -31,7 +31,7 @@ class DeviceOdds:
 
     Args:
         embeddings: of tokens, [V, H] on the device.
-        recorder: makes the replays; None for CUDA graphs.
+        graph_capturer: makes the replays; None for CUDA graphs.
 
     Attributes:
         reason: always None.
@@ -42,14 +42,16 @@ class DeviceOdds:
 
     reason: None = None
 
-    def __init__(self, networks: TwoStageNetworks, embeddings: torch.Tensor, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, networks: TwoStageNetworks, embeddings: torch.Tensor, graph_capturer: GraphCapturer | None = None
+    ) -> None:
         self._kernels = _kernels()
         self._host = HostNetworks(networks)
         self._features = lru_cache(KEPT_BUDGETS)(lambda budget_s: self._host.features(budget_s).view(np.int32))
         self._pauses = len(networks.space.pauses)
         self._embeddings = embeddings
         self._device = embeddings.device
-        self._recorder = CudaGraphs(self._device) if recorder is None else recorder
+        self._graph_capturer = CudaGraphs(self._device) if graph_capturer is None else graph_capturer
         hidden, width = networks.hidden_size, len(networks.prompt_in.bias)
         self._prompt, self._states, self._inner = self._zeros(1, hidden), self._zeros(2, hidden), self._zeros(width)
         self._token, self._known = self._zeros(1, 1, hidden), self._zeros(1, width)
@@ -61,14 +63,14 @@ class DeviceOdds:
         self._first = self._stage_of_prompt(USUAL_IDS)
         self._second = self._stage_of_states()
 
-    def make_ready(self, most_ids: int) -> None:
-        """See `StageOdds.make_ready`; a longer prompt is captured when it comes."""
+    def warm_up(self, most_ids: int) -> None:
+        """See `StageOdds.warm_up`; a longer prompt is captured when it comes."""
         if most_ids > len(self._first.asked) - BEFORE_IDS:
             self._first = self._stage_of_prompt(2 * most_ids)
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """See `StageOdds.first`."""
-        self.make_ready(len(ids))
+        self.warm_up(len(ids))
         asked = self._first.asked
         asked[0] = len(ids)
         asked[1:BEFORE_IDS] = self._features(budget_s)
@@ -93,7 +95,7 @@ class DeviceOdds:
         return self._prompt[0].cpu(), self._states.cpu()
 
     def _stage_of_prompt(self, ids: int) -> DeviceQuestion:
-        """Of a number of ids, a budget's features by their bits, and ids."""
+        """Inputs of the first stage: a number of ids, a budget's features by their bits, and ids."""
 
         def work(asked: torch.Tensor, odds: torch.Tensor) -> None:
             features = asked[1:BEFORE_IDS].view(torch.float32)
@@ -104,7 +106,7 @@ class DeviceOdds:
         return self._question(BEFORE_IDS + ids, len(self._first_layers.out_bias), work)
 
     def _stage_of_states(self) -> DeviceQuestion:
-        """Of the place of stage 1's choice; the states are on the device."""
+        """Inputs of the second stage: the position of stage 1's choice; the states are on the device."""
 
         def work(asked: torch.Tensor, odds: torch.Tensor) -> None:
             self._kernels.launch_odds(self._second_layers, self._states, asked, self._inner, odds)
@@ -113,7 +115,7 @@ class DeviceOdds:
 
     def _question(self, room: int, answers: int, work: Callable[[torch.Tensor, torch.Tensor], None]) -> DeviceQuestion:
         with built("the kernels of the controller", ConfigurationError):
-            return DeviceQuestion(room, answers, work, self._device, self._recorder)
+            return DeviceQuestion(room, answers, work, self._device, self._graph_capturer)
 
     def _layers_of_budget(self, networks: TwoStageNetworks) -> Any:
         budget = networks.budget

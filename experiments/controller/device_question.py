@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.graph_capture import GraphCapturer
 
 
 class DeviceQuestion:
@@ -19,13 +19,13 @@ class DeviceQuestion:
         answers: numbers of an answer.
         work: reads the question, int32 [room], and writes the answer, float32 [answers]; by kernels of this project
             alone, since torch takes neither for a tensor of the device. It holds whatever else it reads.
-        recorder: makes the replay.
+        graph_capturer: makes the replay.
 
     Attributes:
         asked: int32 [room], to be written before `answer`.
 
     Raises:
-        ConfigurationError, OutOfMemory: see `Recorder.record`.
+        ConfigurationError, OutOfMemory: see `GraphCapturer.record`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class DeviceQuestion:
         answers: int,
         work: Callable[[torch.Tensor, torch.Tensor], None],
         device: torch.device,
-        recorder: Recorder,
+        graph_capturer: GraphCapturer,
     ) -> None:
         is_cuda = device.type == "cuda"
         asked = torch.zeros(room, dtype=torch.int32, pin_memory=is_cuda)
@@ -43,7 +43,7 @@ class DeviceQuestion:
         self._answered = answered.numpy()
         # A graph has addresses alone.
         self._held = work
-        self._replay = recorder.record(lambda: work(asked, answered))
+        self._replay = graph_capturer.record(lambda: work(asked, answered))
         self._done = torch.cuda.Event() if is_cuda else None
 
     def answer(self) -> list[float]:

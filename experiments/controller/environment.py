@@ -9,7 +9,7 @@ from experiments.controller.two_stage_networks import BLOCKS, PAUSE, TIER, TOP_K
 
 
 @dataclass(frozen=True)
-class Asks:
+class BudgetedRequests:
     """B requests with a budget each.
 
     Attributes:
@@ -22,9 +22,11 @@ class Asks:
     levels: torch.Tensor
     budgets_s: torch.Tensor
 
-    def repeated(self, times: int) -> "Asks":
+    def repeated(self, times: int) -> "BudgetedRequests":
         """Each ask so many times in a row."""
-        return Asks(*(each.repeat_interleave(times) for each in (self.samples, self.levels, self.budgets_s)))
+        return BudgetedRequests(
+            *(each.repeat_interleave(times) for each in (self.samples, self.levels, self.budgets_s))
+        )
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class RollOut:
         latency_s: [B].
     """
 
-    asks: Asks
+    budgeted: BudgetedRequests
     prompts: torch.Tensor
     states: torch.Tensor
     actions: torch.Tensor
@@ -58,16 +60,20 @@ class Environment(Protocol):
     hidden_size: int
     budget_token_is_fixed: bool
 
-    def draw(self, count: int, generator: torch.Generator) -> Asks:
+    def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
         """Requests and budgets, independent and evenly over samples and over the budgets' range."""
         ...
 
-    def roll_out(self, networks: TwoStageNetworks, asks: Asks, generator: torch.Generator | None) -> RollOut:
+    def roll_out(
+        self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
+    ) -> RollOut:
         """Answer each ask once with actions that the networks draw; None takes the likeliest."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """For the record, and to recognise the same environment when a training goes on (JSON values only)."""
+        """A description for the results, and to recognise the same environment when a training is resumed (JSON values
+        only).
+        """
         ...
 
 
@@ -79,7 +85,7 @@ def drawn(log_odds: torch.Tensor, generator: torch.Generator | None) -> torch.Te
 
 
 def log_probabilities(log_odds: tuple[torch.Tensor, ...], actions: torch.Tensor) -> torch.Tensor:
-    """Of the four actions of a row together: [B]."""
+    """Log-probability of a row's four actions together: [B]."""
     columns = (TIER, PAUSE, TOP_K, BLOCKS)
     each = [odds.gather(1, actions[:, at, None])[:, 0] for at, odds in zip(columns, log_odds, strict=True)]
     return torch.stack(each).sum(dim=0)

@@ -17,7 +17,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.units import LARGEST_SEED, check_share, check_within
+from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
 from experiments.controller.evaluation import (
     BEST_STATIC,
     Budget,
@@ -52,7 +52,7 @@ from experiments.core_exp.figures import save_figure
 
 NAME = "controller_evaluation"
 FEW_REQUESTS = 100
-CALIBRATION_SHARE = 0.5
+CALIBRATION_FRACTION = 0.5
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -65,13 +65,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--calibration", type=Path, nargs="+", metavar="RESULTS",
                         help="another grid, to build the lookup of (default: a part of the first)")  # fmt: skip
     parser.add_argument("--calibration_share", type=float, metavar="SHARE",
-                        help=f"of the grid's pictures, for the lookup; replay ({CALIBRATION_SHARE:g})")  # fmt: skip
+                        help=f"fraction of the grid's pictures for the lookup, in a replay "
+                            f"({CALIBRATION_FRACTION:g})")  # fmt: skip
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
-                         help="spread over what the calibration samples took (%(default)s)")  # fmt: skip
+                         help="number of budgets, spread over the calibration samples' latencies (default: "
+                             "%(default)s)")  # fmt: skip
     add_policy_flags(parser)
-    parser.add_argument("--evaluation_seed", type=int, default=0, help="of the split, random, the turns (%(default)s)")
+    parser.add_argument(
+        "--evaluation_seed",
+        type=int,
+        default=0,
+        help="seed of the split, of the random policy and of the order (default: %(default)s)",
+    )
     parser.add_argument("--output_dir", type=Path, metavar="DIR",
                         help="default: controller_<mode> in the folder of the first results")  # fmt: skip
     return parser
@@ -95,16 +102,16 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
     if given.mode == "replay" and rest:
         raise ConfigurationError(f"unknown flag {rest[0]}; flags of the profiler go with --mode live only")
     if given.calibration_share is not None:
-        _check_share(given)
+        _check_fraction(given)
     check_within("--evaluation_seed", given.evaluation_seed, 0, LARGEST_SEED)
     check_policy_flags(given)
     if given.mode == "live":
         _check_live(given, rest)
 
 
-def _check_share(given: argparse.Namespace) -> None:
+def _check_fraction(given: argparse.Namespace) -> None:
     asked = f"--calibration_share {given.calibration_share:g}"
-    check_share("--calibration_share", given.calibration_share)
+    check_fraction("--calibration_share", given.calibration_share)
     for flag, has in (("--mode live", given.mode == "live"), ("--calibration", given.calibration is not None),
                       ("--lookup", given.lookup is not None)):  # fmt: skip
         if has:
@@ -125,7 +132,7 @@ def _check_live(given: argparse.Namespace, rest: Sequence[str]) -> None:
     if len(tasks) > 1:
         raise ConfigurationError(
             f"--mode live measures one task, and --dataset_name names {len(tasks)} ({', '.join(tasks)}); give one, "
-            "and each of the others to a run of its own"
+            f"and a run of its own to each of the others"
         )
 
 
@@ -136,8 +143,8 @@ def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
         return load_grid(given.calibration), grid
     if given.lookup is not None:
         return _parts_of_lookup(grid, load(given.lookup))
-    share = CALIBRATION_SHARE if given.calibration_share is None else given.calibration_share
-    return split_by_picture(grid, share, given.evaluation_seed)
+    fraction = CALIBRATION_FRACTION if given.calibration_share is None else given.calibration_share
+    return split_by_picture(grid, fraction, given.evaluation_seed)
 
 
 def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:
@@ -149,7 +156,7 @@ def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, 
 
 
 def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:
-    """In seconds, ascending."""
+    """Budgets in seconds, ascending."""
     if given.budgets_ms is None:
         return spread_budgets(calibration.complete(), given.num_budgets)
     for budget_ms in given.budgets_ms:
@@ -211,7 +218,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     from experiments.controller.training_run import load_networks
 
     if given.learned is not None:
-        # Read for use behind the model's warm-up; a file that is no checkpoint is refused before anything slow.
+        # Read for use behind the model's warm-up; a file that is not a checkpoint is refused before anything slow.
         load_networks(given.learned)
     calibration = load_grid(given.calibration if given.calibration is not None else given.results)
     lookup, grid, seed = lookup_of(given, calibration), load_grid(given.results), given.evaluation_seed
@@ -266,11 +273,11 @@ def caveats_of(grid: MeasuredGrid, lookup: Lookup) -> list[str]:
 
 
 def _few(number: int) -> list[str]:
-    return [f"{number} requests stand behind these figures: too few to tell policies apart"] * (number < FEW_REQUESTS)
+    return [f"{number} requests: too few to compare policies; use more samples"] * (number < FEW_REQUESTS)
 
 
 def _seen(seen: int, number: int) -> list[str]:
-    return [f"the lookup was built of {seen} of the {number} requests that it is judged on"] * (seen > 0)
+    return [f"the lookup was built of {seen} of the {number} requests that it is evaluated on"] * (seen > 0)
 
 
 def write(

@@ -14,8 +14,8 @@ from experiments.controller.outcomes import (
     Outcomes,
     Paired,
     figures_at,
+    fraction_of_gain,
     paired,
-    share_of_gain,
 )
 
 SCHEMA_VERSION = 1
@@ -45,7 +45,7 @@ class PolicyEvaluation:
 
     Attributes:
         figures: of each budget.
-        gains: of each budget, see `share_of_gain`.
+        gains: of each budget, see `fraction_of_gain`.
         gain_over_budgets: the same of the mean over the meetable budgets.
     """
 
@@ -95,7 +95,7 @@ def evaluate(
         each.name: tuple(figures_at(each, at, seconds, requests, possible) for at in range(len(seconds)))
         for each in outcomes
     }
-    over = meetable_places(budgets)
+    over = feasible_budgets(budgets)
     policies = tuple(
         PolicyEvaluation(
             each.name, figures[each.name], _gains(figures, each.name), _gain_over(figures, each.name, over)
@@ -115,7 +115,7 @@ def evaluate(
     return Evaluation(mode, requests, tuple(budgets), policies, tuple(comparisons))
 
 
-def meetable_places(budgets: Sequence[Budget]) -> list[int]:
+def feasible_budgets(budgets: Sequence[Budget]) -> list[int]:
     """Places of the budgets that are not known to be unmeetable."""
     return [place for place, budget in enumerate(budgets) if budget.meetable is not False]
 
@@ -124,7 +124,7 @@ def _gains(figures: Mapping[str, Sequence[BudgetFigures]], name: str) -> tuple[f
     if BEST_STATIC not in figures or ORACLE not in figures:
         return (None,) * len(figures[name])
     return tuple(
-        share_of_gain(own.accuracy_in_time, static.accuracy_in_time, oracle.accuracy_in_time)
+        fraction_of_gain(own.accuracy_in_time, static.accuracy_in_time, oracle.accuracy_in_time)
         for own, static, oracle in zip(figures[name], figures[BEST_STATIC], figures[ORACLE], strict=True)
     )
 
@@ -132,7 +132,9 @@ def _gains(figures: Mapping[str, Sequence[BudgetFigures]], name: str) -> tuple[f
 def _gain_over(figures: Mapping[str, Sequence[BudgetFigures]], name: str, over: Sequence[int]) -> float | None:
     if BEST_STATIC not in figures or ORACLE not in figures:
         return None
-    return share_of_gain(*(mean_over(figures[each], over, "accuracy_in_time") for each in (name, BEST_STATIC, ORACLE)))
+    return fraction_of_gain(
+        *(mean_over(figures[each], over, "accuracy_in_time") for each in (name, BEST_STATIC, ORACLE))
+    )
 
 
 def mean_over(figures: Sequence[BudgetFigures], places: Sequence[int], name: str) -> float | None:
@@ -144,7 +146,7 @@ def mean_over(figures: Sequence[BudgetFigures], places: Sequence[int], name: str
 def content_of(evaluation: Evaluation) -> dict[str, Any]:
     """`controller_evaluation.json` without what the command knows of its inputs; times in milliseconds."""
     requests = evaluation.requests
-    over = meetable_places(evaluation.budgets)
+    over = feasible_budgets(evaluation.budgets)
     tasks = np.array(requests.tasks)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -240,7 +242,7 @@ def rows_of(evaluation: Evaluation) -> list[dict[str, Any]]:
 def table_lines(evaluation: Evaluation) -> list[str]:
     """What the command prints: the meetable budgets, then those that no setting can meet, apart."""
     lines = []
-    over = meetable_places(evaluation.budgets)
+    over = feasible_budgets(evaluation.budgets)
     rest = [place for place in range(len(evaluation.budgets)) if place not in over]
     head = f"{'policy':<32}{'accuracy':>9}{'in time':>9}{'P50 ms':>9}{'P95 ms':>9}{'P99 ms':>9}{'late':>8}{'gain':>8}"
     for places, word in ((over, ""), (rest, ", which no setting can meet")):

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.controller.evaluation import BEST_STATIC, ORACLE, Evaluation, PolicyEvaluation, meetable_places
+from experiments.controller.evaluation import BEST_STATIC, ORACLE, Evaluation, PolicyEvaluation, feasible_budgets
 from experiments.core_exp.figures import (
     BLACK,
     BLUE,
@@ -72,9 +72,11 @@ def draw_evaluation(
             _draw_policy(front, evaluation, policy, styles[policy.name])
             _over_budgets(in_time, evaluation, policy, "accuracy_in_time", styles[policy.name])
             _over_budgets(violations, evaluation, policy, "violation_rate", styles[policy.name])
-        front.set(xlabel="mean latency (ms)", ylabel="accuracy (share of best score)", title="Against static settings")
+        front.set(
+            xlabel="mean latency (ms)", ylabel="accuracy (fraction of best score)", title="Against static settings"
+        )
         in_time.set(xlabel="budget (ms)", ylabel="accuracy, late requests count 0", title="Accuracy in time")
-        violations.set(xlabel="budget (ms)", ylabel="share of requests over budget", title="Violations")
+        violations.set(xlabel="budget (ms)", ylabel="fraction of requests over budget", title="Violations")
         violations.axhline(0.05, color=QUIET, linewidth=0.8, linestyle=":")
         for axes in (in_time, violations):
             _shade_unmeetable(axes, evaluation)
@@ -95,7 +97,7 @@ def _draw_statics(axes: Axes, latency_s: np.ndarray, accuracy: np.ndarray) -> No
 
 
 def _draw_policy(axes: Axes, evaluation: Evaluation, policy: PolicyEvaluation, style: Mapping[str, Any]) -> None:
-    places = [place for place in meetable_places(evaluation.budgets) if policy.figures[place].accuracy is not None]
+    places = [place for place in feasible_budgets(evaluation.budgets) if policy.figures[place].accuracy is not None]
     x = [1000 * policy.figures[place].latency_mean_s for place in places]
     y = [policy.figures[place].accuracy for place in places]
     axes.plot(x, y, label=policy.name.replace("_", " "), **style)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def update(
     device = networks.first_out.weight.device
     gains = advantages(rewards, recipe.group_size, recipe.spread_floor).float().to(device)
     prompts, states, actions = (each.to(device) for each in (rolled.prompts, rolled.states, rolled.actions))
-    seen = prompts, rolled.asks.budgets_s, states, actions[:, :2]
+    seen = prompts, rolled.budgeted.budgets_s, states, actions[:, :2]
     with torch.no_grad():
         before = log_probabilities(networks.log_odds(*seen), actions)
         of_reference = log_probabilities(reference.log_odds(*seen), actions)

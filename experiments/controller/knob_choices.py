@@ -92,10 +92,10 @@ def published_space(limits: KnobLimits) -> KnobSpace:
     Raises:
         ConfigurationError: a knob that the model does not have, or fewer experts or blocks than this takes.
     """
-    refusal = limits.vision_refusal or limits.top_k_refusal or limits.blocks_refusal
-    if limits.default_top_k is None or refusal is not None:
+    reason = limits.vision_unsupported_reason or limits.top_k_unsupported_reason or limits.blocks_unsupported_reason
+    if limits.default_top_k is None or reason is not None:
         raise ConfigurationError(
-            f"the controller turns tier, top-k and blocks; this model lacks one ({refusal or 'it has no experts'}); "
+            f"the controller sets tier, top-k and blocks; this model lacks one ({reason or 'it has no experts'}); "
             "give a mixture-of-experts model whose crops can be set"
         )
     own, total = limits.default_top_k, limits.num_total_blocks

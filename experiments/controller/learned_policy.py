@@ -86,9 +86,9 @@ class TwoStageController:
         """See `Controller.name`."""
         return self._name
 
-    def make_ready(self, requests: Sequence[LiveRequest]) -> None:
-        """All that these requests need at whatever may be decided; never timed."""
-        self._answering.make_ready([request_of(each, self._limit) for each in requests])
+    def warm_up(self, requests: Sequence[LiveRequest]) -> None:
+        """Prepare for these requests at all decisions that are possible; never timed."""
+        self._answering.warm_up([request_of(each, self._limit) for each in requests])
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
         """See `Controller.answer`; the setting in force before comes back."""

@@ -14,8 +14,8 @@ from experiments.controller.training_run import load_networks
 from experiments.controller.two_stage_networks import TwoStageNetworks
 
 NOT_IN_A_REPLAY = (
-    "two_stage: the time of its networks is in no latency, and its first blocks are taken to have run at the top-k "
-    "that is chosen behind them; only --mode live measures both"
+    "two_stage: the time of its networks is in no latency, and its first blocks are assumed to have run at the "
+    "top-k that is chosen after them; only --mode live measures both"
 )
 
 
@@ -57,7 +57,7 @@ def learned_replay(
     usable = calibration.take(calibration.is_complete & has_states(calibration, states))
     caveats = [
         NOT_IN_A_REPLAY,
-        *[f"{line}; no policy is judged on them" for line in lacking_lines(lacking, len(grid))],
+        *[f"{line}; no policy is evaluated on them" for line in lacking_lines(lacking, len(grid))],
         *split_caveats(grid, states.splits),
         *replay_leaks(checkpoint, usable, known),
     ]

@@ -1,4 +1,4 @@
-"""In: a training's rows; out: its learning curves as CSV, as a picture and, where it is asked for, for TensorBoard."""
+"""In: a training's rows; out: its learning curves as CSV, as a picture and, where it is requested, for TensorBoard."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,8 +26,8 @@ COLUMNS = (
     "clipped_share",
     "grad_norm",
 )
-DRAWN = {"reward": "reward", "accuracy": "accuracy (share of best)", "latency_ms": "latency in ms",
-         "violation_rate": "share over the budget"}  # fmt: skip
+DRAWN = {"reward": "reward", "accuracy": "accuracy (fraction of best)", "latency_ms": "latency in ms",
+         "violation_rate": "fraction over the budget"}  # fmt: skip
 # Updates that a drawn mean is over.
 WINDOW = 20
 
@@ -58,7 +58,7 @@ def draw_curves(rows: Rows, caption: str) -> Figure:
 
 
 def running_means(values: Sequence[float], window: int) -> np.ndarray:
-    """Of each value with the up to `window` - 1 ones before it."""
+    """Mean of each value with the up to `window` - 1 ones before it."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)

@@ -61,7 +61,7 @@ class Controller(Protocol):
 
     @property
     def name(self) -> str:
-        """In tables."""
+        """Name of the policy in tables."""
         ...
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
@@ -87,15 +87,15 @@ class ChosenBefore:
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
         """See `Controller.answer`.
 
-        As everywhere in this project, tensors are on the device and the setting is made ready before the clock starts;
-        a setting that cannot be made ready runs eagerly.
+        As everywhere in this project, tensors are on the device and the setting is warmed up before the clock starts;
+        a setting that cannot be warmed up runs eagerly.
         """
         started = time.perf_counter()
         choice = self.policy.choose(request.features, budget_s)
         self.model.apply(self.space.setting(choice, self.blocks))
         overhead_s = time.perf_counter() - started
         inputs = self.model.to_device(request.prepared[choice.tier].inputs)
-        self.model.make_ready(inputs, self.max_new_tokens)
+        self.model.warm_up(inputs, self.max_new_tokens)
         synchronize(self.model.device)
         run = run_staged(self.model, inputs, self.max_new_tokens)
         return AdaptiveAnswer(choice, run.token_ids, run.total_s, overhead_s, run.total_s + overhead_s)
@@ -142,7 +142,7 @@ def warm_up(
             if layout not in seen:
                 seen.add(layout)
                 inputs = model.to_device(prepared.inputs)
-                model.make_ready(inputs, max_new_tokens)
+                model.warm_up(inputs, max_new_tokens)
                 run_staged(model, inputs, max_new_tokens)
     return len(seen)
 
@@ -163,7 +163,7 @@ def run_live(
     """
     generator = np.random.default_rng(seed)
     answers: list[list[list[AdaptiveAnswer]]] = [[[] for _ in budgets_s] for _ in controllers]
-    with model.kept():
+    with model.restored_afterwards():
         for request in requests:
             for at, budget_s in enumerate(budgets_s):
                 for turn in generator.permutation(len(controllers)):

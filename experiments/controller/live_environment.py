@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Answer, Metric, answer_to
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
 from experiments.controller.deciders import Decider, FixedDecider, NetworkDecider
-from experiments.controller.environment import Asks, RollOut
+from experiments.controller.environment import BudgetedRequests, RollOut
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.live import LiveRequest
 from experiments.controller.stage_odds import odds_for
@@ -25,7 +25,7 @@ class LiveEnvironment:
     The gradient of the budget token does not go through the model: its first layer learns by stage 1, its second one
     stays as it began.
 
-    An answer's score does not depend on what else is asked in the same update: see `shares_among`.
+    An answer's score does not depend on what else is asked in the same update: see `score_fractions_among`.
 
     Args:
         budgets_s: lowest and highest budget; asks are drawn evenly between.
@@ -61,38 +61,40 @@ class LiveEnvironment:
         """See `Environment.describe`."""
         return dict(self._described)
 
-    def draw(self, count: int, generator: torch.Generator) -> Asks:
+    def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
         """See `Environment.draw`."""
         samples = torch.randint(len(self._requests), (count,), generator=generator)
         low, high = self._budgets_s
         budgets = low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
-        return Asks(samples, torch.zeros_like(samples), budgets)
+        return BudgetedRequests(samples, torch.zeros_like(samples), budgets)
 
-    def roll_out(self, networks: TwoStageNetworks, asks: Asks, generator: torch.Generator | None) -> RollOut:
+    def roll_out(
+        self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
+    ) -> RollOut:
         """See `Environment.roll_out`; one ask after the other."""
         decider = NetworkDecider(odds_for(self._model, networks), networks.space, generator)
         answering = AdaptiveModel(self._model, decider, self._blocks)
-        answering.make_ready([request_of(each, self._limit) for each in self._requests])
+        answering.warm_up([request_of(each, self._limit) for each in self._requests])
         runs, seen = [], []
-        for place, budget_s in zip(asks.samples.tolist(), asks.budgets_s.tolist(), strict=True):
+        for place, budget_s in zip(budgeted.samples.tolist(), budgeted.budgets_s.tolist(), strict=True):
             runs.append(answering.adaptive_generate(request_of(self._requests[place], self._limit), budget_s))
             seen.append(decider.seen)
         prompts, states, actions = zip(*seen, strict=True)
         return RollOut(
-            asks=asks,
+            budgeted=budgeted,
             prompts=torch.stack(prompts),
             states=torch.stack(states),
             actions=torch.tensor(actions),
-            accuracy=self._accuracy(asks.samples.tolist(), runs),
+            accuracy=self._accuracy(budgeted.samples.tolist(), runs),
             latency_s=torch.tensor([run.times.total_s for run in runs], dtype=torch.float64),
         )
 
     def _accuracy(self, places: Sequence[int], runs: Sequence[AdaptiveRun]) -> torch.Tensor:
         answers = [answer_to(self._requests[at].sample, run.text) for at, run in zip(places, runs, strict=True)]
-        return torch.tensor(shares_among(self._metric, self._requests, answers), dtype=torch.float64)
+        return torch.tensor(score_fractions_among(self._metric, self._requests, answers), dtype=torch.float64)
 
 
-def shares_among(metric: Metric, requests: Sequence[LiveRequest], answers: Sequence[Answer]) -> list[float]:
+def score_fractions_among(metric: Metric, requests: Sequence[LiveRequest], answers: Sequence[Answer]) -> list[float]:
     """Each answer's score as a share of the metric's best, as it is among answers to all of the requests.
 
     A metric that judges answers together, `cider_score`, takes its document frequencies from the references of all
@@ -102,7 +104,7 @@ def shares_among(metric: Metric, requests: Sequence[LiveRequest], answers: Seque
     Raises:
         ConfigurationError: the metric has no score for them (CIDEr of fewer than two pictures).
     """
-    beside = [] if metric.judges_alone else [answer_to(each.sample, "") for each in requests]
+    beside = [] if metric.scores_each_answer else [answer_to(each.sample, "") for each in requests]
     values = [score.value for score in metric.score([*answers, *beside]).scores[: len(answers)]]
     known = [value / metric.best for value in values if value is not None]
     if len(known) < len(values):
@@ -116,7 +118,7 @@ def shares_among(metric: Metric, requests: Sequence[LiveRequest], answers: Seque
 
 def check_scored(metric: Metric, requests: Sequence[LiveRequest]) -> None:
     """Raises ConfigurationError where answers to these requests have no scores, before any of them is run."""
-    shares_among(metric, requests, [answer_to(each.sample, "") for each in requests])
+    score_fractions_among(metric, requests, [answer_to(each.sample, "") for each in requests])
 
 
 def request_of(request: LiveRequest, max_new_tokens: int) -> AdaptiveRequest:
@@ -139,7 +141,7 @@ def measured_range(
         decider: Decider = FixedDecider(choice, 1)
         answering = AdaptiveModel(model, decider, blocks)
         asked = [request_of(each, max_new_tokens) for each in requests]
-        answering.make_ready(asked)
+        answering.warm_up(asked)
         runs = [answering.adaptive_generate(each, 1.0) for each in asked]
         times.append([run.times.total_s for run in runs])
     return float(np.median(times[0])), float(np.percentile(times[1], 95))

@@ -93,20 +93,22 @@ def open_live(
     """Parse, load, prepare every sample at every tier, warm up.
 
     Args:
-        grid: that stands behind the policies.
+        grid: that is behind the policies.
         learned: the checkpoint of a two-stage controller that is to run, too.
 
     Raises:
         ConfigurationError: flags, task or model do not allow it, no sample can be used, or grid or checkpoint are of
             another model.
-        ResultsError: the file is no checkpoint.
+        ResultsError: the file is not a checkpoint.
     """
     config = parse_config(flags)
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     refuse_other_model(grid, source.name, "the answers are", "give the grid's as --model_path, or a grid of this one")
     if learned is not None:
         if source.foreign is not None:
-            raise ConfigurationError(f"--learned pauses inside MolmoE, and {source.name} is no MolmoE; drop it")
+            raise ConfigurationError(
+                f"--learned pauses inside MolmoE, and {source.name} is not a MolmoE model; drop it"
+            )
         refuse_other_controller(learned, config, source)
     space = published_space(source.limits)
     task = open_task(config.task)
@@ -143,13 +145,13 @@ def open_live(
 
 
 def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
-    """The job's policies as what answers a request, and the two-stage controller of a checkpoint, made ready.
+    """The job's policies as what answers a request, and the two-stage controller of a checkpoint, warmed up.
 
     Args:
         learned: as `open_live` had it, which refuses one that does not fit the model.
 
     Raises:
-        ResultsError: the file is no checkpoint.
+        ResultsError: the file is not a checkpoint.
     """
     controllers: list[Controller] = [
         ChosenBefore(policy, job.model, job.space, job.blocks, job.max_new_tokens) for policy in job.policies
@@ -160,7 +162,7 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
     assert isinstance(job.model, MolmoeStagedModel)
     odds = odds_for(job.model, networks)
     two_stage = TwoStageController(odds, networks.space, job.model, job.blocks, job.max_new_tokens)
-    two_stage.make_ready(job.measured)
+    two_stage.warm_up(job.measured)
     return [*controllers, two_stage]
 
 

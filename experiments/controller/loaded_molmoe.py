@@ -52,13 +52,13 @@ class LoadedModel:
 
 
 def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedModel:
-    """By the profiler's flags.
+    """Load the model by the profiler's flags.
 
     Args:
         controller: a checkpoint that is to steer it.
 
     Raises:
-        ConfigurationError: it is no MolmoE, or not the one that the controller was trained with.
+        ConfigurationError: it is not a MolmoE, or not the one that the controller was trained with.
     """
     config = parse_config(rest)
     source = find_molmoe(config)
@@ -75,6 +75,6 @@ def find_molmoe(config: ProfilingConfig) -> ModelSource:
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     if source.foreign is not None:
         raise ConfigurationError(
-            f"{config.model.model_path} is no MolmoE; the two-stage controller pauses inside MolmoE only"
+            f"{config.model.model_path} is not a MolmoE model; the two-stage controller pauses inside MolmoE only"
         )
     return source

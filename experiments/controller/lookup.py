@@ -111,7 +111,7 @@ class Lookup:
         return predict(self, 1000 * budget_s).choice
 
     def latency_ms(self, entry: LookupEntry) -> float:
-        """By `aggregation_method`."""
+        """Latency by `aggregation_method`."""
         by_method: dict[Aggregation, float] = {
             "mean": entry.latency_mean_ms,
             "median": entry.latency_median_ms,
@@ -132,10 +132,10 @@ def build(grid: MeasuredGrid, aggregation_method: Aggregation = "mean", toleranc
         ResultsError: no choice has both a score and a time.
     """
     _check(aggregation_method, tolerance)
-    shares, total_ms = grid.shares, 1000 * grid.total_s
+    fractions, total_ms = grid.shares, 1000 * grid.total_s
     entries = []
     for row, choice in enumerate(grid.choices):
-        scored, measured = shares[row][np.isfinite(shares[row])], total_ms[row][np.isfinite(total_ms[row])]
+        scored, measured = fractions[row][np.isfinite(fractions[row])], total_ms[row][np.isfinite(total_ms[row])]
         if len(scored) and len(measured):
             mean, median = float(measured.mean()), float(np.median(measured))
             entries.append(LookupEntry(choice, float(scored.mean()), len(scored), mean, median, len(measured)))
@@ -165,7 +165,7 @@ def save(lookup: Lookup, path: Path) -> None:
             "kind": KIND,
             "aggregation_method": lookup.aggregation_method,
             "tolerance": lookup.tolerance,
-            "entries": [entry_content(entry) for entry in lookup.entries],
+            "entries": [entry_fields(entry) for entry in lookup.entries],
             "sample_ids": {task: list(ids) for task, ids in lookup.sample_ids.items()},
             "source": dict(lookup.source),
         },
@@ -173,7 +173,7 @@ def save(lookup: Lookup, path: Path) -> None:
     )
 
 
-def entry_content(entry: LookupEntry) -> dict[str, Any]:
+def entry_fields(entry: LookupEntry) -> dict[str, Any]:
     """One entry as it stands in the file: the three knobs, then the figures."""
     figures = asdict(entry)
     return figures.pop("choice") | figures
@@ -184,7 +184,7 @@ def load(path: Path) -> Lookup:
     content = read_json_object(path)
     if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
         raise ResultsError(
-            f"{path} is no {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
+            f"{path} is not a {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
             f"{content.get('schema_version')!r}); build it with experiments.controller.lookup"
         )
     try:
@@ -218,17 +218,19 @@ def build_parser() -> argparse.ArgumentParser:
     """The flags of both commands."""
     parser = OneLineParser(prog="experiments.controller.lookup", description="The best measured setting for a budget.")
     commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("build", help="make a table from results")
+    making = commands.add_parser("build", help="build a table from results")
     making.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
                         help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
-    making.add_argument("--output", type=Path, required=True, metavar="FILE", help="the table, as JSON")
+    making.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file for the table")
     making.add_argument("--aggregation_method", choices=AGGREGATIONS, default="mean",
-                        help="how one latency is made of a setting's samples (%(default)s)")  # fmt: skip
+                        help="how the latencies of a setting's samples are combined (default: "
+                            "%(default)s)")  # fmt: skip
     making.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE",
-                        help="of the budget, that a setting's latency may be above it (%(default)s)")  # fmt: skip
-    asking = commands.add_parser("predict", help="ask a table")
-    asking.add_argument("file", type=Path, metavar="FILE", help="what build wrote")
-    asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="one or several")
+                        help="fraction of the budget by which a setting's latency may exceed it (default: "
+                            "%(default)s)")  # fmt: skip
+    asking = commands.add_parser("predict", help="look up a setting in a table")
+    asking.add_argument("file", type=Path, metavar="FILE", help="table that build wrote")
+    asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="one or more")
     return parser
 
 

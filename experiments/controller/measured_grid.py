@@ -9,7 +9,7 @@ import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
-from experiment_core_utils.primitives.units import check_share
+from experiment_core_utils.primitives.units import check_fraction
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies import PictureShape, RequestFeatures
 from experiments.core_exp.e2_study import Study, load_study
@@ -115,7 +115,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     """
     study = load_study(paths)
     if study.random_weights:
-        raise ResultsError("these results are of random weights, so accuracy means nothing; profile a trained model")
+        raise ResultsError("these results are of random weights, so accuracy cannot be used; profile a trained model")
     sweep = None if any(path.is_file() for path in paths) else load_sweep(*paths)
     return _grid_of(study, sweep)
 
@@ -188,7 +188,7 @@ def order_of(choice: KnobChoice) -> tuple[int, int, int]:
 
 
 def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
-    """By task and sample id; a tier that a sample was not run at is not among its shapes.
+    """Request shapes by task and sample id; a tier that a sample was not run at is not among its shapes.
 
     The length of the answer is left open: it is not known before the request runs.
     """
@@ -215,7 +215,7 @@ def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[Measu
         ConfigurationError: the share does not lie between 0 and 1.
         ResultsError: one of them would be empty.
     """
-    check_share("--calibration_share", share)
+    check_fraction("--calibration_share", share)
     generator = np.random.default_rng(seed)
     first: set[str] = set()
     rest: set[str] = set()
@@ -229,7 +229,7 @@ def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[Measu
     mask = np.array([picture in first for picture in grid.pictures])
     if mask.all() or not mask.any():
         raise ResultsError(
-            f"{len(set(grid.pictures))} pictures cannot be parted at {share:g}; profile more samples, or give the "
+            f"{len(set(grid.pictures))} pictures cannot be split at {share:g}; profile more samples, or give the "
             "calibration results of their own"
         )
     return grid.take(mask), grid.take(~mask)

@@ -109,7 +109,7 @@ def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSo
 
     Raises:
         ConfigurationError: it was trained with another model.
-        ResultsError: the file is no checkpoint.
+        ResultsError: the file is not a checkpoint.
     """
     refuse_misfit(path, load_networks(path), source)
     made_with = model_of(stored_environment(path))

@@ -54,7 +54,7 @@ class BudgetFigures:
         accuracy_by_task: task -> mean score by its own metric; None where none of its requests has a score.
         accuracy: mean over requests of score / best score.
         accuracy_in_time: the same with 0 for a request that went over the budget.
-        violation_rate: share of requests that went over it.
+        violation_rate: fraction of requests that went over it.
         violation_rate_possible: the same among requests that some choice would have kept within it; None where there
             are none, or where it is not known (only a full grid tells).
         overhead_share: mean over requests of overhead / latency.
@@ -104,7 +104,7 @@ class Paired:
     latency_s: Difference
 
 
-def shares_of(outcomes: Outcomes, requests: AnsweredRequests) -> np.ndarray:
+def score_fractions(outcomes: Outcomes, requests: AnsweredRequests) -> np.ndarray:
     """[B, N], score / best score."""
     return np.asarray(outcomes.scores / requests.best)
 
@@ -117,14 +117,14 @@ def late(outcomes: Outcomes, budgets_s: Sequence[float]) -> np.ndarray:
 def figures_at(
     outcomes: Outcomes, at: int, budgets_s: Sequence[float], requests: AnsweredRequests, possible: np.ndarray | None
 ) -> BudgetFigures:
-    """Of one budget.
+    """Figures of a policy at one budget.
 
     Args:
         at: place of the budget.
         possible: [B, N], whether some choice keeps the request within the budget; None where that is not known.
     """
-    shares, over = shares_of(outcomes, requests)[at], late(outcomes, budgets_s)[at]
-    scored, latency_s = np.isfinite(shares), outcomes.latency_s[at]
+    fractions, over = score_fractions(outcomes, requests)[at], late(outcomes, budgets_s)[at]
+    scored, latency_s = np.isfinite(fractions), outcomes.latency_s[at]
     tasks, overhead_s = np.array(requests.tasks), outcomes.overhead_s[at]
     names = [choice.key for choice in outcomes.choices[at]]
     counts = {name: names.count(name) for name in sorted(set(names))}
@@ -134,8 +134,8 @@ def figures_at(
         accuracy_by_task={
             task: _mean(outcomes.scores[at][scored & (tasks == task)]) for task in dict.fromkeys(requests.tasks)
         },
-        accuracy=_mean(shares[scored]),
-        accuracy_in_time=_mean(np.where(over, 0.0, shares)[scored]),
+        accuracy=_mean(fractions[scored]),
+        accuracy_in_time=_mean(np.where(over, 0.0, fractions)[scored]),
         latency_mean_s=float(latency_s.mean()),
         latency_p50_s=float(p50),
         latency_p95_s=float(p95),
@@ -153,7 +153,7 @@ def _mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def share_of_gain(policy: float | None, static: float | None, oracle: float | None) -> float | None:
+def fraction_of_gain(policy: float | None, static: float | None, oracle: float | None) -> float | None:
     """Which part of what the oracle gains over the best static setting a policy gains, by `accuracy_in_time`.
 
     1 for the oracle, 0 for the best static setting, below 0 for a worse policy; None where the oracle gains nothing.
@@ -178,18 +178,18 @@ def paired(
         raise ValueError("no budgets to compare at")
     rows = list(at)
     over = [late(each, budgets_s)[rows].astype(float) for each in (policy, baseline)]
-    shares = [shares_of(each, requests)[rows] for each in (policy, baseline)]
-    in_time = [share * (1 - gone) for share, gone in zip(shares, over, strict=True)]
+    fractions = [score_fractions(each, requests)[rows] for each in (policy, baseline)]
+    in_time = [share * (1 - gone) for share, gone in zip(fractions, over, strict=True)]
     seconds = (policy.latency_s[rows] - baseline.latency_s[rows]).mean(axis=0)
     return Paired(
-        accuracy=_share_difference((shares[0] - shares[1]).mean(axis=0), requests.pictures),
-        accuracy_in_time=_share_difference((in_time[0] - in_time[1]).mean(axis=0), requests.pictures),
-        violation_rate=_share_difference((over[0] - over[1]).mean(axis=0), requests.pictures),
+        accuracy=_fraction_difference((fractions[0] - fractions[1]).mean(axis=0), requests.pictures),
+        accuracy_in_time=_fraction_difference((in_time[0] - in_time[1]).mean(axis=0), requests.pictures),
+        violation_rate=_fraction_difference((over[0] - over[1]).mean(axis=0), requests.pictures),
         latency_s=_difference(seconds, requests.pictures),
     )
 
 
-def _share_difference(values: np.ndarray, pictures: Sequence[str]) -> Difference | None:
+def _fraction_difference(values: np.ndarray, pictures: Sequence[str]) -> Difference | None:
     """Mean of differences [N] between shares; nan does not count, None where all are."""
     known: list[int] = np.flatnonzero(np.isfinite(values)).tolist()
     if not known:
@@ -201,5 +201,5 @@ def _share_difference(values: np.ndarray, pictures: Sequence[str]) -> Difference
 def _difference(values: np.ndarray, pictures: Sequence[str]) -> Difference:
     """Mean of differences [N] that have no bounds."""
     sums, counts = cluster_totals(values, pictures)
-    is_told = len(sums) > 1 and float(np.ptp(values)) > 0.0
-    return Difference(float(values.mean()), bootstrap_interval(sums, counts) if is_told else None)
+    is_known = len(sums) > 1 and float(np.ptp(values)) > 0.0
+    return Difference(float(values.mean()), bootstrap_interval(sums, counts) if is_known else None)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from experiment_core_utils.models.components import Component
-from experiment_core_utils.models.held_request import HeldRequest
+from experiment_core_utils.models.held_request import PrefilledRequest
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.split_execution import LaunchFreeSplit, SplitStages
+from experiment_core_utils.models.molmoe.split_execution import EnginePausedPrefill, PausedPrefillStages
 from experiment_core_utils.primitives.errors import SettingError
 
 Choose = Callable[[torch.Tensor], DecoderKnobs]
@@ -22,7 +22,7 @@ class PausedStages:
 
     Args:
         appended: row [1, 1, H] behind the prompt in the first blocks; None for none.
-        choose: states behind the pause -> the knobs; see `SplitStages.begin` for those states.
+        choose: states behind the pause -> the knobs; see `PausedPrefillStages.begin` for those states.
 
     Attributes:
         device, eos_token_ids: as of `Stages`.
@@ -30,7 +30,7 @@ class PausedStages:
 
     def __init__(
         self,
-        split: SplitStages,
+        split: PausedPrefillStages,
         device: torch.device,
         eos_token_ids: frozenset[int],
         pause: int,
@@ -41,7 +41,7 @@ class PausedStages:
         self.device = device
         self.eos_token_ids = eos_token_ids
         self._split = split
-        self._asked = pause, appended, max_new_tokens
+        self._requested = pause, appended, max_new_tokens
         self._choose = choose
         self._chosen: DecoderKnobs | None = None
 
@@ -62,7 +62,7 @@ class PausedStages:
 
     def prefill(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None) -> tuple[torch.Tensor, Any]:
         """See `Stages.prefill`."""
-        states = self._split.begin(inputs, features, *self._asked)
+        states = self._split.begin(inputs, features, *self._requested)
         self._chosen = self._choose(states)
         return self._split.finish(self._chosen.top_k, self._chosen.blocks)
 
@@ -75,25 +75,25 @@ class PausedStages:
         return self._split.decode_step(token, state)
 
 
-class AheadPausedStages(PausedStages):
-    """The same as `AheadStages`, for steps that choose their token on the device."""
+class AsyncPausedStages(PausedStages):
+    """The same as `AsyncStages`, for steps that choose their token on the device."""
 
-    def __init__(self, split: LaunchFreeSplit, *asked: Any) -> None:
+    def __init__(self, split: EnginePausedPrefill, *asked: Any) -> None:
         super().__init__(split, *asked)
-        self._launch_free = split
-        self._state: HeldRequest[DecoderKnobs] | None = None
+        self._engine_stages = split
+        self._state: PrefilledRequest[DecoderKnobs] | None = None
 
     @property
     def last_token(self) -> torch.Tensor:
-        """See `AheadStages`."""
-        return self._launch_free.last_token
+        """See `AsyncStages`."""
+        return self._engine_stages.last_token
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """See `AheadStages`."""
+        """See `AsyncStages`."""
         logits, self._state = self.prefill(inputs, features)
-        self._launch_free.first_token(logits)
+        self._engine_stages.first_token(logits)
 
     def advance(self) -> None:
-        """See `AheadStages`."""
+        """See `AsyncStages`."""
         assert self._state is not None
-        self._launch_free.advance(self._state)
+        self._engine_stages.advance(self._state)

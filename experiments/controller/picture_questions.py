@@ -1,4 +1,4 @@
-"""In: samples that were asked for; out: their texts as token ids, those of one picture together.
+"""In: samples that were requested; out: their texts as token ids, those of one picture together.
 
 Pictures are told apart by their pixels: tasks of one dataset show the same ones, and names are of a task alone.
 """
@@ -42,7 +42,7 @@ class PictureQuestion:
         return self.task[self.sample_id]
 
 
-def asked_by_picture(
+def questions_by_picture(
     model: MolmoeStagedModel, asked: Sequence[tuple[Task, int]]
 ) -> tuple[list[list[PictureQuestion]], dict[SampleKey, str]]:
     """Each sample once, in the order in which pictures first come; and why samples could not be read.

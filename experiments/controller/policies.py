@@ -46,7 +46,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """In tables, one word or a few joined by `_`."""
+        """Name of the policy in tables: one word or a few joined by `_`."""
         ...
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:

@@ -25,15 +25,17 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lookup", type=Path, metavar="FILE",
                         help="what experiments.controller.lookup built (default: built here)")  # fmt: skip
     parser.add_argument("--aggregation_method", choices=AGGREGATIONS,
-                        help=f"of a lookup that is built here ({DEFAULT_AGGREGATION})")  # fmt: skip
+                        help=f"for a lookup that is built here (default: {DEFAULT_AGGREGATION})")  # fmt: skip
     parser.add_argument("--tolerance", type=float, metavar="SHARE",
-                        help=f"of a lookup that is built here ({DEFAULT_TOLERANCE})")  # fmt: skip
+                        help=f"for a lookup that is built here (default: {DEFAULT_TOLERANCE})")  # fmt: skip
     parser.add_argument("--estimator", type=Path, metavar="FILE",
                         help="e3_latency_estimator.json, for lookup_guardrail (default: without it)")  # fmt: skip
     parser.add_argument("--margin", type=float, metavar="SHARE",
-                        help=f"of a predicted time, that the guardrail keeps free ({DEFAULT_MARGIN})")  # fmt: skip
+                        help=f"fraction of a predicted time that the guardrail keeps free "
+                            f"(default: {DEFAULT_MARGIN})")  # fmt: skip
     parser.add_argument("--learned", type=Path, metavar="CHECKPOINT",
-                        help="of experiments.controller.train, for two_stage (default: without it)")  # fmt: skip
+                        help="checkpoint of experiments.controller.train, for two_stage (default: without "
+                            "it)")  # fmt: skip
     parser.add_argument("--states", type=Path, metavar="FILE",
                         help="its recorded states, in a replay (default: states.pt beside the checkpoint)")  # fmt: skip
 
@@ -95,6 +97,6 @@ def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup
 
 
 def num_seen(lookup: Lookup, tasks: Sequence[str], sample_ids: Sequence[int]) -> int:
-    """How many of these requests are behind the lookup, which is then judged on what it was made of."""
+    """How many of these requests are behind the lookup, which is then evaluated on what it was made of."""
     seen = {(task, sample_id) for task, ids in lookup.sample_ids.items() for sample_id in ids}
     return sum(key in seen for key in zip(tasks, sample_ids, strict=True))

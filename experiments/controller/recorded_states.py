@@ -21,13 +21,13 @@ from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import LogLines
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.picture_questions import PictureQuestion, SampleKey, asked_by_picture
+from experiments.controller.picture_questions import PictureQuestion, SampleKey, questions_by_picture
 from experiments.controller.stage_odds import mean_embedding
 from experiments.controller.tensor_file import FileKind, broken_content_named, read_tensor_file, write_tensor_file
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
 # Most messages name their sample, so that there may be as many as samples.
-REASONS_TOLD = 3
+REASONS_SHOWN = 3
 STATES = FileKind("controller_states", 1, "states.pt")
 
 # Of one sample: prompt [H], last [T, P, H] and tokens [T, P, L, H].
@@ -79,7 +79,7 @@ def space_of(content: Mapping[str, Any]) -> ActionSpace:
     try:
         return ActionSpace(**{**content, "knobs": KnobSpace(**content["knobs"])})
     except (KeyError, TypeError) as error:
-        raise ResultsError(f"this is no action space of a controller ({error}); train it again") from error
+        raise ResultsError(f"this is not an action space of a controller ({error}); train it again") from error
 
 
 @torch.no_grad()
@@ -103,11 +103,11 @@ def record_states(
     """
     budgets = torch.tensor(budgets_s, dtype=torch.float64)
     recorder = _Recorder(model, networks.space, networks.budget_token(budgets))
-    pictures, failed = asked_by_picture(model, asked)
+    pictures, failed = questions_by_picture(model, asked)
     found: dict[SampleKey, _States] = {}
     if progress is not None:
         progress.update(len(failed))
-    with model.kept():
+    with model.restored_afterwards():
         for questions in pictures:
             seen, refused = recorder.states(questions)
             found.update(seen)
@@ -128,7 +128,7 @@ def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Seq
     """Each of the samples that has no states, as "task id" -> why."""
     recorded = set(states.keys)
     return {
-        f"{task} {at}": states.failed.get(f"{task} {at}", "it was not asked for when the states were recorded")
+        f"{task} {at}": states.failed.get(f"{task} {at}", "it was not requested when the states were recorded")
         for task, at in zip(tasks, sample_ids, strict=True)
         if (task, at) not in recorded
     }
@@ -139,9 +139,9 @@ def lacking_lines(lacking: Mapping[str, str], number: int) -> list[str]:
     if not lacking:
         return []
     reasons = Counter(lacking.values()).most_common()
-    told = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_TOLD])
-    more = f"; and {len(reasons) - REASONS_TOLD} other reasons" if len(reasons) > REASONS_TOLD else ""
-    return [f"{len(lacking)} of {number} samples have no states: {told}{more}"]
+    known = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_SHOWN])
+    more = f"; and {len(reasons) - REASONS_SHOWN} other reasons" if len(reasons) > REASONS_SHOWN else ""
+    return [f"{len(lacking)} of {number} samples have no states: {known}{more}"]
 
 
 class _Recorder:
@@ -154,7 +154,7 @@ class _Recorder:
         self._places = torch.tensor(space.pauses) - 1
 
     def states(self, questions: Sequence[PictureQuestion]) -> tuple[dict[SampleKey, _States], dict[SampleKey, str]]:
-        """Of each sample its states, or why there are none."""
+        """States of each sample, or why there are none."""
         try:
             return dict(zip((each.key for each in questions), self._of_picture(questions), strict=True)), {}
         except SampleError as error:

@@ -56,7 +56,7 @@ class PerSampleOracle:
 
 
 def requests_in(grid: MeasuredGrid) -> AnsweredRequests:
-    """Those of the grid, as the arithmetic of outcomes takes them."""
+    """Requests of the grid, as the arithmetic of outcomes takes them."""
     return AnsweredRequests(grid.tasks, grid.pictures, grid.best)
 
 
@@ -110,7 +110,8 @@ def outcomes_of(name: str, grid: MeasuredGrid, picked: np.ndarray, overhead_s: n
 
 
 def best_static(grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
-    """At each budget the one setting with the highest `accuracy_in_time` on these very requests, then the fastest.
+    """The best static setting at each budget: the one with the highest `accuracy_in_time` on these very requests, then
+    the fastest.
 
     It is chosen in hindsight, so that no static setting is better: what per-request control is held against.
     """
@@ -132,7 +133,7 @@ def meetable(grid: MeasuredGrid, budgets_s: Sequence[float]) -> list[bool]:
 
 
 def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
-    """From the median latency of the fastest setting to the 95th percentile of the slowest one, in seconds.
+    """Budgets from the median latency of the fastest setting to the 95th percentile of the slowest one, in seconds.
 
     Each is the same multiple of the one before, since settings lie closer where they are fast.
 

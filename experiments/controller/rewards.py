@@ -28,7 +28,7 @@ class RewardRecipe:
 def rewards(
     recipe: RewardRecipe, accuracy: torch.Tensor, latency_s: torch.Tensor, budgets_s: torch.Tensor
 ) -> torch.Tensor:
-    """Of shapes that broadcast; `accuracy` is a share of the metric's best score."""
-    share = latency_s / budgets_s
-    gained = torch.where(share <= 1.0, accuracy, torch.full_like(accuracy, -recipe.over_budget_penalty))
-    return gained - recipe.latency_weight * share
+    """Rewards, for shapes that broadcast; `accuracy` is a fraction of the metric's best score."""
+    fraction = latency_s / budgets_s
+    gained = torch.where(fraction <= 1.0, accuracy, torch.full_like(accuracy, -recipe.over_budget_penalty))
+    return gained - recipe.latency_weight * fraction

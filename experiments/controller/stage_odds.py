@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.graph_capture import GraphCapturer
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
@@ -16,15 +16,15 @@ from experiments.controller.two_stage_networks import TwoStageNetworks
 
 
 class StageOdds(Protocol):
-    """Both stages of one request at a time; for the odds see `Odds`, what is not possible has -inf."""
+    """Log-probabilities of both stages of one request at a time; see `Odds`; what is not possible has -inf."""
 
     @property
     def reason(self) -> str | None:
         """Why the host computes them and not the GPU that the model is on; None where it does, and on a CPU."""
         ...
 
-    def make_ready(self, most_ids: int) -> None:
-        """Whatever prompts of so many ids need beforehand."""
+    def warm_up(self, most_ids: int) -> None:
+        """Prepare for prompts of so many ids."""
         ...
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
@@ -68,8 +68,8 @@ class HostOdds:
         self._states = torch.zeros(2, networks.hidden_size)
         self._budget = lru_cache(KEPT_BUDGETS)(self._new_budget)
 
-    def make_ready(self, most_ids: int) -> None:
-        """See `StageOdds.make_ready`; nothing."""
+    def warm_up(self, most_ids: int) -> None:
+        """See `StageOdds.warm_up`; nothing."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """See `StageOdds.first`."""
@@ -96,7 +96,7 @@ class HostOdds:
         return self._prompt, self._states
 
     def _new_budget(self, budget_s: float) -> tuple[HostBudget, torch.Tensor]:
-        """With its token on its way to the device."""
+        """A budget whose token is on its way to the device."""
         budget = self._networks.budget(budget_s)
         return budget, torch.from_numpy(budget.token)[None, None].to(self._device, non_blocking=True)
 
@@ -107,16 +107,18 @@ def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
 
 
-def odds_for(model: MolmoeStagedModel, networks: TwoStageNetworks, recorder: Recorder | None = None) -> StageOdds:
+def odds_for(
+    model: MolmoeStagedModel, networks: TwoStageNetworks, graph_capturer: GraphCapturer | None = None
+) -> StageOdds:
     """By the device where it is a GPU, has the kernels and memory for them, else by the host; networks as they are now.
 
     Args:
-        recorder: see `DeviceOdds`.
+        graph_capturer: see `DeviceOdds`.
     """
     if model.device.type == "cpu":
         return HostOdds(networks, model.host_embeddings, model.device)
     try:
         with out_of_memory_named():
-            return DeviceOdds(networks, model.model.get_input_embeddings().weight.detach(), recorder)
+            return DeviceOdds(networks, model.model.get_input_embeddings().weight.detach(), graph_capturer)
     except (ConfigurationError, OutOfMemory) as error:
         return HostOdds(networks, model.host_embeddings, model.device, str(error))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import layer_norm
 
-from experiments.controller.environment import Asks, RollOut, drawn
+from experiments.controller.environment import BudgetedRequests, RollOut, drawn
 from experiments.controller.rewards import RewardRecipe, rewards
 from experiments.controller.two_stage_networks import ActionSpace, TwoStageNetworks
 
@@ -58,42 +58,44 @@ class TabledEnvironment:
         """See `Environment.describe`."""
         return dict(self._described)
 
-    def draw(self, count: int, generator: torch.Generator) -> Asks:
+    def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
         """See `Environment.draw`."""
         samples = torch.randint(len(self.tables.prompts), (count,), generator=generator)
         levels = torch.randint(len(self.tables.budgets_s), (count,), generator=generator)
-        return Asks(samples, levels, self.tables.budgets_s[levels])
+        return BudgetedRequests(samples, levels, self.tables.budgets_s[levels])
 
-    def every_ask(self) -> Asks:
+    def every_ask(self) -> BudgetedRequests:
         """Each sample at each budget once."""
         samples, levels = len(self.tables.prompts), len(self.tables.budgets_s)
         at = torch.arange(levels).repeat(samples)
-        return Asks(torch.arange(samples).repeat_interleave(levels), at, self.tables.budgets_s[at])
+        return BudgetedRequests(torch.arange(samples).repeat_interleave(levels), at, self.tables.budgets_s[at])
 
-    def states(self, asks: Asks, tiers: torch.Tensor, pauses: torch.Tensor) -> torch.Tensor:
+    def states(self, budgeted: BudgetedRequests, tiers: torch.Tensor, pauses: torch.Tensor) -> torch.Tensor:
         """What stage 2 sees, [B, 2, H]."""
-        last = self.tables.last[asks.samples, tiers, pauses]
-        return torch.stack([last, self.tables.tokens[asks.samples, tiers, pauses, asks.levels]], dim=1)
+        last = self.tables.last[budgeted.samples, tiers, pauses]
+        return torch.stack([last, self.tables.tokens[budgeted.samples, tiers, pauses, budgeted.levels]], dim=1)
 
     @torch.no_grad()
-    def roll_out(self, networks: TwoStageNetworks, asks: Asks, generator: torch.Generator | None) -> RollOut:
+    def roll_out(
+        self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
+    ) -> RollOut:
         """See `Environment.roll_out`."""
-        prompts = self.tables.prompts[asks.samples]
-        tier_odds, pause_odds = networks.split_first(networks.first(prompts, networks.code_of(asks.budgets_s)))
+        prompts = self.tables.prompts[budgeted.samples]
+        tier_odds, pause_odds = networks.split_first(networks.first(prompts, networks.code_of(budgeted.budgets_s)))
         tiers, pauses = drawn(tier_odds, generator), drawn(pause_odds, generator)
-        states = self.states(asks, tiers, pauses)
+        states = self.states(budgeted, tiers, pauses)
         second = networks.second(states, torch.stack([tiers, pauses], dim=1))
         top_ks, blocks = (drawn(odds, generator) for odds in networks.split_second(second))
-        at = asks.samples, tiers, top_ks, blocks
+        at = budgeted.samples, tiers, top_ks, blocks
         actions = torch.stack([tiers, pauses, top_ks, blocks], dim=1)
-        return RollOut(asks, prompts, states, actions, self.tables.accuracy[at], self.tables.latency_s[at])
+        return RollOut(budgeted, prompts, states, actions, self.tables.accuracy[at], self.tables.latency_s[at])
 
-    def reward_table(self, asks: Asks, recipe: RewardRecipe) -> torch.Tensor:
-        """Of every choice for each ask: [B, T, K, C]."""
-        budgets = asks.budgets_s[:, None, None, None]
-        return rewards(recipe, self.tables.accuracy[asks.samples], self.tables.latency_s[asks.samples], budgets)
+    def reward_table(self, budgeted: BudgetedRequests, recipe: RewardRecipe) -> torch.Tensor:
+        """Rewards of every choice for each request: [B, T, K, C]."""
+        budgets = budgeted.budgets_s[:, None, None, None]
+        return rewards(recipe, self.tables.accuracy[budgeted.samples], self.tables.latency_s[budgeted.samples], budgets)
 
-    def taught_choices(self, recipe: RewardRecipe, teacher: Teacher) -> torch.Tensor:
+    def trained_choices(self, recipe: RewardRecipe, teacher: Teacher) -> torch.Tensor:
         """Places of tier, top-k and blocks that a teacher has for each sample at each budget, [S, L, 3].
 
         `per_sample`: the sample's own best choice, by reward. `per_budget`: the one with the highest mean reward over

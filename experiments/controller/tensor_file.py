@@ -46,18 +46,18 @@ def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
     """
     content = _loaded(path, of)
     if not isinstance(content, dict) or "kind" not in content:
-        raise ResultsError(f"{path} is no {of.kind} of version {of.version}; {of.advice}")
+        raise ResultsError(f"{path} is not a {of.kind} of version {of.version}; {of.advice}")
     kind, version = content.pop("kind"), content.pop("version", None)
     if (kind, version) != (of.kind, of.version):
         raise ResultsError(
-            f"{path} is no {of.kind} of version {of.version}, but a {kind} of version {version}; {of.advice}"
+            f"{path} is not a {of.kind} of version {of.version}, but a {kind} of version {version}; {of.advice}"
         )
     return content
 
 
 @contextmanager
 def broken_content_named(path: Path, of: FileKind) -> Iterator[None]:
-    """Around what is made of a file's content: raises ResultsError where something in it is missing or cannot be."""
+    """Context in which a file's content is used: raises ResultsError where something in it is missing or cannot be."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
@@ -69,12 +69,12 @@ def _loaded(path: Path, of: FileKind) -> Any:
         file = BytesIO(read_regular_file(path))
         # torch's own reader takes any other bytes for a pickle, and raises whatever these happen to mean.
         if not is_zipfile(file):
-            raise ResultsError(f"{path} is no {of.kind}, or not the whole of one; {of.advice}")
+            raise ResultsError(f"{path} is not a {of.kind}, or not the whole of one; {of.advice}")
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ResultsError(f"{path} cannot be read as a {of.kind} ({error.strerror or error}); {of.advice}") from error
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         # What torch says is about loading such a file in another way, which nobody should.
-        raise ResultsError(f"{path} is no {of.kind}: it holds more than tensors and plain values, or is damaged; "
+        raise ResultsError(f"{path} is not a {of.kind}: it contains more than tensors and plain values, or is damaged; "
                            f"{of.advice}") from error  # fmt: skip

@@ -17,7 +17,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, check_share, check_within
+from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, check_fraction, check_within
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.learning_curves import TensorboardCurves, summary_writer, write_curves
 from experiments.controller.rewards import RewardRecipe
@@ -45,29 +45,56 @@ def build_parser() -> argparse.ArgumentParser:
     add("--states", type=Path, metavar="FILE", help="recorded states (default: states.pt in --controller_dir); "
         "recorded where the file is not there; for replay")  # fmt: skip
     add("--calibration_share", type=float, default=0.5, metavar="SHARE",
-        help="of the grid's pictures, to train on; the others are held out (%(default)s)")  # fmt: skip
-    add("--split_seed", type=int, default=0, help="of that split, as evaluate_controller's (%(default)s)")
-    add("--num_budgets", type=int, default=16, metavar="L", help="that a replay is asked at (%(default)s)")
+        help="fraction of the grid's pictures to train on; the others are held out (default: %(default)s)")  # fmt: skip
+    add(
+        "--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller (default: %(default)s)"
+    )
+    add(
+        "--num_budgets",
+        type=int,
+        default=16,
+        metavar="L",
+        help="number of latency budgets in a replay (default: %(default)s)",
+    )
     add("--updates", type=int, default=500, help="(%(default)s)")
-    add("--group_size", type=int, default=grpo.group_size, help="roll-outs of an ask (%(default)s)")
+    add("--group_size", type=int, default=grpo.group_size, help="roll-outs of a request (default: %(default)s)")
     add("--asks_per_update", type=int, default=grpo.asks_per_update, help="(%(default)s)")
-    add("--epochs", type=int, default=grpo.epochs, help="steps on the same roll-outs (%(default)s)")
-    add("--clip", type=float, default=grpo.clip, help="of the ratios (%(default)s)")
-    add("--spread_floor", type=float, default=grpo.spread_floor, help="of a group's rewards (%(default)s)")
-    add("--entropy_weight", type=float, help=f"falls to 0 ({_two_defaults('entropy_weight')})")
-    add("--kl_weight", type=float, help=f"of leaving the start ({_two_defaults('kl_weight')})")
-    add("--learning_rate", type=float, help=f"of Adam ({_two_defaults('learning_rate')})")
+    add(
+        "--epochs",
+        type=int,
+        default=grpo.epochs,
+        help="optimisation steps on the same roll-outs (default: %(default)s)",
+    )
+    add("--clip", type=float, default=grpo.clip, help="clip range of the probability ratios (default: %(default)s)")
+    add(
+        "--spread_floor",
+        type=float,
+        default=grpo.spread_floor,
+        help="least standard deviation of a group's rewards (default: %(default)s)",
+    )
+    add(
+        "--entropy_weight",
+        type=float,
+        help=f"weight of the entropy bonus, which falls to 0 ({_two_defaults('entropy_weight')})",
+    )
+    add("--kl_weight", type=float, help=f"weight of the KL divergence from the start ({_two_defaults('kl_weight')})")
+    add("--learning_rate", type=float, help=f"learning rate of Adam ({_two_defaults('learning_rate')})")
     add("--max_grad_norm", type=float, default=grpo.max_grad_norm, help="(%(default)s)")
-    add("--latency_weight", type=float, default=reward.latency_weight, help="of latency / budget (%(default)s)")
+    add(
+        "--latency_weight",
+        type=float,
+        default=reward.latency_weight,
+        help="weight of latency / budget (default: %(default)s)",
+    )
     add("--over_budget_penalty", type=float, default=reward.over_budget_penalty, help="(%(default)s)")
     add("--warm_start", choices=("none", *get_args(Teacher)),
         help="teach first what is best in the tables: for each sample, at a budget, or for similar prompts at a budget "
         "(replay without --init_from: per_budget, else none)")  # fmt: skip
     add("--warm_start_steps", type=int, default=300, help="(%(default)s)")
     add("--init_from", type=Path, metavar="CHECKPOINT", help="start from the networks of another training")
-    add("--training_seed", type=int, default=0, help="of weights, asks and draws (%(default)s)")
+    add("--training_seed", type=int, default=0, help="seed of weights, requests and draws (default: %(default)s)")
     add("--checkpoint_every", type=int, default=50, metavar="UPDATES", help="(%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoint in --controller_dir")
+    add("--resume", action="store_true", help="resume from the checkpoint in --controller_dir")
     add("--tensorboard", action="store_true", help="curves for TensorBoard too")
     return parser
 
@@ -105,14 +132,14 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
         check_within(f"--{name}", getattr(given, name), 1, MOST_TIMES)
     for name in ("split_seed", "training_seed"):
         check_within(f"--{name}", getattr(given, name), 0, LARGEST_SEED)
-    check_share("--calibration_share", given.calibration_share)
+    check_fraction("--calibration_share", given.calibration_share)
     teacher = given.warm_start
     if teacher is None:
         teacher = "per_budget" if given.environment == "replay" and given.init_from is None else "none"
-    were_taught = teacher != "none" or given.init_from is not None
+    were_trained = teacher != "none" or given.init_from is not None
     asked = {name: getattr(given, name) for name in ("entropy_weight", "kl_weight", "learning_rate")}
     grpo = replace(
-        CAREFUL if were_taught else GrpoRecipe(),
+        CAREFUL if were_trained else GrpoRecipe(),
         group_size=given.group_size,
         spread_floor=given.spread_floor,
         asks_per_update=given.asks_per_update,
@@ -131,9 +158,11 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
     plan, folder = plan_of(given), given.controller_dir
     checkpoint = folder / CHECKPOINT
     if checkpoint.exists() and not given.resume:
-        raise ConfigurationError(f"{checkpoint} is there; add --resume to go on from it, or give another folder")
+        raise ConfigurationError(f"{checkpoint} already exists; add --resume to resume from it, or give another folder")
     if given.resume and not checkpoint.exists():
-        raise ConfigurationError(f"there is no {checkpoint} to go on from; drop --resume to begin, or give its folder")
+        raise ConfigurationError(
+            f"there is no {checkpoint} to resume from; drop --resume to start a new training, or give its folder"
+        )
     started = time.perf_counter()
     writer = summary_writer() if given.tensorboard else None
     job = open_job(given, rest, plan)

@@ -53,7 +53,7 @@ class TrainingJob:
     Attributes:
         held_out: other pictures than those trained on; None where there are no tables of any.
         caption: of the curves.
-        left_out: "task id" of each sample that was asked for and is not trained or judged on -> why.
+        left_out: "task id" of each sample that was requested and is not trained or evaluated on -> why.
     """
 
     networks: TwoStageNetworks
@@ -138,7 +138,7 @@ def _recorded(
     states = load_states(path)
     if len(states.budgets_s) != given.num_budgets:
         raise ConfigurationError(
-            f"{path} holds states for {len(states.budgets_s)} budgets, and --num_budgets is {given.num_budgets}; "
+            f"{path} contains states for {len(states.budgets_s)} budgets, and --num_budgets is {given.num_budgets}; "
             f"give --num_budgets {len(states.budgets_s)}, or another file of --states"
         )
     refuse_other_source(grid, states.splits or {}, states.model["name"], path)
@@ -146,7 +146,8 @@ def _recorded(
     differing = knob_differences(knobs, grid_space(grid, knobs.num_total_blocks, knobs.first_top_k))
     if differing:
         raise ConfigurationError(
-            f"{path} holds states for other knobs than the grid's ({differing}); delete it, so that they are recorded "
+            f"{path} contains states for other knobs than the grid's ({differing}); delete it, so that they are "
+            f"recorded "
             "again, or give another file as --states"
         )
     if given.init_from is None:
@@ -163,7 +164,7 @@ def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNet
     own = networks.budget.state_dict()
     differing = knob_differences(states.space.knobs, networks.space.knobs)
     if not differing and networks.space != states.space:
-        differing = "pauses, or what is possible behind them"
+        differing = "pauses, or what is possible after them"
     if not differing and any(not torch.equal(own[name], states.budget[name]) for name in own):
         differing = "the budget token"
     if differing:

@@ -85,9 +85,9 @@ class TrainingRun:
     def step(self) -> dict[str, float]:
         """One update; returns its row."""
         recipe = self.plan.grpo
-        asks = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
-        rolled = self.environment.roll_out(self.networks, asks, self._generator)
-        gained = rewards(self.plan.reward, rolled.accuracy, rolled.latency_s, asks.budgets_s)
+        budgeted = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
+        rolled = self.environment.roll_out(self.networks, budgeted, self._generator)
+        gained = rewards(self.plan.reward, rolled.accuracy, rolled.latency_s, budgeted.budgets_s)
         left = 1.0 - len(self.rows) / self.plan.updates
         found = update(
             self.networks, self._reference, self._optimiser, rolled, gained, recipe, recipe.entropy_weight * left
@@ -98,7 +98,7 @@ class TrainingRun:
             "reward": float(gained.mean()),
             "accuracy": float(rolled.accuracy.mean()),
             "latency_ms": 1000 * float(rolled.latency_s.mean()),
-            "violation_rate": float((rolled.latency_s > asks.budgets_s).double().mean()),
+            "violation_rate": float((rolled.latency_s > budgeted.budgets_s).double().mean()),
             "advantage_groups": float((groups.amax(dim=1) > groups.amin(dim=1)).double().mean()),
             **found,
         }
@@ -126,7 +126,7 @@ class TrainingRun:
 
         Raises:
             ConfigurationError: it is of another plan or environment.
-            ResultsError: it is no checkpoint.
+            ResultsError: it is not a checkpoint.
         """
         content = read_tensor_file(path, TRAINING)
         with broken_content_named(path, TRAINING):
@@ -164,7 +164,7 @@ def start_of(init_from: Path | None) -> Mapping[str, Any]:
     of its environment and of its own start (None where it does not say).
 
     Raises:
-        ResultsError: the file is no checkpoint.
+        ResultsError: the file is not a checkpoint.
     """
     if init_from is None:
         return DRAWN
@@ -173,12 +173,12 @@ def start_of(init_from: Path | None) -> Mapping[str, Any]:
         return {"kind": "checkpoint", "environment": content["environment"], "start": content.get("start")}
 
 
-def trainings_behind(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
+def earlier_trainings(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
     """What the environments of all trainings of a checkpoint's networks said of themselves, the last one first, and
     whether these are all: a checkpoint from before starts were kept does not tell.
 
     Raises:
-        ResultsError: the file is no checkpoint.
+        ResultsError: the file is not a checkpoint.
     """
     content = read_tensor_file(path, TRAINING)
     with broken_content_named(path, TRAINING):

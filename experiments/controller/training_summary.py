@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.meters.host_facts import command_line
-from experiments.controller.environment import Asks
+from experiments.controller.environment import BudgetedRequests
 from experiments.controller.rewards import RewardRecipe, rewards
 from experiments.controller.tabled_environment import TabledEnvironment
 from experiments.controller.training_jobs import TrainingJob
@@ -42,24 +42,26 @@ def policies_on(
 ) -> list[dict[str, Any]]:
     """Every sample at every budget: the networks' likeliest choices, the table by budget and the best for similar
     prompts of the samples trained on, and each sample's best, which no policy can know."""
-    asks = tabled.every_ask()
+    budgeted = tabled.every_ask()
     chosen = {
-        "two_stage": tabled.roll_out(run.networks, asks, None).actions[:, [0, 2, 3]],
-        "per_budget": trained_on.taught_choices(recipe, "per_budget")[0, asks.levels],
-        "per_neighbours": trained_on.best_for_prompts(tabled.tables.prompts, recipe)[asks.samples, asks.levels],
-        "per_sample": tabled.taught_choices(recipe, "per_sample")[asks.samples, asks.levels],
+        "two_stage": tabled.roll_out(run.networks, budgeted, None).actions[:, [0, 2, 3]],
+        "per_budget": trained_on.trained_choices(recipe, "per_budget")[0, budgeted.levels],
+        "per_neighbours": trained_on.best_for_prompts(tabled.tables.prompts, recipe)[budgeted.samples, budgeted.levels],
+        "per_sample": tabled.trained_choices(recipe, "per_sample")[budgeted.samples, budgeted.levels],
     }
-    return [{"policy": name, **_figures(tabled, asks, choices, recipe)} for name, choices in chosen.items()]
+    return [{"policy": name, **_figures(tabled, budgeted, choices, recipe)} for name, choices in chosen.items()]
 
 
-def _figures(tabled: TabledEnvironment, asks: Asks, choices: torch.Tensor, recipe: RewardRecipe) -> dict[str, float]:
+def _figures(
+    tabled: TabledEnvironment, budgeted: BudgetedRequests, choices: torch.Tensor, recipe: RewardRecipe
+) -> dict[str, float]:
     """Means over the asks of the choices [B, 3]; `violation_rate_possible` over those that some choice can meet."""
-    at = (asks.samples, *choices.unbind(dim=1))
+    at = (budgeted.samples, *choices.unbind(dim=1))
     accuracy, latency_s = tabled.tables.accuracy[at], tabled.tables.latency_s[at]
-    over = (latency_s > asks.budgets_s).double()
-    could = tabled.tables.latency_s[asks.samples].flatten(1).amin(dim=1) <= asks.budgets_s
+    over = (latency_s > budgeted.budgets_s).double()
+    could = tabled.tables.latency_s[budgeted.samples].flatten(1).amin(dim=1) <= budgeted.budgets_s
     return {
-        "reward": float(rewards(recipe, accuracy, latency_s, asks.budgets_s).mean()),
+        "reward": float(rewards(recipe, accuracy, latency_s, budgeted.budgets_s).mean()),
         "accuracy": float(accuracy.mean()),
         "accuracy_in_time": float((accuracy * (1 - over)).mean()),
         "latency_ms": 1000 * float(latency_s.mean()),

@@ -53,13 +53,13 @@ def action_space(knobs: KnobSpace, blocks: BlockChoice, pauses: Sequence[int] = 
     left = tuple(pause for pause in pauses if any(possible[pause]))
     if not left:
         raise ConfigurationError(
-            f"behind none of {list(pauses)} blocks is any of {list(knobs.block_counts)} blocks possible; pause earlier"
+            f"after a pause at {list(pauses)} none of {list(knobs.block_counts)} blocks is possible; pause earlier"
         )
     return ActionSpace(knobs, left, tuple(possible[pause] for pause in left))
 
 
 class TwoStageNetworks(nn.Module):
-    """Both stages and the budget token, at most MOST_PARAMETERS in all.
+    """The networks of both stages and the budget token, at most MOST_PARAMETERS in all.
 
     Args:
         hidden_size: H of the language model; wide ones get narrower networks.
@@ -150,7 +150,7 @@ def width_for(hidden_size: int, space: ActionSpace) -> int:
 
 
 def num_parameters(hidden_size: int, width: int, space: ActionSpace) -> int:
-    """Of the networks, by arithmetic."""
+    """Number of the networks' parameters, by arithmetic."""
     tiers, pauses, top_ks, counts = space.sizes
     code = CODE_WIDTH * (CODE_WIDTH + 1)
     budget = code + (CODE_WIDTH + 1) * hidden_size

@@ -25,15 +25,18 @@ def warm_start(
     Pauses are drawn evenly among those behind which the best number of blocks is still possible, and are not taught.
     """
     optimiser = torch.optim.Adam([each for each in networks.parameters() if each.requires_grad], lr=learning_rate)
-    taught = environment.taught_choices(recipe, teacher)
+    trained = environment.trained_choices(recipe, teacher)
     losses = []
     for _ in range(steps):
-        asks = environment.draw(BATCH, generator)
-        tiers, top_ks, blocks = taught[asks.samples, asks.levels].unbind(dim=1)
+        budgeted = environment.draw(BATCH, generator)
+        tiers, top_ks, blocks = trained[budgeted.samples, budgeted.levels].unbind(dim=1)
         pauses = drawn(networks.possible[:, blocks].T.float().log(), generator)
-        states = environment.states(asks, tiers, pauses)
+        states = environment.states(budgeted, tiers, pauses)
         tier_odds, _, top_k_odds, block_odds = networks.log_odds(
-            environment.tables.prompts[asks.samples], asks.budgets_s, states, torch.stack([tiers, pauses], dim=1)
+            environment.tables.prompts[budgeted.samples],
+            budgeted.budgets_s,
+            states,
+            torch.stack([tiers, pauses], dim=1),
         )
         pairs = ((tier_odds, tiers), (top_k_odds, top_ks), (block_odds, blocks))
         loss = torch.stack([nn.functional.nll_loss(odds, wanted) for odds, wanted in pairs]).sum()

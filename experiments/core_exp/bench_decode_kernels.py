@@ -19,22 +19,22 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.captured_decode import GraphedDecode
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
 from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiments.core_exp.bench_prefill_parts import built, relative
 
 # Bytes per second that the card's memory attains, as the project's other floors take it.
 MEMORY_RATE = 4.3e12
-POSITIONS, SLOTS, STEPS = 1053, 1280, 40
+POSITIONS, MAX_SEQ_LEN, STEPS = 1053, 1280, 40
 
 
-def kernel_bytes(decoder: PackedDecoder, top_k: int, positions: int) -> dict[str, int]:
+def kernel_bytes(decoder: DecoderWeights, top_k: int, positions: int) -> dict[str, int]:
     """Weights, keys and values that each kernel of a block reads for one request, and the head; no activations."""
     block, size = decoder.blocks[0], decoder.dtype.itemsize
     expert = (block.gate_up[0].numel(), block.down[0].numel())
@@ -48,7 +48,7 @@ def kernel_bytes(decoder: PackedDecoder, top_k: int, positions: int) -> dict[str
     }
 
 
-def step_bytes(decoder: PackedDecoder, used: Mapping[int, torch.Tensor], positions: int) -> int:
+def step_bytes(decoder: DecoderWeights, used: Mapping[int, torch.Tensor], positions: int) -> int:
     """What a step of B requests has to read, by the same account: each weight once, and keys and values of all.
 
     Args:
@@ -62,11 +62,11 @@ def step_bytes(decoder: PackedDecoder, used: Mapping[int, torch.Tensor], positio
     return total + head
 
 
-def microseconds(run: Callable[[], object], store: KeyValueStore) -> float:
+def microseconds(run: Callable[[], object], kv_cache: KVCache) -> float:
     """Device time of one of many replays in a row, from the same positions each time; the median of three series."""
     series = []
     for _ in range(3):
-        store.set_lengths([POSITIONS] * store.batch)
+        kv_cache.set_lengths([POSITIONS] * kv_cache.batch)
         run()
         started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         started.record()
@@ -78,23 +78,23 @@ def microseconds(run: Callable[[], object], store: KeyValueStore) -> float:
     return statistics.median(series)
 
 
-def filled_store(decoder: PackedDecoder, batch: int) -> KeyValueStore:
+def filled_kv_cache(decoder: DecoderWeights, batch: int) -> KVCache:
     """Random keys and values at every slot, another token for each request."""
-    store = KeyValueStore.allocate(decoder, SLOTS, batch)
-    store.keys.normal_()
-    store.values.normal_()
-    store.next_tokens.copy_(torch.arange(6, 6 + batch))
-    return store
+    kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN, batch)
+    kv_cache.keys.normal_()
+    kv_cache.values.normal_()
+    kv_cache.next_tokens.copy_(torch.arange(6, 6 + batch))
+    return kv_cache
 
 
 @torch.inference_mode()
-def kernels(decoder: PackedDecoder, top_k: int) -> None:
+def kernels(decoder: DecoderWeights, top_k: int) -> None:
     """One row a kernel."""
-    store, tiles = filled_store(decoder, 1), tiles_for(decoder, top_k, SLOTS)
-    buffers = StepBuffers.allocate(decoder, 1, SLOTS, tiles)
-    step = DecodeStep(decoder, store, buffers, tiles, overlap=torch.cuda.get_device_capability()[0] >= 9)
+    kv_cache, tiles = filled_kv_cache(decoder, 1), tiles_for(decoder, top_k, MAX_SEQ_LEN)
+    buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
+    step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=torch.cuda.get_device_capability()[0] >= 9)
     step.launch(DecoderKnobs(top_k, (0, 1)))
-    launches: dict[str, Callable[[PackedBlock, int], None]] = {
+    launches: dict[str, Callable[[BlockWeights, int], None]] = {
         "qkv": lambda block, row: step.launch_qkv(block, buffers.stream, embed=False),
         "attention": lambda block, row: step.launch_attention(block, row),
         "output": lambda block, row: step.launch_output(block, buffers.stream, top_k, embed=False),
@@ -103,30 +103,30 @@ def kernels(decoder: PackedDecoder, top_k: int) -> None:
         "head": lambda block, row: step.launch_head(),
     }
     read = kernel_bytes(decoder, top_k, POSITIONS)
-    graphs = CapturedGraphs(limit=len(launches))
+    graphs = CudaGraphPool(limit=len(launches))
     for name, launch in launches.items():
 
-        def every_block(launch: Callable[[PackedBlock, int], None] = launch) -> torch.Tensor:
+        def every_block(launch: Callable[[BlockWeights, int], None] = launch) -> torch.Tensor:
             for row, block in enumerate(decoder.blocks):
                 launch(block, row)
             return buffers.stream
 
         graphs.capture(name, every_block)
-        us = microseconds(lambda name=name: graphs.replay(name), store) / len(decoder.blocks)  # type: ignore[misc]
-        share = read[name] / (us * 1e-6) / MEMORY_RATE
-        print(f"top-k {top_k} {name:10s} {us:6.2f} us {read[name] / 1e6:7.2f} MB {share:5.0%} of the rate", flush=True)
+        us = microseconds(lambda name=name: graphs.replay(name), kv_cache) / len(decoder.blocks)  # type: ignore[misc]
+        prob = read[name] / (us * 1e-6) / MEMORY_RATE
+        print(f"top-k {top_k} {name:10s} {us:6.2f} us {read[name] / 1e6:7.2f} MB {prob:5.0%} of the rate", flush=True)
 
 
 @torch.inference_mode()
-def steps(decoder: PackedDecoder, top_k: int, blocks: int, batch: int) -> None:
+def steps(decoder: DecoderWeights, top_k: int, blocks: int, batch: int) -> None:
     """One row for a whole step, or two where there are two ways."""
     knobs = DecoderKnobs(top_k, tuple(range(blocks)))
     ways = {"for each": batch + 1, "once for all": batch} if batch > 1 else {"for each": batch + 1}
     for way, fewest in ways.items():
-        store, engine = filled_store(decoder, batch), CapturedDecode(decoder, fewest_together=fewest)
-        engine.make_ready(knobs, store)
-        ms = microseconds(lambda: engine.step(knobs, store), store) * 1e-3  # noqa: B023
-        used = engine.chosen_experts
+        kv_cache, engine = filled_kv_cache(decoder, batch), GraphedDecode(decoder, fewest_together=fewest)
+        engine.warm_up(knobs, kv_cache)
+        ms = microseconds(lambda: engine.step(knobs, kv_cache), kv_cache) * 1e-3  # noqa: B023
+        used = engine.topk_expert_ids
         experts = statistics.mean(ids.unique().numel() for ids in used.values())
         floor = step_bytes(decoder, used, POSITIONS) / MEMORY_RATE * 1e3
         print(
@@ -156,9 +156,9 @@ def check() -> None:
             token = wanted.argmax(dim=-1, keepdim=True)
             wanted = full.decode_step(token, exact)
             errors["modules"].append(relative(half.decode_step(token, rounded), wanted))
-            for name, (engine, store) in ours.items():
-                store.next_tokens.copy_(token[0])
-                errors[name].append(relative(engine.step(knobs, store), wanted))
+            for name, (engine, kv_cache) in ours.items():
+                kv_cache.next_tokens.copy_(token[0])
+                errors[name].append(relative(engine.step(knobs, kv_cache), wanted))
             same += int(ours["32"][1].next_tokens[0] == wanted.argmax())
         print(
             f"check {knobs}: float32 {max(errors['32']):.1e}, {same} of 12 tokens the same; bfloat16 "
@@ -167,13 +167,13 @@ def check() -> None:
         )
 
 
-def _after_prompt(model: MolmoeForConditionalGeneration, state: DecodeState) -> tuple[CapturedDecode, KeyValueStore]:
-    decoder = pack_decoder(model)
-    store = KeyValueStore.allocate(decoder, SLOTS)
+def _after_prompt(model: MolmoeForConditionalGeneration, state: DecodeState) -> tuple[GraphedDecode, KVCache]:
+    decoder = fuse_decoder_weights(model)
+    kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN)
     for row, layer in enumerate(state.past_key_values.layers):
-        store.keys[row, :, :, :POSITIONS], store.values[row, :, :, :POSITIONS] = layer.keys, layer.values
-    store.set_lengths([POSITIONS])
-    return CapturedDecode(decoder), store
+        kv_cache.keys[row, :, :, :POSITIONS], kv_cache.values[row, :, :, :POSITIONS] = layer.keys, layer.values
+    kv_cache.set_lengths([POSITIONS])
+    return GraphedDecode(decoder), kv_cache
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.check:
         check()
-    decoder = pack_decoder(built(16, 10, torch.bfloat16))
+    decoder = fuse_decoder_weights(built(16, 10, torch.bfloat16))
     for top_k in arguments.top_k_list:
         kernels(decoder, top_k)
     for batch in arguments.batch_sizes:

@@ -55,7 +55,7 @@ def main() -> int:
         config = parse_config()
         if config.machine.output_dir.is_dir() and any(config.machine.output_dir.glob(RESULT_FILES)):
             raise ConfigurationError(
-                f"--output_dir {config.machine.output_dir} holds results already; give an empty folder"
+                f"--output_dir {config.machine.output_dir} contains results already; give an empty folder"
             )
         before = describe_plan(config)
         started, processor_started = time.perf_counter(), time.process_time()

@@ -176,7 +176,7 @@ def measure_setting(
     blocks = select_active_blocks(model.num_total_blocks, model.num_total_blocks)
     setting = KnobSetting(tier_target(given.tier), top_k, blocks)
     model.apply(setting)
-    model.make_ready(inputs, given.max_new_tokens)
+    model.warm_up(inputs, given.max_new_tokens)
     for _ in range(WARM_UP_RUNS):
         generate_greedily(model, inputs, given.max_new_tokens, NoMarks())
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""MolmoE's stages run eagerly, launch-free and by transformers' `generate()`, side by side in one process.
+"""MolmoE's stages run eagerly, graphed and by transformers' `generate()`, side by side in one process.
 
     python -m experiments.core_exp.bench_execution
     python -m experiments.core_exp.bench_execution --shape molmoe_1b --output execution.json --figure roofline.png
@@ -34,8 +34,8 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
-from experiment_core_utils.models.foreign_requests import ForeignRequests
-from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
+from experiment_core_utils.models.foreign_requests import HFRequests
+from experiment_core_utils.models.generate_marks import generate_timed, greedy_config
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
@@ -45,7 +45,7 @@ from experiment_core_utils.primitives.device import choose_device, choose_dtype,
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.records.requests import MarkedTokens, StagedRun
+from experiment_core_utils.records.requests import StagedRun, TimedTokens
 from experiment_core_utils.sweep.plan import plan_for
 from experiments.core_exp.execution_table import (
     EAGER,
@@ -96,26 +96,26 @@ class TwiceStaged:
         generated = self._generated(way, case.inputs, marks)
         return staged_run(generated, marks.seconds(), True)
 
-    def _generated(self, way: str, inputs: Mapping[str, Any], marks: Any) -> MarkedTokens:
+    def _generated(self, way: str, inputs: Mapping[str, Any], marks: Any) -> TimedTokens:
         if way == EAGER:
             return generate_greedily(self.staged[EAGER], inputs, self.max_new_tokens, marks)
         if way in self.staged:
-            return self.staged[way].generate_marked(inputs, self.max_new_tokens, marks)
-        asked = {"cache_implementation": "static"} if way == STATIC else {}
-        return generate_marked(self.model, {**inputs, **asked}, self.max_new_tokens, marks)
+            return self.staged[way].generate_timed(inputs, self.max_new_tokens, marks)
+        requested = {"cache_implementation": "static"} if way == STATIC else {}
+        return generate_timed(self.model, {**inputs, **requested}, self.max_new_tokens, marks)
 
-    def make_ready(self, case: Case) -> None:
+    def warm_up(self, case: Case) -> None:
         """The captures; what `generate()` compiles it compiles in the warm rounds."""
         for staged in self.staged.values():
             staged.apply(case.setting)
-            staged.make_ready(case.inputs, self.max_new_tokens)
+            staged.warm_up(case.inputs, self.max_new_tokens)
 
 
 def timed_case(bench: TwiceStaged, case: Case, ways: Sequence[str], warm_rounds: int, rounds: int) -> list[Timed]:
     """Each way in every round, the order turned by one place a round."""
     runs: dict[str, list[StagedRun]] = {way: [] for way in ways}
     cpu: dict[str, list[float]] = {way: [] for way in ways}
-    bench.make_ready(case)
+    bench.warm_up(case)
     for turn in range(warm_rounds + rounds):
         first = turn % len(ways)
         for way in (*ways[first:], *ways[:first]):
@@ -172,7 +172,7 @@ def shaped_cases(
 
 
 def shape_config(shape: str) -> MolmoeConfig:
-    """Of `--shape`: `molmoe_1b`, or a folder whose config is taken."""
+    """Config of `--shape`: `molmoe_1b`, or a folder whose config is taken."""
     if shape == "molmoe_1b":
         return MolmoeConfig(head_vocab_size=50304)
     if not (Path(shape) / "config.json").is_file():
@@ -211,7 +211,7 @@ def different_requests(inputs: Mapping[str, Any], count: int) -> list[Mapping[st
     return [{**inputs, changed: inputs[changed].roll(places, dims=-1)} for places in range(count)]
 
 
-def batch_entries(bench: TwiceStaged, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
+def batch_fields(bench: TwiceStaged, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Milliseconds of a decode step of so many requests: answers of n tokens less answers of 1, over n - 1."""
     found = []
     for batch in batch_sizes:
@@ -274,9 +274,7 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
 def _staged(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionMode) -> StagedModel:
     if isinstance(model, MolmoeForConditionalGeneration):
         return MolmoeStagedModel("benchmark", model, processor, mode)
-    staged = TransformersModel(
-        "benchmark", model, ForeignRequests(processor.tokenizer, model.config, "benchmark"), mode
-    )
+    staged = TransformersModel("benchmark", model, HFRequests(processor.tokenizer, model.config, "benchmark"), mode)
     model.generation_config.eos_token_id = None
     staged.eos_token_ids = frozenset()
     return staged
@@ -356,7 +354,7 @@ def _measured(given: argparse.Namespace) -> int:
         "eager_of_generate": eager_of_generate(rows),
         "sum_of_generate": totals_of_generate(rows),
         "cpu_of_generate": totals_of_generate(rows, "cpu_ms"),
-        "batches": batch_entries(bench, cases[0], given.batch_sizes),
+        "batches": batch_fields(bench, cases[0], given.batch_sizes),
     }
     print(markdown(rows))
     print(json.dumps({name: each for name, each in content.items() if name != "rows"}, indent=1))

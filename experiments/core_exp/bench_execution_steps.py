@@ -15,26 +15,26 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder, Reruns
+from experiment_core_utils.models.graph_capture import CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_decode import FIRST_OVERLAPPING
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
-from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
-from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
+from experiment_core_utils.models.molmoe.captured_prefill import GraphedPrefill
+from experiment_core_utils.models.molmoe.captured_vision import GraphedVision
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
 from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
-from experiment_core_utils.models.molmoe.packed_vision import pack_vision
-from experiments.core_exp.bench_decode_kernels import POSITIONS, SLOTS, filled_store
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
+from experiments.core_exp.bench_decode_kernels import MAX_SEQ_LEN, POSITIONS, filled_kv_cache
 from experiments.core_exp.bench_prefill_parts import built, crops_of, milliseconds
 
 CROPS, DECODE_STEPS, LIMIT = 13, 20, 4
 Step = tuple[str, Callable[[], Any]]
 
 
-def recorders() -> Iterator[tuple[str, Recorder]]:
+def recorders() -> Iterator[tuple[str, GraphCapturer]]:
     """The same work launched kernel by kernel, and as one graph."""
     yield "own kernels, launched one by one", Reruns()
     yield "own kernels, one graph", CudaGraphs(torch.device("cuda", torch.cuda.current_device()), warm_ups=2)
@@ -45,48 +45,55 @@ def vision_steps(model: MolmoeForConditionalGeneration) -> Iterator[Step]:
     pixels, masks = crops_of(model, CROPS)
     places = torch.arange(CROPS * model.config.features_per_crop, device="cuda").view(1, CROPS, -1)
     yield "modules", lambda: model.encode_image(pixels[None], masks[None], places)
-    for name, recorder in recorders():
-        engine = CapturedVision(pack_vision(model), CapturedGraphs(LIMIT, recorder))
+    for name, graph_capturer in recorders():
+        engine = GraphedVision(fuse_vision_weights(model), CudaGraphPool(LIMIT, graph_capturer))
         yield name, lambda engine=engine: engine.encode(pixels, masks)  # type: ignore[misc]
 
 
-def prefill_steps(model: MolmoeForConditionalGeneration, decoder: PackedDecoder, knobs: DecoderKnobs) -> Iterator[Step]:
+def prefill_steps(
+    model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: DecoderKnobs
+) -> Iterator[Step]:
     """Prompt to the logits of its last token."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
     yield "modules", lambda: model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
-    store, embeddings = KeyValueStore.allocate(decoder, SLOTS), decoder.embedding[ids[0]]
-    for name, recorder in recorders():
-        engine = CapturedPrefill(decoder, CapturedGraphs(LIMIT, recorder))
-        yield name, lambda engine=engine: engine.prefill(embeddings, knobs, store)  # type: ignore[misc]
+    kv_cache, embeddings = KVCache.allocate(decoder, MAX_SEQ_LEN), decoder.embedding[ids[0]]
+    for name, graph_capturer in recorders():
+        engine = GraphedPrefill(decoder, CudaGraphPool(LIMIT, graph_capturer))
+        yield name, lambda engine=engine: engine.prefill(embeddings, knobs, kv_cache)  # type: ignore[misc]
 
 
-def decode_steps(model: MolmoeForConditionalGeneration, decoder: PackedDecoder, knobs: DecoderKnobs) -> Iterator[Step]:
+def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: DecoderKnobs) -> Iterator[Step]:
     """So many tokens behind the prompt, each feeding the next."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
     logits, state = model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
     token = logits.argmax(dim=-1, keepdim=True)
 
     def by_modules() -> None:
-        chosen = token
+        topk_ids = token
         for _ in range(DECODE_STEPS):
-            chosen = model.decode_step(chosen, state).argmax(dim=-1, keepdim=True)
+            topk_ids = model.decode_step(topk_ids, state).argmax(dim=-1, keepdim=True)
         state.past_key_values.crop(POSITIONS)
 
     yield "modules", by_modules
-    store, tiles = filled_store(decoder, 1), tiles_for(decoder, knobs.top_k, SLOTS)
-    buffers = StepBuffers.allocate(decoder, 1, SLOTS, tiles)
-    for name, recorder in recorders():
-        yield name, _replayed(recorder, DecodeStep(decoder, store, buffers, tiles, overlap=False), store, knobs)
+    kv_cache, tiles = filled_kv_cache(decoder, 1), tiles_for(decoder, knobs.top_k, MAX_SEQ_LEN)
+    buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
+    for name, graph_capturer in recorders():
+        yield (
+            name,
+            _replayed(graph_capturer, DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=False), kv_cache, knobs),
+        )
     if torch.cuda.get_device_capability()[0] >= FIRST_OVERLAPPING:
-        step = DecodeStep(decoder, store, buffers, tiles, overlap=True)
-        yield "the same, kernels overlapping", _replayed(recorder, step, store, knobs)
+        step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=True)
+        yield "the same, kernels overlapping", _replayed(graph_capturer, step, kv_cache, knobs)
 
 
-def _replayed(recorder: Recorder, step: DecodeStep, store: KeyValueStore, knobs: DecoderKnobs) -> Callable[[], None]:
-    replay = recorder.record(lambda: step.launch(knobs))
+def _replayed(
+    graph_capturer: GraphCapturer, step: DecodeStep, kv_cache: KVCache, knobs: DecoderKnobs
+) -> Callable[[], None]:
+    replay = graph_capturer.record(lambda: step.launch(knobs))
 
     def steps() -> None:
-        store.set_lengths([POSITIONS])
+        kv_cache.set_lengths([POSITIONS])
         for _ in range(DECODE_STEPS):
             replay()
 
@@ -101,7 +108,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("torch sees no GPU, and nothing here runs without one")
     model = built(16, 23, torch.bfloat16)
-    decoder = pack_decoder(model)
+    decoder = fuse_decoder_weights(model)
     knobs = DecoderKnobs(given.top_k, tuple(range(16)))
     stages = {
         f"vision, {CROPS} crops": (vision_steps(model), 1),
@@ -110,10 +117,10 @@ def main() -> None:
     }
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, top-k {given.top_k}\n")
     print("| stage | step | ms | times shorter |\n| --- | --- | --- | --- |")
-    for stage, (steps, share) in stages.items():
+    for stage, (steps, prob) in stages.items():
         before: float | None = None
         for name, run in steps:
-            ms = milliseconds(run) / share
+            ms = milliseconds(run) / prob
             gained = "" if before is None else f"{before / ms:.2f}"
             print(f"| {stage} | {name} | {ms:.3f} | {gained} |", flush=True)
             before = ms

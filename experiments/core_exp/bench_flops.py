@@ -63,7 +63,7 @@ def small_configs() -> list[PreTrainedConfig]:
 
 
 def models() -> Iterator[tuple[str, nn.Module]]:
-    """By name, one in memory at a time."""
+    """Models by name, one in memory at a time."""
     model, _ = load_model_tokenizer(validated({"device": "cpu"}))
     yield "embedded model", model
     for config in small_configs():

@@ -23,12 +23,12 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
+from experiment_core_utils.models.generate_marks import generate_timed, greedy_config
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.sweep.plan import asked_values
+from experiment_core_utils.sweep.plan import requested_values
 
 Case = tuple[str, Any, Mapping[str, Any]]
 IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
@@ -80,7 +80,7 @@ def loaded_cases(config: ProfilingConfig, device: torch.device) -> Iterator[Case
         )
     task = open_task(config.task)
     sample = task[draw_samples(task, config.task).sample_ids[0]]
-    for target in asked_values(config.knobs, source).targets:
+    for target in requested_values(config.knobs, source).targets:
         request = model.prepare(sample, task.prompt(sample), target.crops)
         model.apply(KnobSetting(target, model.default_top_k, tuple(range(model.num_total_blocks))))
         yield f"{target.label}, {request.shape.prompt_tokens} tokens", model.model, model.to_device(request.inputs)
@@ -89,7 +89,7 @@ def loaded_cases(config: ProfilingConfig, device: torch.device) -> Iterator[Case
 def marked(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
     """As a sample is measured, its marks read."""
     marks = new_marks(model.device)
-    generate_marked(model, inputs, max_new_tokens, marks)
+    generate_timed(model, inputs, max_new_tokens, marks)
     marks.seconds()
 
 

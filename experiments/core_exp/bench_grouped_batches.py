@@ -29,7 +29,7 @@ from experiments.core_exp.bench_accuracy_batches import Answers, timed
 def one_by_one(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_tokens: int) -> Answers:
     """The answers that the stages give each question alone, at its setting."""
     answers = []
-    with model.kept():
+    with model.restored_afterwards():
         for each in questions:
             model.apply(each.setting)
             inputs = model.to_device(each.request.inputs)
@@ -50,7 +50,7 @@ def settings_of(model: StagedModel, count: int) -> list[KnobSetting]:
     grid = itertools.product(experts, blocks, ("low", "medium", "high"))
     settings = [KnobSetting(tier_target(tier), top_k, active) for top_k, active, tier in grid]
     if count > len(settings):
-        raise ConfigurationError(f"{count} different settings are asked for, {len(settings)} are there; ask for fewer")
+        raise ConfigurationError(f"{count} different settings are requested, {len(settings)} are there; ask for fewer")
     return settings[:count]
 
 
@@ -76,7 +76,7 @@ def compare(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_t
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch_size", type=int, default=8, help="questions that come together (%(default)s)")
+    parser.add_argument("--batch_size", type=int, default=8, help="questions per batch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     own, flags = parser.parse_known_args()
     config = parse_config(["--num_samples", str(own.batch_size), *flags])

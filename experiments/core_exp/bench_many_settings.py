@@ -28,7 +28,7 @@ from experiment_core_utils.primitives.knobs import token_target
 
 COMMANDS = ("e1_stage_latency.py", "e2_knob_pareto.py", "e3_latency_estimator.py", "report.py", "write_tables.py")
 FEATURES_PER_CROP = 144
-USED_SHARE = 0.85
+USED_FRACTION = 0.85
 SPREAD = 0.05
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_LLM_decode")
 
@@ -63,7 +63,7 @@ def synthetic_result(
     for sample in made["per_sample_results"]:
         right = noise.random() < 0.2 + 0.6 * blocks / 16 + 0.0001 * tokens
         # Of the features that are computed, those of padding and overlaps reach no place in the prompt.
-        placed = round(USED_SHARE * tokens)
+        placed = round(USED_FRACTION * tokens)
         sample |= {
             "top_k": top_k,
             "num_active_blocks": blocks,

@@ -59,7 +59,7 @@ TAIL = 0.025
 
 # The made-up grid is shaped like checkpoints/molmoe_tiny/README.md: shares of correct answers of the tiers, and what is
 # left of them with fewer blocks or experts; `reading` is 239 of 500 questions.
-READING_SHARE = 0.478
+READING_FRACTION = 0.478
 TIERS = {"high": (11.4, 0.916, 1.000), "medium": (5.5, 0.766, 1.000), "low": (2.0, 0.523, 0.969)}
 BLOCKS = {16: (1.0, 1.0), 15: (0.991, 0.992), 14: (0.961, 0.992), 13: (0.924, 0.990), 12: (0.829, 0.990)}
 TOP_K = {8: (1.0, 1.0), 4: (0.9985, 1.0), 2: (0.9985, 0.989), 1: (0.977, 0.966)}
@@ -181,7 +181,7 @@ def made_up_table(num_samples: int, seed: int) -> RecordedTable:
     """A full run of 60 settings, drawn with a seed."""
     generator = np.random.default_rng(seed)
     pictures = np.arange(num_samples) // QUESTIONS_OF_A_PICTURE
-    reading = generator.random(num_samples) < READING_SHARE
+    reading = generator.random(num_samples) < READING_FRACTION
     hardness = np.sqrt(PICTURE) * generator.normal(size=pictures[-1] + 1)[pictures]
     own = 1 - PICTURE - TIER_CHANCE - BLOCK_CHANCE - TOP_K_CHANCE
     hardness = hardness + np.sqrt(own) * generator.normal(size=num_samples)
@@ -240,7 +240,7 @@ def replay(table: RecordedTable, rules: SearchRules, seed: int) -> SearchResult:
     return run_search(ParetoSearch(table.settings, order, rules), look_up)
 
 
-def judge(table: RecordedTable, found: SearchResult) -> SearchAgreement:
+def compare_fronts(table: RecordedTable, found: SearchResult) -> SearchAgreement:
     """The search's front against the full run's."""
     accuracy, seconds = np.nanmean(table.scores, axis=1), np.nanmean(table.seconds, axis=1)
     everything = [
@@ -271,7 +271,7 @@ def judge(table: RecordedTable, found: SearchResult) -> SearchAgreement:
 
 
 def _lower_end(table: RecordedTable, at: int) -> float:
-    """Of the 95 % interval that the full run publishes for a setting's accuracy."""
+    """Lower end of the 95 % interval that the full run publishes for a setting's accuracy."""
     scored = [
         (float(score), picture)
         for score, picture in zip(table.scores[at], table.pictures, strict=True)
@@ -317,14 +317,14 @@ def line_of(seed: int, table: RecordedTable, found: SearchResult, one: SearchAgr
 
 def summary_of(done: Sequence[SearchAgreement]) -> str:
     """What all seeds come to."""
-    shares = [each.share for each in done]
+    fractions = [each.share for each in done]
     lost, lost_paired = sum(len(each.lost) for each in done), sum(len(each.lost_paired) for each in done)
     return (
         f"{len(done)} seeds: the whole full front found in {sum(not each.lost for each in done)}; {lost} of "
         f"{sum(each.points for each in done)} points lost ({lost_paired} by the harder, paired test); "
         f"{sum(each.wrong for each in done)} of {sum(each.front for each in done)} settings of the found fronts are "
-        f"dominated in the full run\nshare of the full grid's model time: median {statistics.median(shares):.3f}, "
-        f"largest {max(shares):.3f}"
+        f"dominated in the full run\nshare of the full grid's model time: median {statistics.median(fractions):.3f}, "
+        f"largest {max(fractions):.3f}"
     )
 
 
@@ -357,7 +357,7 @@ def main() -> int:
             given.margin, given.alpha, given.doubt, given.first_samples, given.growth, given.share, table.best
         )
         found = replay(table, rules, seed)
-        one = judge(table, found)
+        one = compare_fronts(table, found)
         done.append(one)
         print(line_of(seed, table, found, one), flush=True)
     print(summary_of(done))

@@ -18,14 +18,14 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
-from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
-from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
+from experiment_core_utils.models.molmoe.captured_prefill import GraphedPrefill
+from experiment_core_utils.models.molmoe.captured_vision import GraphedVision
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.flops import vision_flops
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
-from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
 from experiment_core_utils.primitives.errors import ProfilerError
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
@@ -90,15 +90,15 @@ def check() -> None:
         wanted, state = full.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
         theirs, _ = half.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
         for name, model in (("float32", full), ("bfloat16", half)):
-            decoder = pack_decoder(model)
-            store = KeyValueStore.allocate(decoder, 1100)
-            engine = CapturedPrefill(decoder)
+            decoder = fuse_decoder_weights(model)
+            kv_cache = KVCache.allocate(decoder, 1100)
+            engine = GraphedPrefill(decoder)
             embeddings = model.model.embed(ids, None)[0]
-            engine.make_ready(knobs, store, tokens)
-            ours = engine.prefill(embeddings, knobs, store)
-            stored = store.values[len(knobs.blocks) - 1, 0, :, :tokens]
+            engine.warm_up(knobs, kv_cache, tokens)
+            ours = engine.prefill(embeddings, knobs, kv_cache)
+            stored = kv_cache.values[len(knobs.blocks) - 1, 0, :, :tokens]
             values = relative(stored, state.past_key_values.layers[-1].values[0])
-            same = bool(ours.argmax() == wanted.argmax()) and bool(store.next_tokens[0] == ours.argmax())
+            same = bool(ours.argmax() == wanted.argmax()) and bool(kv_cache.next_tokens[0] == ours.argmax())
             print(
                 f"check prefill {tokens} {knobs} {name}: logits {relative(ours, wanted):.1e} (modules in bfloat16 "
                 f"{relative(theirs, wanted):.1e}), values {values:.1e}, same token {same}"
@@ -109,7 +109,7 @@ def check() -> None:
     wanted = full.encode_image(pixels[None].float(), masks[None], places).pooler_output[0]
     theirs = half.encode_image(pixels[None], masks[None], places).pooler_output[0]
     for name, model in (("float32", full), ("bfloat16", half)):
-        ours = CapturedVision(pack_vision(model)).encode(pixels, masks)
+        ours = GraphedVision(fuse_vision_weights(model)).encode(pixels, masks)
         print(f"check vision {name}: {relative(ours, wanted):.1e} (modules in bfloat16 {relative(theirs, wanted):.1e})")
 
 
@@ -117,7 +117,7 @@ def check() -> None:
 def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
     """Microseconds a block of each `Part`."""
     print(title)
-    graphs = CapturedGraphs(limit=1)
+    graphs = CudaGraphPool(limit=1)
     placeholder = torch.zeros(1, device="cuda")
     for part in wanted:
 
@@ -136,10 +136,10 @@ def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
 
 
 @torch.inference_mode()
-def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None:
+def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> None:
     """Milliseconds of whole stages, the copy of their inputs and the launch among them."""
-    store = KeyValueStore.allocate(decoder, 1152)
-    engine = CapturedPrefill(decoder)
+    kv_cache = KVCache.allocate(decoder, 1152)
+    engine = GraphedPrefill(decoder)
     every = tuple(range(len(decoder.blocks)))
     # What building the model left unused would otherwise be given back among the captures.
     torch.cuda.empty_cache()
@@ -148,17 +148,17 @@ def whole(model: MolmoeForConditionalGeneration, decoder: PackedDecoder) -> None
         embeddings = decoder.embedding[torch.randint(0, 50000, (tokens,), device="cuda")]
         for top_k in (8, 4, 1):
             knobs = DecoderKnobs(top_k, every)
-            engine.make_ready(knobs, store, tokens)
-            ms = milliseconds(lambda: engine.prefill(embeddings, knobs, store))  # noqa: B023
+            engine.warm_up(knobs, kv_cache, tokens)
+            ms = milliseconds(lambda: engine.prefill(embeddings, knobs, kv_cache))  # noqa: B023
             print(f"prefill {tokens} tokens, top-k {top_k}: {ms:.2f} ms", flush=True)
     taken = free - torch.cuda.mem_get_info()[0]
     started = time.perf_counter()
     for count in range(1, len(every)):
-        engine.make_ready(DecoderKnobs(8, every[:count]), store, TOKENS)
+        engine.warm_up(DecoderKnobs(8, every[:count]), kv_cache, TOKENS)
     seconds = (time.perf_counter() - started) / (len(every) - 1)
     more = (free - taken - torch.cuda.mem_get_info()[0]) / (len(every) - 1)
     print(f"memory: {taken / 2**20:.0f} MiB for six settings, {more / 2**20:.1f} MiB and {seconds:.2f} s for one more")
-    vision = CapturedVision(pack_vision(model))
+    vision = GraphedVision(fuse_vision_weights(model))
     for crops in (2, 7, 13):
         pixels, masks = crops_of(model, crops)
         ms = milliseconds(lambda: vision.encode(pixels, masks))  # noqa: B023
@@ -178,14 +178,14 @@ def main() -> None:
         check()
     if arguments.parts or arguments.whole:
         model = built(16, 23, torch.bfloat16)
-        decoder = pack_decoder(model)
+        decoder = fuse_decoder_weights(model)
         if arguments.whole:
             whole(model, decoder)
         if arguments.parts:
             from experiments.core_exp.prefill_parts import decoder_parts, vision_parts
 
             parts("prefill", decoder_parts(decoder), len(decoder.blocks))
-            vision = pack_vision(model)
+            vision = fuse_vision_weights(model)
             parts("vision, 13 crops", vision_parts(vision, 13), len(vision.blocks))
 
 

@@ -50,7 +50,8 @@ def timed_run(
 def ratios_of_rounds(
     model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rounds: int
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Of each kind, one ratio a round to the run without a profiler: of the generation, and of all with start and stop.
+    """For each kind, one ratio a round to the run without a profiler: of the generation, and of all with start and
+    stop.
 
     The order of the kinds turns by one from round to round.
     """

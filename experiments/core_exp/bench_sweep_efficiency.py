@@ -104,7 +104,7 @@ def sweep(flags: Sequence[str], output_dir: Path) -> tuple[float, float, Mapping
     for result in report.results[:1]:
         Ledger(output_dir, result.fingerprint).path.unlink()
     if report.failed:
-        raise SystemExit(f"settings failed, so the sweep says nothing: {', '.join(report.failed)}")
+        raise SystemExit(f"settings failed, so the sweep cannot be used: {', '.join(report.failed)}")
     return measured_model_s(report.results), wall_s - parts.seconds[LOAD], parts.seconds
 
 

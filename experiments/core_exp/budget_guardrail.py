@@ -23,7 +23,7 @@ class BudgetGuardrail:
     def filter_by_budget(
         self, settings: Sequence[RequestSetting], budget_ms: float, margin: float = 0.0
     ) -> list[RequestSetting]:
-        """Those whose predicted `T_total` times (1 + margin) is within the budget, in the order given.
+        """Settings whose predicted `T_total` times (1 + margin) is within the budget, in the order given.
 
         A setting with a knob outside the values that were measured is not admitted: what it takes is not known.
 
@@ -82,7 +82,7 @@ class GuardrailCounts:
 def guardrail_counts(
     predicted_ms: np.ndarray, measured_ms: np.ndarray, budgets_ms: Sequence[float], margin: float
 ) -> GuardrailCounts:
-    """Of samples [S] at every budget."""
+    """Counts of the guardrail, of samples [S] at every budget."""
     admitted = np.stack([is_admitted(predicted_ms, budget, margin) for budget in budgets_ms])
     fits = np.stack([measured_ms <= budget for budget in budgets_ms])
     num_admitted, num_fitting = int(admitted.sum()), int(fits.sum())
@@ -100,6 +100,6 @@ def guardrail_counts(
 
 
 def guardrail_curve(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> list[GuardrailCounts]:
-    """Of each of MARGINS, at budgets that are percentiles of what was measured."""
+    """The guardrail's figures for each of MARGINS, at budgets that are percentiles of what was measured."""
     budgets = [float(budget) for budget in np.percentile(measured_ms, BUDGET_PERCENTILES)]
     return [guardrail_counts(predicted_ms, measured_ms, budgets, margin) for margin in MARGINS]

@@ -6,7 +6,7 @@ from experiment_core_utils.saved_results.terminal import (
     closing_table,
     failed_sample_lines,
     few_samples_warning,
-    places_of,
+    positions_of,
     search_sentence,
 )
 
@@ -15,7 +15,7 @@ def closing_lines(report: RunReport) -> list[str]:
     """The table of settings, what weakens them, what failed or was left out, and where the results are."""
     lines = []
     if report.results:
-        lines.append(closing_table(report.results, places_of(report.search)))
+        lines.append(closing_table(report.results, positions_of(report.search)))
         warning = few_samples_warning(report.results)
         if warning is not None:
             lines.append(f"warning: {warning}")

@@ -20,7 +20,7 @@ Row = dict[str, Cell]
 _UNITS = {"vision": "feature", "prefill": "token", "decode": "token"}
 
 
-def source_entry(sweep: Sweep) -> dict[str, Any]:
+def source_fields(sweep: Sweep) -> dict[str, Any]:
     """What the figures are of; in each of the files."""
     shared = asdict(sweep.provenance)
     return {
@@ -49,7 +49,7 @@ def breakdown_content(
     groups = dict.fromkeys((each.task, each.vision) for each in generations)
     return {
         "schema_version": SCHEMA_VERSION,
-        "source": source_entry(sweep),
+        "source": source_fields(sweep),
         "num_measured": len(generations),
         "regimes": [asdict(each) for each in by_regime],
         "settings": [asdict(each) for each in by_setting],
@@ -64,9 +64,9 @@ def breakdown_content(
             for task, vision in groups
         ],
         "dominant_stage": [_dominated(stage, by_regime, by_setting) for stage in STAGES],
-        "vision_vs_image_features": [_line_entry(each) for each in lines if each.stage == "vision"],
-        "prefill_vs_input_tokens": [_line_entry(each) for each in lines if each.stage == "prefill"],
-        "decode_vs_output_tokens": [_line_entry(each) for each in lines if each.stage == "decode"],
+        "vision_vs_image_features": [_line_fields(each) for each in lines if each.stage == "vision"],
+        "prefill_vs_input_tokens": [_line_fields(each) for each in lines if each.stage == "prefill"],
+        "decode_vs_output_tokens": [_line_fields(each) for each in lines if each.stage == "decode"],
     }
 
 
@@ -80,17 +80,17 @@ def _dominated(stage: str, by_regime: Sequence[Regime], by_setting: Sequence[Reg
     return {"stage": stage, "regimes": regimes, "settings": settings}
 
 
-def _line_entry(line: StageLine) -> dict[str, Any]:
+def _line_fields(line: StageLine) -> dict[str, Any]:
     return {
         "task": line.task,
         "driver": line.driver,
         "top_k": line.top_k,
         "num_active_blocks": line.num_active_blocks,
-        **line_entries(line.fit, line.reason, _UNITS[line.stage]),
+        **line_fields(line.fit, line.reason, _UNITS[line.stage]),
     }
 
 
-def line_entries(fit: LineFit | None, reason: str | None, unit: str) -> dict[str, Any]:
+def line_fields(fit: LineFit | None, reason: str | None, unit: str) -> dict[str, Any]:
     """A line by names with units; all null without one."""
     return {
         "intercept_ms": None if fit is None else fit.intercept,
@@ -113,11 +113,11 @@ def flops_content(
     """`e1_flops_vs_latency.json`."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "source": source_entry(sweep),
+        "source": source_fields(sweep),
         "points": [asdict(each) for each in points],
         "reason": None if points else "no sample has operations: the architecture is not known",
         "mfu_reason": sweep.provenance.peak_reason if sweep.provenance.peak_flops_per_s is None else None,
-        "fits": {stage: line_entries(fit, reason, "tflop") for stage, (fit, reason) in lines.items()},
+        "fits": {stage: line_fields(fit, reason, "tflop") for stage, (fit, reason) in lines.items()},
     }
 
 
@@ -125,35 +125,35 @@ def components_content(sweep: Sweep, profiles: Sequence[ProfiledRequest], reason
     """`e1_attention_ffn_breakdown.json`; `profiles` is null, with the reason, where nothing was profiled."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "source": source_entry(sweep),
-        "profiles": [_profile_entry(each) for each in profiles] or None,
+        "source": source_fields(sweep),
+        "profiles": [_profile_fields(each) for each in profiles] or None,
         "reason": reason,
     }
 
 
-def _profile_entry(profile: ProfiledRequest) -> dict[str, Any]:
+def _profile_fields(profile: ProfiledRequest) -> dict[str, Any]:
     return {
         "trace": profile.trace.name,
         "setting": profile.setting,
         "sample_id": profile.sample_id,
         "mode": profile.mode,
         "device": profile.device,
-        "stages": {stage: _stage_entry(parts) for stage, parts in profile.stages.items()},
+        "stages": {stage: _stage_fields(parts) for stage, parts in profile.stages.items()},
     }
 
 
-def _stage_entry(stage: StageParts) -> dict[str, Any]:
+def _stage_fields(stage: StageParts) -> dict[str, Any]:
     parts = {"attention": stage.parts["attention"], "ffn": stage.ffn()}
     parts |= {name: stage.parts[name] for name in PARTS if name != "attention"}
     return {
         "calls": stage.calls,
         "host_ms": stage.whole.host_ms,
         "device_ms": stage.whole.device_ms,
-        "parts": {name: _part_entry(part, stage.whole) for name, part in parts.items()},
+        "parts": {name: _part_fields(part, stage.whole) for name, part in parts.items()},
     }
 
 
-def _part_entry(part: PartTime, whole: PartTime) -> dict[str, float | None]:
+def _part_fields(part: PartTime, whole: PartTime) -> dict[str, float | None]:
     return {
         "host_ms": part.host_ms,
         "host_share": part.host_ms / whole.host_ms if whole.host_ms else None,
@@ -162,7 +162,7 @@ def _part_entry(part: PartTime, whole: PartTime) -> dict[str, float | None]:
     }
 
 
-def share_rows(regimes: Sequence[Regime]) -> list[Row]:
+def fraction_rows(regimes: Sequence[Regime]) -> list[Row]:
     """A row for each regime or setting."""
     rows = []
     for each in regimes:
@@ -193,7 +193,7 @@ def line_rows(lines: Sequence[StageLine]) -> list[Row]:
     """A row for each line; intervals in two columns."""
     rows = []
     for line in lines:
-        entries = line_entries(line.fit, line.reason, "unit")
+        entries = line_fields(line.fit, line.reason, "unit")
         row: Row = {"stage": line.stage, "task": line.task, "driver": line.driver}
         row |= {"top_k": line.top_k, "num_active_blocks": line.num_active_blocks}
         rows.append(row | dict(cell for key, entry in entries.items() for cell in _cells(key, entry)))
@@ -225,5 +225,5 @@ def component_rows(profiles: Sequence[ProfiledRequest]) -> list[Row]:
         }
         for profile in profiles
         for stage, parts in profile.stages.items()
-        for name, entry in _stage_entry(parts)["parts"].items()
+        for name, entry in _stage_fields(parts)["parts"].items()
     ]

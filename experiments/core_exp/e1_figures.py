@@ -44,7 +44,7 @@ PART_NAMES = {"ffn_other": "rest of FFN", "norm": "norms"}
 _STAGE_MARKS = {"vision": "o", "prefill": "s", "decode": "^"}
 
 
-def draw_shares(regimes: Sequence[Regime], caption: str) -> Figure:
+def draw_fractions(regimes: Sequence[Regime], caption: str) -> Figure:
     """A stacked bar for each vision knob and output length: shares, with the mean total at the end."""
     groups, left_out = _drawn(map(_group, regimes))
     regimes = [each for each in regimes if _group(each) in groups]
@@ -66,7 +66,7 @@ def draw_shares(regimes: Sequence[Regime], caption: str) -> Figure:
         _name_groups(axes, regimes, places)
         axes.set_ylim(max(places) + 0.6, min(places) - 1.1)
         axes.set_xlim(0, 100)
-        axes.set_xlabel("share of the time of a request (%)")
+        axes.set_xlabel("part of the time of a request (%)")
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
@@ -74,11 +74,11 @@ def draw_shares(regimes: Sequence[Regime], caption: str) -> Figure:
         for stage, x in zip(STAGES, (0, 14, 28), strict=True):
             axes.text(x, min(places) - 0.75, f"■ {stage}", color=STAGE_COLOURS[stage], fontweight="bold", va="center")
         first, last = regimes[0], regimes[-1]
-        axes.set_title(_shares_title(first, last))
+        axes.set_title(_fractions_title(first, last))
         return figure
 
 
-def _shares_title(first: Regime, last: Regime) -> str:
+def _fractions_title(first: Regime, last: Regime) -> str:
     if last.dominant != "decode" or first.dominant == "decode":
         return "Where the time of a request goes"
     share = 100 * last.stages["decode"].share
@@ -133,7 +133,7 @@ def draw_stages_over_tokens(generations: Sequence[Generation], caption: str) -> 
             _areas(axes, own)
             axes.set_title(f"vision {group[1]}" + (f"\n{group[0]}" if len({task for task, _ in groups}) > 1 else ""))
             axes.set_xlabel("output tokens")
-        panels[0].set_ylabel("share of the time (%)")
+        panels[0].set_ylabel("part of the time (%)")
         return figure
 
 
@@ -143,20 +143,20 @@ def _areas(axes: Axes, generations: Sequence[Generation]) -> None:
     sums = np.array(
         [np.sum([each.stages_ms(n) for each in generations if each.output_tokens >= n], axis=0) for n in lengths]
     )
-    shares = 100 * sums / sums.sum(axis=1, keepdims=True)
+    fractions = 100 * sums / sums.sum(axis=1, keepdims=True)
     colours = [STAGE_COLOURS[stage] for stage in STAGES]
-    axes.stackplot(lengths, shares.T, colors=colours, edgecolor="white", linewidth=0.8)
+    axes.stackplot(lengths, fractions.T, colors=colours, edgecolor="white", linewidth=0.8)
     axes.set_xlim(1, max(longest, 2))
     axes.set_ylim(0, 100)
     axes.grid(visible=False)
-    half = next((n for n, row in zip(lengths, shares, strict=True) if row[2] >= 50), None)
+    half = next((n for n, row in zip(lengths, fractions, strict=True) if row[2] >= 50), None)
     if half is not None:
         axes.axvline(half, color="white", linewidth=1.2, linestyle=(0, (4, 3)))
         axes.text(half + 0.03 * longest, 95, f"from {half} tokens on\ndecode is at least half", color="white", va="top")
     axes.text(0.62 * longest, 62, "decode", color="white", fontweight="bold", ha="center")
     place = min(len(lengths) - 1, 2 if len(lengths) > 8 else 1)
     for stage, name_at in ((1, 44), (0, 30)):
-        middle = shares[place, :stage].sum() + shares[place, stage] / 2
+        middle = fractions[place, :stage].sum() + fractions[place, stage] / 2
         axes.annotate(STAGES[stage], (lengths[place], middle), (0.36 * longest, name_at), color="white",
                       fontweight="bold", va="center", arrowprops={"arrowstyle": "-", "color": "white"})  # fmt: skip
 
@@ -262,10 +262,10 @@ def draw_flops(points: Sequence[StagePoint], peak_flops_per_s: float | None, cap
 
 
 def _mfu_range(points: Sequence[StagePoint]) -> str:
-    shares = [each.mfu for each in points if each.mfu is not None]
-    if not shares:
+    fractions = [each.mfu for each in points if each.mfu is not None]
+    if not fractions:
         return ""
-    low, high = 100 * min(shares), 100 * max(shares)
+    low, high = 100 * min(fractions), 100 * max(fractions)
     return f"\nMFU {low:.2g} to {high:.2g} %"
 
 

@@ -21,22 +21,22 @@ from experiments.core_exp.e1_entries import (
     component_rows,
     components_content,
     flops_content,
+    fraction_rows,
     line_rows,
     point_rows,
-    share_rows,
 )
 from experiments.core_exp.e1_figures import (
     draw_components,
     draw_flops,
+    draw_fractions,
     draw_scaling,
-    draw_shares,
     draw_stages_over_tokens,
 )
 from experiments.core_exp.figures import caption_of
 from experiments.core_exp.many_settings import Steps
 from experiments.core_exp.measured_generations import generations_of
 from experiments.core_exp.profile_traces import load_profiles
-from experiments.core_exp.stage_decomposition import display_lengths, regimes, settings_shares
+from experiments.core_exp.stage_decomposition import display_lengths, regimes, settings_fractions
 from experiments.core_exp.stage_scaling import stage_lines
 from experiments.core_exp.sweep_results import load_sweep, samples_frame
 
@@ -55,7 +55,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
     if not generations:
         raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
     by_regime = regimes(generations, display_lengths(generations))
-    by_setting = settings_shares(generations)
+    by_setting = settings_fractions(generations)
     lines = stage_lines(generations)
     samples = samples_frame(sweep)
     points = flops_latency.stage_points(samples, sweep.provenance.peak_flops_per_s)
@@ -67,7 +67,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
         "e1_attention_ffn_breakdown": components_content(sweep, profiles, reason),
     }
     tables = {
-        "e1_stage_shares": share_rows([*by_regime, *by_setting]),
+        "e1_stage_shares": fraction_rows([*by_regime, *by_setting]),
         "e1_line_fits": line_rows(lines),
         "e1_flops_vs_latency": point_rows(points),
         "e1_attention_ffn_breakdown": component_rows(profiles),
@@ -75,7 +75,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
     steps.say(len(sweep.settings), "figures are drawn")
     caption = caption_of(sweep.provenance, len(sweep.settings), len(generations))
     figures = {
-        "e1_stage_shares": draw_shares(by_regime, caption),
+        "e1_stage_shares": draw_fractions(by_regime, caption),
         "e1_stages_over_tokens": draw_stages_over_tokens(generations, caption),
         "e1_scaling": draw_scaling(generations, lines, caption),
     }

@@ -35,7 +35,7 @@ class TaskAnalysis:
     """One task.
 
     Attributes:
-        fronts: one for each cost, in the order in which they are asked for.
+        fronts: one for each cost, in the order in which they are requested.
         effects: `accuracy` or a cost's name -> how its spread splits.
     """
 
@@ -66,7 +66,7 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
     """What a reader has to know before the figures, from the data themselves."""
     found = ["intervals say what other samples would give, not a device whose speed drifts between settings"]
     if random_weights:
-        found.append("the weights are random: accuracy, and so every front, means nothing; times and operations do")
+        found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
     for analysis in analyses:
         if analysis.grid.drift is None:
             found.append(f"{analysis.grid.task}: drift was not read, so a latency may be lower for that reason alone")
@@ -79,7 +79,7 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
         for each in present(analysis):
             task, of, n = each.found.task, each.found.of, each.found.num_cost_samples
             if n < FEWEST_FOR.get(of.statistic, 0):
-                found.append(f"{task}: {of.label} stands on {n} samples, so on the longest one or two of them")
+                found.append(f"{task}: {of.label} is based on {n} samples, so on the longest one or two of them")
             if each.found.num_cost_pictures < FEWEST_PICTURES:
                 found.append(f"{task}: {of.label} of fewer than {FEWEST_PICTURES} pictures is never confidently less")
             if each.found.num_dropped_samples:
@@ -93,20 +93,20 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
 
 def _left_out_of_many(analysis: TaskAnalysis) -> list[str]:
     """What is not computed of so many settings, or of knobs of so many values."""
-    task, points, said = analysis.grid.task, analysis.grid.points, []
+    task, points, lines = analysis.grid.task, analysis.grid.points, []
     if len(points) > MOST_SETTINGS:
         draws = min((len(each.found.cost_draws) for each in present(analysis)), default=0)
-        said.append(
-            f"{task}: of {len(points)} settings, intervals stand on {draws} draws, and the spread is not split into "
-            f"effects; both are whole up to {MOST_SETTINGS} settings"
+        lines.append(
+            f"{task}: of {len(points)} settings, intervals are based on {draws} draws, and the spread is not split "
+            f"into effects; both are complete up to {MOST_SETTINGS} settings"
         )
     for knob in KNOBS:
         values = len(levels_of(points, knob))
         if values > MOST_VALUES:
-            said.append(
+            lines.append(
                 f"{task}: {knob} has {values} values and is not held at each of them; it is up to {MOST_VALUES}"
             )
-    return said
+    return lines
 
 
 def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[str]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequ
                 "num_settings": len(each.grid.points),
                 "knobs": {knob: list(levels_of(each.grid.points, knob)) for knob in KNOBS},
                 "settings": _setting_entries(each.grid),
-                "effects": {name: _effects_entry(effects) for name, effects in each.effects.items()},
+                "effects": {name: _effects_fields(effects) for name, effects in each.effects.items()},
             }
             for each in analyses
         ],
@@ -133,7 +133,7 @@ def fronts_content(
 ) -> dict[str, Any]:
     """`e2_pareto_frontiers.json`; `differences` by the cost's name."""
     return shared.entry() | {
-        "fronts": [_front_entry(each) for analysis in analyses for each in analysis.fronts],
+        "fronts": [_front_fields(each) for analysis in analyses for each in analysis.fronts],
         "tasks_compared": [
             {"cost": name, "settings": [asdict(each) for each in found]} for name, found in differences.items()
         ],
@@ -144,7 +144,7 @@ def coupling_content(shared: Shared, analyses: Sequence[TaskAnalysis]) -> dict[s
     """`e2_coupling_analysis.json`."""
     return shared.entry() | {
         "couplings": [
-            _cost_entry(each.found.task, each.found.of)
+            _cost_fields(each.found.task, each.found.of)
             | {
                 "hypervolume": each.front.hypervolume.value,
                 "reference_cost": each.front.reference_cost,
@@ -233,15 +233,15 @@ def _names(each: FrontAnalysis) -> Row:
     return {"task": each.found.task, "cost": each.found.of.name, "unit": each.found.of.unit}
 
 
-def _cost_entry(task: str, of: Cost) -> dict[str, Any]:
+def _cost_fields(task: str, of: Cost) -> dict[str, Any]:
     return {"task": task, "cost": of.name, "quantity": of.quantity, "statistic": of.statistic, "unit": of.unit}
 
 
-def _front_entry(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
+def _front_fields(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
     if isinstance(each, NoObjectives):
-        return _cost_entry(each.task, each.of) | {"front": None, "reason": each.reason}
+        return _cost_fields(each.task, each.of) | {"front": None, "reason": each.reason}
     found, front = each.found, each.front
-    return _cost_entry(found.task, found.of) | {
+    return _cost_fields(found.task, found.of) | {
         "front": [point.key for point in front.points if point.on_front],
         "reason": None,
         "num_settings": len(front.points),
@@ -258,7 +258,7 @@ def _front_entry(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
     }
 
 
-def _effects_entry(effects: Effects) -> dict[str, Any]:
+def _effects_fields(effects: Effects) -> dict[str, Any]:
     entry = asdict(effects)
     entry["terms"] = [asdict(term) | {"beyond_noise": is_beyond_noise(term)} for term in effects.terms]
     return entry

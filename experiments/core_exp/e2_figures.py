@@ -144,7 +144,7 @@ def _name_front(axes: Axes, each: FrontAnalysis) -> None:
 
 
 def draw_coupling(each: FrontAnalysis, caption: str) -> Figure:
-    """For each knob: fronts with it held at each value, and below what that loses of the joint front."""
+    """Draw, for each knob, fronts with it held at each value, and below what that loses of the joint front."""
     knobs = list(dict.fromkeys(row.knob for row in each.fixed))
     with styled():
         figure = new_figure(0.8 + 3.7 * len(knobs), 6.2, caption)
@@ -220,7 +220,7 @@ def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
         grid = figure.subplots(*shape, squeeze=False, width_ratios=ratios, height_ratios=heights)
         for row, (name, (scale, title, unit)) in zip(grid, scales.items(), strict=True):
             effects = analysis.effects[name]
-            _share_bars(row[0], effects, title, drifts="latency" in name)
+            _fraction_bars(row[0], effects, title, drifts="latency" in name)
             for axes, knob in zip(row[1:], knobs, strict=True):
                 shown = () if effects.reason else [mean for mean in effects.level_means if mean.knob == knob]
                 _level_line(axes, shown, scale)
@@ -236,7 +236,7 @@ def _is_too_large(effects: Effects) -> bool:
     return effects.reason is not None and effects.reason.startswith(NOT_SPLIT)
 
 
-def _share_bars(axes: Axes, effects: Effects, title: str, drifts: bool) -> None:
+def _fraction_bars(axes: Axes, effects: Effects, title: str, drifts: bool) -> None:
     terms = [term for term in effects.terms if term.share is not None]
     axes.set_title(f"{title}: {effects.reason}" if _is_too_large(effects) else _effects_title(title, terms))
     if not terms:

@@ -142,10 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: analysis in the first")
     parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
-                        help="of the end-to-end latency (95)")  # fmt: skip
+                        help="percentile of the end-to-end latency (default: 95)")  # fmt: skip
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
-                        help=f"paired draws of the samples behind intervals ({NUM_DRAWS})")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
+                        help=f"number of paired resamples for the intervals ({NUM_DRAWS})")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
     try:
         given: argparse.Namespace = parser.parse_args(argv)
         # All draws are held in memory at the same time.

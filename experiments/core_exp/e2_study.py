@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.core_exp.e1_entries import source_entry
+from experiments.core_exp.e1_entries import source_fields
 from experiments.core_exp.figures import caption_of, joined_caption, setup_of, tasks_named
 from experiments.core_exp.knob_grid import KnobPoint, TaskGrid, grids_of
 from experiments.core_exp.recorded_table import RecordedTable, read_table
@@ -46,7 +46,7 @@ def load_study(paths: Sequence[Path]) -> Study:
         sweep = load_sweep(*paths)
         caption = caption_of(sweep.provenance, len(sweep.settings), sweep.num_samples)
         setup, is_random = setup_of(sweep.provenance), sweep.provenance.random_weights
-        return Study(source_entry(sweep), caption, setup, is_random, grids_of(sweep))
+        return Study(source_fields(sweep), caption, setup, is_random, grids_of(sweep))
     if len(paths) > 1:
         raise ResultsError(f"{len(paths)} inputs, one of them a file: give folders of runs, or one table alone")
     table = read_table(paths[0])
@@ -77,7 +77,9 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
 def _point(key: str) -> KnobPoint:
     found = _KEY.fullmatch(key)
     if found is None:
-        raise ResultsError(f"{key!r} is no key of a setting such as tier-low_topk8_blocks16; collect the table again")
+        raise ResultsError(
+            f"{key!r} is not a key of a setting such as tier-low_topk8_blocks16; collect the table again"
+        )
     tier, tokens, top_k, blocks = found.groups()
     return KnobPoint(key, tier or f"{tokens} tokens", int(top_k), int(blocks))
 

@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiments.core_exp.budget_guardrail import guardrail_curve
 from experiments.core_exp.e3_figures import save_figures
-from experiments.core_exp.e3_report import closing_lines, predictions_csv, validation_entries
+from experiments.core_exp.e3_report import closing_lines, predictions_csv, validation_fields
 from experiments.core_exp.estimator_validation import validate
 from experiments.core_exp.latency_estimator import LEVEL, LatencyEstimator
 from experiments.core_exp.latency_features import of_fewer_settings, timed_samples
@@ -36,7 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target_dir", type=Path, help="run of the same model on another device, for the error of recalibration"
     )
-    parser.add_argument("--level", type=float, default=LEVEL, help="of the prediction intervals (%(default)s)")
+    parser.add_argument(
+        "--level", type=float, default=LEVEL, help="level of the prediction intervals (default: %(default)s)"
+    )
     return parser
 
 
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         curve = guardrail_curve(validation.left_out.times["T_total"], samples.times["T_total"])
         estimator.save(output_dir / "e3_latency_estimator.json")
         steps.say(len(sweep.settings), "files and pictures are written")
-        entries = validation_entries(sweep, samples, estimator, validation, studies, curve)
+        entries = validation_fields(sweep, samples, estimator, validation, studies, curve)
         if left_out is not None:
             entries["caveats"].append(left_out)
         write_json_atomically(entries, output_dir / "e3_validation.json")

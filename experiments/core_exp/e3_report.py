@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 FEATURES = ("vision_tokens", "crops", "text_tokens", "top_k", "num_active_blocks", "output_tokens")
 
 
-def validation_entries(
+def validation_fields(
     sweep: Sweep,
     samples: TimedSamples,
     estimator: LatencyEstimator,
@@ -109,10 +109,10 @@ def closing_lines(
     for name, found in validation.estimator.items():
         linear, noise = validation.linear[name], validation.repeatability[name]
         form = fitted.stages[name].form if name in fitted.stages else "-"
-        shares = (found.setting_mape, linear.setting_mape, noise.setting_mape)
+        fractions = (found.setting_mape, linear.setting_mape, noise.setting_mape)
         of_samples = (found.sample_mape, linear.sample_mape, noise.sample_mape)
         yield (
-            f"{name:<20}{form:<14}{shares[0]:>8.1%}{shares[1]:>8.1%}{shares[2]:>7.1%} "
+            f"{name:<20}{form:<14}{fractions[0]:>8.1%}{fractions[1]:>8.1%}{fractions[2]:>7.1%} "
             f"{of_samples[0]:>8.1%}{of_samples[1]:>8.1%}{of_samples[2]:>7.1%}{validation.coverage[name].share:>10.1%}"
         )
     for study in studies:

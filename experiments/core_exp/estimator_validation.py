@@ -21,7 +21,7 @@ _RESAMPLES = 200
 
 @dataclass(frozen=True)
 class Errors:
-    """Of predictions against measurements; shares, not percent.
+    """Errors of predictions against measurements, as fractions, not percent.
 
     Attributes:
         num_samples: that have both.
@@ -53,7 +53,7 @@ class Repeatability:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of the intervals of samples whose setting was left out.
+    """Coverage of the intervals of samples whose setting was left out.
 
     Attributes:
         share: of the samples that lie inside.
@@ -154,7 +154,7 @@ def _plain_features(requests: RequestColumns) -> np.ndarray:
 
 
 def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) -> Errors:
-    """Over the samples that have both; there must be some."""
+    """Errors over the samples that have both; there must be some."""
     has = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
     predicted, measured, settings = predicted[has], measured[has], settings[has]
     relative = predicted / measured - 1
@@ -172,7 +172,7 @@ def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) ->
 
 
 def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:
-    """Of settings with two samples or more; NaN samples are left out.
+    """Repeatability of settings with two samples or more; NaN samples are left out.
 
     Raises:
         ResultsError: no setting has two.
@@ -195,7 +195,7 @@ def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:
 
 
 def coverage(predicted: Prediction, name: str, measured: np.ndarray) -> Coverage:
-    """Of one time, over the samples that have it."""
+    """Coverage of one time, over the samples that have it."""
     has = np.isfinite(measured) & (measured > 0)
     low, high = predicted.low[name][has], predicted.high[name][has]
     inside = (low <= measured[has]) & (measured[has] <= high)

@@ -47,7 +47,7 @@ class Shape:
 
 
 def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str, Work]:
-    """Of each stage that the request has.
+    """Work of each stage that the request has.
 
     Attention counts half of the rectangle in the prefill, as a causal kernel computes it. Weights are read once, of the
     experts those that tokens choosing evenly hit. A decode step is the first one behind the prompt.
@@ -74,7 +74,7 @@ def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str,
 
 
 def _weights(config: MolmoeConfig, experts: Sequence[int], tokens: int) -> float:
-    """Of the blocks and the head."""
+    """Number of weights of the blocks and the head."""
     text = config.text_config
     width, inner, num_experts = text.hidden_size, text.intermediate_size, text.num_experts
     kv_width = width // text.num_attention_heads * text.num_key_value_heads

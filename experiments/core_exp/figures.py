@@ -95,7 +95,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def caption_of(provenance: SweepProvenance, num_settings: int, num_samples: int) -> str:
-    """The line at a figure's foot: device, model, how it ran, how much stands behind it, and what weakens it."""
+    """The line at a figure's foot: device, model, how it ran, how much is behind it, and what weakens it."""
     counted = f"n = {num_samples} generations, {num_settings} settings"
     weak = ["random weights"] if provenance.random_weights else []
     return joined_caption([*setup_of(provenance), counted, tasks_named(provenance.tasks), *weak])

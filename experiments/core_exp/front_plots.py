@@ -42,8 +42,8 @@ def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
     plots, reasons = [], []
     if random_weights:
         reasons.append(
-            "No fronts and no coupling: the weights are random, so accuracy means nothing. What the knobs do to time, "
-            "energy and operations does not depend on it and is shown."
+            "No fronts and no coupling: the weights are random, so accuracy cannot be used. What the knobs do to "
+            "time, energy and operations does not depend on it and is shown."
         )
     for analysis in found.tasks:
         if len(analysis.grid.points) < 2:
@@ -161,16 +161,16 @@ def coupling_plots(analysis: TaskAnalysis) -> list[Plot]:
         if not own:
             continue
         names = [f"{KNOB_NAMES[knob]} {row.value}" for row in own]
-        shares = [100 * (row.loss.share or 0.0) for row in own]
-        trace = bars(names, shares, [_loss_text(row, name) for row, name in zip(own, names, strict=True)],
+        fractions = [100 * (row.loss.share or 0.0) for row in own]
+        trace = bars(names, fractions, [_loss_text(row, name) for row, name in zip(own, names, strict=True)],
                      KNOB_NAMES[knob], KNOB_COLOURS[knob], is_horizontal=False)  # fmt: skip
         trace["x"] = _grouped(knob, [row.value for row in own])
         trace["marker"]["opacity"] = [1.0 if row.loss.beyond_noise else 0.4 for row in own]
         ends = [row.loss.unseen_ci95 or row.loss.share_ci95 for row in own]
         intervals = [
-            (100 * end[0], 100 * end[1]) if end else (share, share) for end, share in zip(ends, shares, strict=True)
+            (100 * end[0], 100 * end[1]) if end else (share, share) for end, share in zip(ends, fractions, strict=True)
         ]
-        trace["error_y"] = whiskers(shares, intervals) | {"color": QUIET}
+        trace["error_y"] = whiskers(fractions, intervals) | {"color": QUIET}
         traces.append(trace)
     return [
         Plot(
@@ -211,7 +211,7 @@ def effect_plots(analysis: TaskAnalysis, with_accuracy: bool) -> list[Plot]:
         return []
     task = analysis.grid.task
     titles = {"accuracy": "accuracy"} | {name: of.label for name, of in labels.items()}
-    plots = [_shares_of_spread(task, {titles[name]: effects for name, effects in shown.items()})]
+    plots = [_fractions_of_spread(task, {titles[name]: effects for name, effects in shown.items()})]
     for name, effects in shown.items():
         scale, unit = (1.0, "score") if name == "accuracy" else scale_of(labels[name])
         if effects.level_means and name != "flops":
@@ -219,24 +219,24 @@ def effect_plots(analysis: TaskAnalysis, with_accuracy: bool) -> list[Plot]:
     return plots
 
 
-def _shares_of_spread(task: str, shown: dict[str, Effects]) -> Plot:
+def _fractions_of_spread(task: str, shown: dict[str, Effects]) -> Plot:
     terms = list(dict.fromkeys(term.knobs for effects in shown.values() for term in effects.terms))
     colours = dict(zip((knobs for knobs in terms if len(knobs) > 1), TERM_COLOURS, strict=False))
     traces = []
     for knobs in terms:
         label = " × ".join(KNOB_NAMES[knob] for knob in knobs)
         own = [next((term for term in effects.terms if term.knobs == knobs), None) for effects in shown.values()]
-        shares = [None if term is None or term.share is None else 100 * term.share for term in own]
+        fractions = [None if term is None or term.share is None else 100 * term.share for term in own]
         texts = [_term_text(title, label, term) for title, term in zip(shown, own, strict=True)]
-        inside = [f"{share:.0f} %" if share is not None and share >= 6 else "" for share in shares]
+        inside = [f"{share:.0f} %" if share is not None and share >= 6 else "" for share in fractions]
         colour = KNOB_COLOURS[knobs[0]] if len(knobs) == 1 else colours.get(knobs, ORANGE)
-        traces.append(bars(list(shown), shares, texts, label, colour, is_horizontal=True, labels=inside))
+        traces.append(bars(list(shown), fractions, texts, label, colour, is_horizontal=True, labels=inside))
     return Plot(
         f"e2-effects-{task}",
         f"{task.replace('_', ' ')}: which knob explains the spread over settings",
         traces,
         layout(
-            axis("share of the variance over settings (%)", range=[0, 100.5]),
+            axis("part of the variance over settings (%)", range=[0, 100.5]),
             axis(autorange="reversed", **NAMES),
             barmode="stack", bargap=0.35, margin={"l": 10, "r": 14, "t": 56, "b": 10},
         ),

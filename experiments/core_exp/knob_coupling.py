@@ -77,7 +77,8 @@ class SingleKnob:
 
 @dataclass(frozen=True)
 class BestValue:
-    """With another knob at a value: the value of this knob with the largest hypervolume, and how often it is that.
+    """The best value with another knob at a value: the value of this knob with the largest hypervolume, and how often
+    it is that.
 
     Attributes:
         probability: share of draws in which it is the best; of equal ones the smallest value counts.
@@ -112,7 +113,7 @@ class Coupling:
 
 
 def fixed_values(found: Objectives) -> list[FixedValue]:
-    """For each knob that moves and each of its values."""
+    """The front with a knob fixed, for each knob that varies and each of its values."""
     everything = np.arange(len(found.points))
     joint = on_front(found.cost, found.accuracy)
     joint_draws = on_front(found.cost_draws, found.accuracy_draws)
@@ -139,7 +140,7 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
 
 
 def single_knobs(found: Objectives) -> list[SingleKnob]:
-    """For each knob that moves: what it reaches alone."""
+    """What each knob that varies reaches alone."""
     whole = areas(found, np.arange(len(found.points)))
     rows = []
     for knob in moving_knobs(found):
@@ -153,7 +154,8 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
 
 
 def couplings(found: Objectives) -> list[Coupling]:
-    """For each ordered pair of knobs that move; a pair without two values of `given` to compare is left out.
+    """The coupling of each ordered pair of knobs that vary; a pair without two values of `given` to compare is left
+    out.
 
     None where no setting has a right answer: no value is better than another then.
     """
@@ -163,7 +165,7 @@ def couplings(found: Objectives) -> list[Coupling]:
 
 
 def moving_knobs(found: Objectives) -> tuple[str, ...]:
-    """Those with two values or more, but no more than MOST_VALUES."""
+    """Knobs with two values or more, but no more than MOST_VALUES."""
     return tuple(knob for knob in KNOBS if 1 < len(levels_of(found.points, knob)) <= MOST_VALUES)
 
 
@@ -219,7 +221,7 @@ def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
             best_values=best_values,
             dependence="established" if witness is not None else "none" if one_for_all else "within_noise",
             witness=witness,
-            regret_share=_regret_share(volumes),
+            regret_share=_regret_fraction(volumes),
         )
     ]
 
@@ -246,7 +248,7 @@ def _slowed_area(found: Objectives, members: np.ndarray) -> np.ndarray:
     return area(costs, found.accuracy_draws[:, members], reference_cost_of(found))
 
 
-def _regret_share(volumes: np.ndarray) -> float | None:
+def _regret_fraction(volumes: np.ndarray) -> float | None:
     top = float(volumes.max(axis=1).sum())
     return (top - float(volumes.sum(axis=0).max())) / top if top > 0 else None
 

@@ -69,7 +69,7 @@ class LevelMean:
 
 @dataclass(frozen=True)
 class Effects:
-    """Of one figure over one task's grid.
+    """Effects of the knobs on one figure over one task's grid.
 
     Attributes:
         is_full_grid: whether every combination of values is there, once.
@@ -151,12 +151,12 @@ def _term(
     squares = max(float(figures @ added @ figures), 0.0)
     noise = (((draws - figures) @ added) ** 2).sum(axis=1)
     spread = ((draws - draws.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-    shares = ((draws @ added) ** 2).sum(axis=1)[spread > 0] / spread[spread > 0]
+    fractions = ((draws @ added) ** 2).sum(axis=1)[spread > 0] / spread[spread > 0]
     return Term(
         knobs=knobs,
         degrees=degrees,
         share=squares / total,
-        share_ci95=interval(shares) if len(shares) else None,
+        share_ci95=interval(fractions) if len(fractions) else None,
         noise_share=float(noise.mean()) / total,
         p_value=(1 + int((noise >= squares).sum())) / (1 + len(noise)),
         settings_p_value=None,
@@ -197,7 +197,7 @@ def _level_means(
 def _knob_means(
     knob: str, known: Sequence[Value], weights: np.ndarray, figures: np.ndarray, draws: np.ndarray
 ) -> list[LevelMean]:
-    """In the order of the values: numbers by size, tiers as they are met."""
+    """Means in the order of the values: numbers by size, tiers as they are met."""
     order = list(range(len(known)))
     if knob != "vision":
         order.sort(key=lambda at: float(known[at]))

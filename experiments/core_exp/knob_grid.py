@@ -20,7 +20,7 @@ class KnobPoint:
 
     Attributes:
         vision: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set.
-        top_k: None in a dense model, where it is no knob.
+        top_k: None in a dense model, where it is not a knob.
     """
 
     key: str
@@ -29,7 +29,7 @@ class KnobPoint:
     num_active_blocks: int
 
     def value(self, knob: str) -> str | int:
-        """Of one of KNOBS."""
+        """Value of one of KNOBS."""
         values: dict[str, str | int] = {
             "vision": self.vision, "top_k": self.top_k or NO_EXPERTS, "num_active_blocks": self.num_active_blocks,
         }  # fmt: skip
@@ -115,7 +115,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
-    """Its name and best score."""
+    """Name and best score of the only metric."""
     metrics = {(each.result.metric, float(each.result.metric_best)) for each in settings}
     if len(metrics) > 1:
         names = " and ".join(sorted(name for name, _ in metrics))

@@ -37,7 +37,7 @@ KNOBS = ("crops", "top_k", "num_active_blocks")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of S requests, in milliseconds.
+    """Predicted times of S requests, in milliseconds.
 
     Attributes:
         times: name of PREDICTED -> [S]; `T_LLM_decode` and `T_total` are NaN where the output length is not known.
@@ -133,7 +133,9 @@ class LatencyEstimator:
 
     def __init__(self, level: float = LEVEL) -> None:
         if not 0.0 < level < 1.0:
-            raise ConfigurationError(f"a level of {level:g} is not possible; give a share between 0 and 1, such as 0.9")
+            raise ConfigurationError(
+                f"a level of {level:g} is not possible; give a fraction between 0 and 1, such as 0.9"
+            )
         self.level = level
         self._fitted: FittedStages | None = None
 
@@ -198,7 +200,7 @@ class LatencyEstimator:
         content = read_json_object(path)
         if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
             raise ResultsError(
-                f"{path} is no {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
+                f"{path} is not a {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
                 f"{content.get('schema_version')!r}); fit it again with e3_latency_estimator.py"
             )
         try:

@@ -14,7 +14,7 @@ STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")
 DENSE_EXPERTS = 1
 # A column of which less than this share is its own is a sum of others, but for rounding.
-_OWN_SHARE = 1e-9
+_OWN_FRACTION = 1e-9
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RequestColumns:
         return self.prompt_tokens + np.where(np.isnan(self.output_tokens), 2.0, self.output_tokens) / 2
 
     def take(self, which: np.ndarray) -> Self:
-        """Those of a mask or an array of indices."""
+        """The rows of a mask or an array of indices."""
         return type(self)(*(getattr(self, each.name)[which] for each in fields(self)))
 
 
@@ -125,7 +125,7 @@ class TimedSamples:
         return np.array([str(each).partition(" ")[2] for each in self.settings])
 
     def take(self, which: np.ndarray) -> "TimedSamples":
-        """Those of a mask or an array of indices."""
+        """The rows of a mask or an array of indices."""
         times = {name: column[which] for name, column in self.times.items()}
         return TimedSamples(self.requests.take(which), times, self.settings[which], self.tasks[which])
 
@@ -168,8 +168,8 @@ def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[T
     if len(names) <= MOST_SETTINGS:
         return samples, None
     chosen = np.random.default_rng(0).choice(names, size=most, replace=False)
-    said = f"fitted to and validated on {most} of {len(names)} settings, drawn at random; {len(names) - most} left out"
-    return samples.take(np.isin(samples.knobs, chosen)), said
+    lines = f"fitted to and validated on {most} of {len(names)} settings, drawn at random; {len(names) - most} left out"
+    return samples.take(np.isin(samples.knobs, chosen)), lines
 
 
 def _later_experts(requests: RequestColumns) -> np.ndarray:
@@ -207,7 +207,7 @@ def identifiable(terms: Sequence[str], requests: RequestColumns) -> tuple[str, .
             for direction in basis:
                 rest = rest - (direction @ rest) * direction
         own = np.linalg.norm(rest)
-        if own > _OWN_SHARE * length:
+        if own > _OWN_FRACTION * length:
             kept.append(name)
             basis.append(rest / own)
     return tuple(kept)

@@ -40,7 +40,7 @@ OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", SAMPLES_FAILED: "samples 
 
 @dataclass(frozen=True)
 class DatasetsRequest:
-    """What was asked for, judged.
+    """What was requested, judged.
 
     Attributes:
         model_path: None leaves it to the driver.
@@ -204,7 +204,9 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
     left = [each for each in outcomes if each.exit_code != 0]
     lines.append(f"{len(outcomes) - len(left)} of {len(outcomes)} datasets done")
     if left:
-        lines.append("the reason stands above, at the end of each one's output; the same command goes on with the rest")
+        lines.append(
+            "the reason is shown above, at the end of each one's output; run the same command again to measure the rest"
+        )
     return lines
 
 

@@ -45,7 +45,7 @@ FLOPS = Cost("flops", "flops", "mean", "FLOPs", "mean operations of a request")
 WHY_NONE = {
     "total_ms": "no setting has a sample with a time: all were answered in batches",
     "energy_j": "no sample has an energy: the run was without --energy, or nothing measured power",
-    "flops": "no sample has a number of operations: a table holds none, and not every architecture has formulas",
+    "flops": "no sample has a number of operations: a table contains none, and not every architecture has formulas",
 }
 
 

@@ -56,7 +56,7 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class Hypervolume:
-    """Of a set of settings.
+    """Hypervolume of a set of settings.
 
     Attributes:
         value: accuracy times cost, up to the reference point.
@@ -201,7 +201,7 @@ def cheapest_first(found: Objectives, members: np.ndarray) -> np.ndarray:
 
 
 def hypervolume(found: Objectives, members: np.ndarray) -> Hypervolume:
-    """Of the settings at `members`, [M] indices."""
+    """Hypervolume of the settings at `members`, [M] indices."""
     value, draws, unseen = areas(found, members)
     has_unseen = bool(np.isfinite(unseen).any())
     return Hypervolume(

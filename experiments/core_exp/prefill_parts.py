@@ -11,13 +11,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.models.molmoe.packed_vision import PackedVision
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile, grouped_product
-from experiment_core_utils.models.molmoe.prefill_kernels.norms import combine_norm, norm, turn_and_store
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
+from experiment_core_utils.models.molmoe.packed_vision import VisionWeights
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile, grouped_gemm
+from experiment_core_utils.models.molmoe.prefill_kernels.norms import apply_rope_and_store, combine_norm, norm
 from experiment_core_utils.models.molmoe.prefill_kernels.prefill import rotary_table
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import align_blocks, route
 from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import add_norm, quick_gelu_in_place
 
 # A prompt, its padded length, and the experts of each token.
@@ -60,22 +60,22 @@ def attention_parts(
         yield PrefillPart(f"attention, {backend.name}", attend, flops)
 
 
-def decoder_parts(decoder: PackedDecoder) -> Iterator[PrefillPart]:
+def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
     """Everything that a block runs, with variants of what costs most."""
     width, inner, experts = decoder.width, decoder.expert_width, decoder.num_experts
     blocks, eps = decoder.blocks, decoder.norm_eps
     hidden = torch.randn(ROWS, width, device="cuda", dtype=decoder.dtype)
     length = torch.tensor([TOKENS], device="cuda")
-    store = KeyValueStore.allocate(decoder, ROWS)
+    kv_cache = KVCache.allocate(decoder, ROWS)
     rotary = rotary_table(decoder.inverse_frequencies, ROWS)
     block = blocks[0]
     normed = norm(hidden, block.ffn_norm, length, eps)
-    chosen = torch.empty(ROWS, TOP_K, dtype=torch.int32, device="cuda")
-    shares, others = route(normed, block.router, length, chosen, False), torch.empty_like(chosen)
+    topk_ids = torch.empty(ROWS, TOP_K, dtype=torch.int32, device="cuda")
+    topk_weights, others = route(normed, block.router, length, topk_ids, False), torch.empty_like(topk_ids)
     packed = linear(normed, block.qkv)
-    keys, values = store.keys[:, 0], store.values[:, 0]
+    keys, values = kv_cache.keys[:, 0], kv_cache.values[:, 0]
     heads = decoder.num_heads
-    queries = turn_and_store(packed, block.query_norm, block.key_norm, *rotary, keys[0], values[0], heads, eps)
+    queries = apply_rope_and_store(packed, block.query_norm, block.key_norm, *rotary, keys[0], values[0], heads, eps)
     keys[1:], values[1:] = keys[0], values[0]
     sorted_rows = torch.randn(ROWS * TOP_K, inner, device="cuda", dtype=decoder.dtype)
     rows = torch.randn(ROWS * TOP_K, width, device="cuda", dtype=decoder.dtype)
@@ -85,34 +85,38 @@ def decoder_parts(decoder: PackedDecoder) -> Iterator[PrefillPart]:
     )
     yield PrefillPart(
         "norms, rotary, store",
-        lambda i: turn_and_store(packed, block.query_norm, block.key_norm, *rotary, keys[i], values[i], heads, eps),
+        lambda i: apply_rope_and_store(
+            packed, block.query_norm, block.key_norm, *rotary, keys[i], values[i], heads, eps
+        ),
     )
-    turned = queries.transpose(0, 1)[None]
-    yield from attention_parts(lambda i: (turned, keys[i][None], values[i][None]), True, 2.0 * ROWS**2 * width)
+    rotated_queries = queries.transpose(0, 1)[None]
+    yield from attention_parts(lambda i: (rotated_queries, keys[i][None], values[i][None]), True, 2.0 * ROWS**2 * width)
     yield PrefillPart(
         "output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2
     )
     yield PrefillPart("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
     yield PrefillPart("router", lambda i: route(normed, blocks[i].router, length, others, False))
-    yield PrefillPart("plan", lambda i: plan_chunks(chosen, experts, 160))
+    yield PrefillPart("plan", lambda i: align_blocks(topk_ids, experts, 160))
     choices = float(TOKENS * TOP_K)
     for tile in GATED_TILES:
-        order, chunks = plan_chunks(chosen, experts, tile.chunk)
+        order, row_blocks = align_blocks(topk_ids, experts, tile.chunk)
 
         def gate_up(
-            i: int, tile: ProductTile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks
+            i: int, tile: ProductTile = tile, order: torch.Tensor = order, row_blocks: torch.Tensor = row_blocks
         ) -> None:
-            grouped_product(normed, blocks[i].gate_up, sorted_rows, order, chunks, TOP_K, True, tile)
+            grouped_gemm(normed, blocks[i].gate_up, sorted_rows, order, row_blocks, TOP_K, True, tile)
 
         yield PrefillPart(f"gate and up, {tile}", gate_up, 4.0 * choices * width * inner)
     for tile in DOWN_TILES:
-        order, chunks = plan_chunks(chosen, experts, tile.chunk)
+        order, row_blocks = align_blocks(topk_ids, experts, tile.chunk)
 
-        def down(i: int, tile: ProductTile = tile, order: torch.Tensor = order, chunks: torch.Tensor = chunks) -> None:
-            grouped_product(sorted_rows, blocks[i].down, rows, order, chunks, TOP_K, False, tile)
+        def down(
+            i: int, tile: ProductTile = tile, order: torch.Tensor = order, row_blocks: torch.Tensor = row_blocks
+        ) -> None:
+            grouped_gemm(sorted_rows, blocks[i].down, rows, order, row_blocks, TOP_K, False, tile)
 
         yield PrefillPart(f"down, {tile}", down, 2.0 * choices * width * inner)
-    real = chosen[:TOKENS].flatten().long()
+    real = topk_ids[:TOKENS].flatten().long()
     order = real.sort(stable=True).indices
     ends = real.bincount(minlength=experts).cumsum(0).to(torch.int32)
     given = normed[order // TOP_K]
@@ -131,11 +135,11 @@ def decoder_parts(decoder: PackedDecoder) -> Iterator[PrefillPart]:
         2.0 * choices * width * inner,
     )
     yield PrefillPart(
-        "combine and norm", lambda i: combine_norm(hidden, rows, shares, length, blocks[i].input_norm, eps)
+        "combine and norm", lambda i: combine_norm(hidden, rows, topk_weights, length, blocks[i].input_norm, eps)
     )
 
 
-def vision_parts(vision: PackedVision, crops: int) -> Iterator[PrefillPart]:
+def vision_parts(vision: VisionWeights, crops: int) -> Iterator[PrefillPart]:
     """Everything that a block of the tower runs, and attention by each kernel."""
     blocks, heads = vision.blocks, vision.num_heads
     tokens, width = vision.positions.shape

@@ -45,7 +45,7 @@ def read_table(path: Path) -> RecordedTable:
         ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
         return RecordedTable(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ResultsError(f"{path} is no table of --collect ({error}); give one that it wrote") from error
+        raise ResultsError(f"{path} is not a table of --collect ({error}); give one that it wrote") from error
 
 
 def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:

@@ -21,7 +21,7 @@ from experiments.core_exp.measured_generations import generations_of
 from experiments.core_exp.paired_objectives import ENERGY, FLOPS, LATENCY_P95
 from experiments.core_exp.pareto_fronts import TaskDifference
 from experiments.core_exp.profile_traces import ProfiledRequest, load_profiles
-from experiments.core_exp.stage_decomposition import Generation, Regime, display_lengths, regimes, settings_shares
+from experiments.core_exp.stage_decomposition import Generation, Regime, display_lengths, regimes, settings_fractions
 from experiments.core_exp.stage_scaling import StageLine, stage_lines
 from experiments.core_exp.sweep_results import Sweep, load_sweep, samples_frame, settings_frame
 
@@ -70,7 +70,7 @@ class LatencyModel:
 
 @dataclass(frozen=True)
 class Analyses:
-    """Of one sweep; `settings` and `samples` are its frames."""
+    """Analyses of one sweep; `settings` and `samples` are its frames."""
 
     sweep: Sweep
     settings: pd.DataFrame
@@ -109,7 +109,7 @@ def _stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | Missing:
     return StageAnalysis(
         generations=generations,
         by_regime=regimes(generations, display_lengths(generations)),
-        by_setting=settings_shares(generations),
+        by_setting=settings_fractions(generations),
         lines=stage_lines(generations),
         points=flops_latency.stage_points(samples, sweep.provenance.peak_flops_per_s),
         profiles=profiles,

@@ -12,14 +12,14 @@ from experiments.core_exp.sweep_results import StoredSetting
 # Kinds of the caveats of single settings, and what they say together.
 OF_SINGLE_SETTINGS = {
     "drift": "Drift: the speed of the machine changed while the sweep ran",
-    "throttled": "Throttling: the GPU's clocks were held down",
+    "throttled": "Throttling: the GPU's clocks were lowered",
     "foreign_load_cpu": "Foreign load: other processes used the CPUs while settings were measured",
     "foreign_load_gpu": "Foreign load: other processes used the GPU when the measuring of settings began",
 }
 
 
 def report_caveats(found: Analyses) -> list[ReportCaveat]:
-    """Of the whole run first, then of single settings, then of the samples, then of the analyses."""
+    """Caveats of the whole run first, then of single settings, then of the samples, then of the analyses."""
     return [
         *_of_the_run(found.sweep.settings),
         *_of_single_settings(found.sweep.settings),
@@ -93,9 +93,7 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
         yield ReportCaveat(f"{_percent(share)} {text}.", None if having == total else f"{having} of {total} settings")
     fewest = int(frame["num_latency_samples"].min())
     if fewest < 20:
-        yield ReportCaveat(
-            f"A P95 of fewer than 20 times stands on the longest one of them; the fewest here are {fewest}."
-        )
+        yield ReportCaveat(f"With fewer than 20 samples the P95 is just the slowest one; the fewest here are {fewest}.")
 
 
 def _percent(share: float) -> str:
@@ -137,8 +135,8 @@ def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]
     for name, key, unit, factor in (
         ("hottest GPU", "temperature_c_max", "°C", 1.0),
         ("highest GPU power", "power_w_max", "W", 1.0),
-        ("clocks held down by power", "power_throttled_s", "s at most", 1.0),
-        ("clocks held down by heat", "thermal_throttled_s", "s at most", 1.0),
+        ("clocks lowered by the power limit", "power_throttled_s", "s at most", 1.0),
+        ("clocks lowered by heat", "thermal_throttled_s", "s at most", 1.0),
         ("CPU used by others", "foreign_cpu_share", "% at most", 100.0),
     ):
         values = [value for entry in entries if (value := getattr(entry, key)) is not None]

@@ -42,8 +42,8 @@ NUMBERS = (
         1.0,
         2,
     ),
-    ("prefill MFU %", "share of the GPU's peak that the prefill's operations reach", "mfu_prefill", 100.0, 2),
-    ("decode MBU %", "share of the GPU's memory bandwidth that decode uses", "mbu_decode", 100.0, 2),
+    ("prefill MFU %", "fraction of the GPU's peak that the prefill's operations reach", "mfu_prefill", 100.0, 2),
+    ("decode MBU %", "fraction of the GPU's memory bandwidth that decode uses", "mbu_decode", 100.0, 2),
     ("memory GB", "peak memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
     ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )

@@ -64,19 +64,31 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, required=True, help="scores.json, or with --select sets.json")
-    parser.add_argument("--dataset_name", nargs="+", default=["reference_vqa"], help="tasks; each counts the same")
-    parser.add_argument("--num_samples", type=int, default=200, help="of each task; see --measure (%(default)s)")
     parser.add_argument(
-        "--held_out", type=int, default=0, metavar="N", help="as many more, to compare the choice with the first blocks"
+        "--dataset_name", nargs="+", default=["reference_vqa"], help="tasks, which all have the same weight"
+    )
+    parser.add_argument(
+        "--num_samples", type=int, default=200, help="samples of each task; see --measure (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--held_out",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of further samples, to compare the choice with the first blocks",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="no scoring: compare the scores in --output with the first blocks, by accuracy on the --held_out samples",
+        help="do not score: compare the scores in --output with the first blocks, by accuracy on the --held_out "
+        "samples",
     )
     parser.add_argument("--method", choices=METHODS, default=METHODS[0])
     parser.add_argument(
-        "--positions", choices=("all", "last"), default="all", help="of the prompt, for activation_change (%(default)s)"
+        "--positions",
+        choices=("all", "last"),
+        default="all",
+        help="prompt positions for activation_change (default: %(default)s)",
     )
     parser.add_argument(
         "--measure",
@@ -85,10 +97,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="accuracy: of generated answers (default); answer_loss: likelihood of the expected answers, for the "
         "reference_* tasks and a MolmoE model; --num_samples then counts the questions of all tasks together",
     )
-    parser.add_argument("--select", choices=("greedy", "beam"), help="write block sets, not scores")
-    parser.add_argument("--beam_width", type=int, default=3, help="of --select beam (%(default)s)")
+    parser.add_argument("--select", choices=("greedy", "beam"), help="write block sets instead of scores")
+    parser.add_argument("--beam_width", type=int, default=3, help="width of --select beam (default: %(default)s)")
     parser.add_argument(
-        "--num_active_blocks", nargs="+", type=int, metavar="N", help="of --select and --held_out (default: 3/4 of all)"
+        "--num_active_blocks",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="active blocks for --select and --held_out (default: 3/4 of all)",
     )
     parser.add_argument("--batch_size", type=int, default=8, help="samples answered together (%(default)s)")
     return parser
@@ -96,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Job:
-    """What is scored, loaded and judged.
+    """What is scored, loaded and validated.
 
     Attributes:
         scored, held_out: the samples; held out are others than those scored.
@@ -217,7 +233,7 @@ def pictures_of(job: Job) -> Scorers:
     in_split = min(len(task) // task.questions_per_image for task in tasks)
     scored, held_out = (math.ceil(number / questions) for number in (job.own.num_samples, job.own.held_out))
     if scored + held_out > in_split:
-        raise ConfigurationError(f"{scored + held_out} pictures are asked for and {in_split} are there; ask for fewer")
+        raise ConfigurationError(f"{scored + held_out} pictures are requested and {in_split} are there; ask for fewer")
     pictures = np.random.RandomState(job.config.task.seed).choice(in_split, scored + held_out, replace=False).tolist()
     model.model.set_knobs(top_k=job.top_k)
     parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
@@ -268,11 +284,11 @@ def held_out_of(scorers: Scorers, chosen: Mapping[int, Blocks]) -> dict[str, Any
 def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
     """How the file was made."""
     is_measured = job.own.method == METHODS[0]
-    judge = scorers.held_out if job.own.check and scorers.held_out is not None else scorers.scored
+    validate = scorers.held_out if job.own.check and scorers.held_out is not None else scorers.scored
     return {
         "method": "check" if job.own.check else job.own.select or job.own.method,
         "beam_width": job.own.beam_width if job.own.select == "beam" else None,
-        "measure": judge.measure if is_measured else None,
+        "measure": validate.measure if is_measured else None,
         "positions": job.own.positions if job.own.method == "activation_change" else None,
         "tasks": {
             task.name: {

@@ -52,7 +52,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class StageShare:
+class StageFraction:
     """One stage in a regime: mean time, its share of the summed total (with 95 % interval), where it is the longest.
 
     Attributes:
@@ -87,7 +87,7 @@ class Regime:
     num_pictures: int
     num_shorter: int
     total_ms: float
-    stages: dict[str, StageShare]
+    stages: dict[str, StageFraction]
     dominant: str
 
 
@@ -98,7 +98,7 @@ def regime_of(generations: Sequence[Generation], output_tokens: int | None, sett
         return None
     times = np.array([each.stages_ms(each.output_tokens if output_tokens is None else output_tokens) for each in long])
     pictures = [each.picture for each in long]
-    shares = [_share(times, stage, pictures) for stage in range(len(STAGES))]
+    fractions = [_share(times, stage, pictures) for stage in range(len(STAGES))]
     return Regime(
         task=long[0].task,
         vision=long[0].vision,
@@ -108,15 +108,15 @@ def regime_of(generations: Sequence[Generation], output_tokens: int | None, sett
         num_pictures=len(set(pictures)),
         num_shorter=len(generations) - len(long),
         total_ms=float(times.sum(axis=1).mean()),
-        stages=dict(zip(STAGES, shares, strict=True)),
-        dominant=STAGES[int(np.argmax([each.share for each in shares]))],
+        stages=dict(zip(STAGES, fractions, strict=True)),
+        dominant=STAGES[int(np.argmax([each.share for each in fractions]))],
     )
 
 
-def _share(times: np.ndarray, stage: int, pictures: Sequence[Hashable]) -> StageShare:
+def _share(times: np.ndarray, stage: int, pictures: Sequence[Hashable]) -> StageFraction:
     own, all_stages = times[:, stage], times.sum(axis=1)
     sums, totals = cluster_totals(own, pictures)[0], cluster_totals(all_stages, pictures)[0]
-    return StageShare(
+    return StageFraction(
         mean_ms=float(own.mean()),
         share=float(own.sum() / all_stages.sum()),
         share_ci95=bootstrap_interval(sums, totals) if len(sums) > 1 else None,
@@ -125,7 +125,7 @@ def _share(times: np.ndarray, stage: int, pictures: Sequence[Hashable]) -> Stage
 
 
 def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]) -> dict[Key, list[Generation]]:
-    """Those of each name together, names in the order in which they are met."""
+    """Items grouped by name, names in the order in which they are met."""
     groups: dict[Key, list[Generation]] = {}
     for each in generations:
         groups.setdefault(name(each), []).append(each)
@@ -139,7 +139,7 @@ def regimes(generations: Sequence[Generation], lengths: Sequence[int | None]) ->
     return [each for each in found if each is not None]
 
 
-def settings_shares(generations: Sequence[Generation]) -> list[Regime]:
+def settings_fractions(generations: Sequence[Generation]) -> list[Regime]:
     """Each setting, each generation with its own length."""
     groups = grouped(generations, lambda each: (each.task, each.setting))
     found = (regime_of(group, None, setting) for (_, setting), group in groups.items())
@@ -160,8 +160,8 @@ def tokens_until_decode_is_half(generations: Sequence[Generation]) -> int | None
     return None
 
 
-def display_lengths(generations: Sequence[Generation], least_share: float = 0.5) -> list[int]:
+def display_lengths(generations: Sequence[Generation], least_fraction: float = 0.5) -> list[int]:
     """1, 4, 16, 64 ... and the longest length that at least that share of generations reaches."""
     lengths = sorted(each.output_tokens for each in generations)
-    longest = lengths[int(len(lengths) * (1 - least_share))] if lengths else 0
+    longest = lengths[int(len(lengths) * (1 - least_fraction))] if lengths else 0
     return [length for length in (1, 4, 16, 64, 256, 1024) if length < longest] + ([longest] if longest else [])

@@ -31,8 +31,8 @@ def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None
     if isinstance(found, Missing):
         return Section("e1", TITLE, "", (), (found.reason,))
     plots = [
-        shares_plot(found.by_regime),
-        settings_plot(found.by_setting, shares_height(len(found.by_regime))),
+        fractions_plot(found.by_regime),
+        settings_plot(found.by_setting, fractions_plot_height(len(found.by_regime))),
         *scaling_plots(found),
     ]
     reasons = []
@@ -47,8 +47,8 @@ def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None
     elif found.profiles_reason is not None:
         reasons.append(f"No attention, FFN, routing and experts: {found.profiles_reason}.")
     intro = (
-        "A request runs through vision encoding, prefill and decode. A generation of n tokens holds the shorter ones, "
-        "so the stages of every length up to its own are measured, not modelled."
+        "A request runs through vision encoding, prefill and decode. Each answer also gives the stage times of "
+        "every shorter answer, so no length is modelled."
     )
     return Section("e1", TITLE, intro, plots, reasons)
 
@@ -60,17 +60,17 @@ def milliseconds(value: float) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
-def shares_plot(regimes: Sequence[Regime]) -> Plot:
+def fractions_plot(regimes: Sequence[Regime]) -> Plot:
     """A bar for each task, vision knob and output length, longest answers last."""
     has_tasks = len({each.task for each in regimes}) > 1
     names = [(f"{each.task} · " if has_tasks else "") + f"{each.vision} · {each.output_tokens} tok" for each in regimes]
     traces = []
     for stage in STAGES:
-        shares = [100 * each.stages[stage].share for each in regimes]
+        fractions = [100 * each.stages[stage].share for each in regimes]
         texts = [_regime_text(each, name, stage) for each, name in zip(regimes, names, strict=True)]
-        labels = [f"{share:.0f} %" if share >= 6 else "" for share in shares]
+        labels = [f"{share:.0f} %" if share >= 6 else "" for share in fractions]
         colour = STAGE_COLOURS[stage]
-        traces.append(bars(names, shares, texts, stage, colour, is_horizontal=True, labels=labels))
+        traces.append(bars(names, fractions, texts, stage, colour, is_horizontal=True, labels=labels))
     totals = [
         note(1.01, plain(name), milliseconds(each.total_ms), xref="paper", xanchor="left")
         for each, name in zip(regimes, names, strict=True)
@@ -80,11 +80,11 @@ def shares_plot(regimes: Sequence[Regime]) -> Plot:
         "Shares of the stages by vision knob and output length",
         traces,
         layout(
-            axis("share of the time of a request (%)", range=[0, 100]),
+            axis("part of the time of a request (%)", range=[0, 100]),
             axis(autorange="reversed", **NAMES),
             barmode="stack", bargap=0.22, annotations=totals, margin={"l": 10, "r": 64, "t": 34, "b": 10},
         ),
-        "half", shares_height(len(regimes)),
+        "half", fractions_plot_height(len(regimes)),
         "At the right the mean total. All top-k and block counts are pooled.",
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def _regime_text(regime: Regime, name: str, stage: str) -> str:
     )
 
 
-def shares_height(num_bars: int) -> int:
+def fractions_plot_height(num_bars: int) -> int:
     """Pixels for so many bars, axis and legend."""
     return max(360, 110 + 24 * num_bars)
 
@@ -131,7 +131,7 @@ def settings_plot(settings: Sequence[Regime], height_px: int) -> Plot:
 
 
 def scaling_plots(found: StageAnalysis) -> list[Plot]:
-    """Of the first task: each stage's times with the lines of the fewest and the most blocks."""
+    """Plots of the first task: each stage's times with the lines of the fewest and the most blocks."""
     task = found.generations[0].task
     own = [each for each in found.generations if each.task == task]
     blocks = sorted({each.num_active_blocks for each in own})
@@ -279,19 +279,19 @@ def components_plot(profiles: Sequence[ProfiledRequest]) -> Plot:
     traces = []
     for part in PARTS:
         label = PART_NAMES.get(part, part)
-        shares = [100 * parts[part] / sum(parts.values()) for _, parts in rows]
+        fractions = [100 * parts[part] / sum(parts.values()) for _, parts in rows]
         texts = [
             hover(name, f"{label}: {parts[part]:.3g} ms, {share:.1f} %", f"mean of {len(profiles)} profiled requests")
-            for (name, parts), share in zip(rows, shares, strict=True)
+            for (name, parts), share in zip(rows, fractions, strict=True)
         ]
-        labels = [f"{share:.0f} %" if share >= 6 else "" for share in shares]
-        traces.append(bars(names, shares, texts, label, PART_COLOURS[part], is_horizontal=True, labels=labels))
+        labels = [f"{share:.0f} %" if share >= 6 else "" for share in fractions]
+        traces.append(bars(names, fractions, texts, label, PART_COLOURS[part], is_horizontal=True, labels=labels))
     return Plot(
         "e1-components",
         "Parts of the decoder",
         traces,
         layout(
-            axis("share of the stage under the profiler (%)", range=[0, 100]),
+            axis("part of the stage under the profiler (%)", range=[0, 100]),
             axis(autorange="reversed", **NAMES),
             barmode="stack", bargap=0.3, margin={"l": 10, "r": 14, "t": 56, "b": 10},
         ),

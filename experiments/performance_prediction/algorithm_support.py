@@ -17,7 +17,7 @@ from experiments.performance_prediction.prepared_convolution import Engine, Prep
 OnUnsupported = Literal["fail", "fallback"]
 ON_UNSUPPORTED: tuple[OnUnsupported, ...] = get_args(OnUnsupported)
 
-# What runs where the algorithm that was asked for does not.
+# What runs where the algorithm that was requested does not.
 FALLBACK: AlgorithmName = "guess"
 _LAYERS_NAMED = 8
 
@@ -29,11 +29,11 @@ class LayerSupport:
     Attributes:
         layer: its name in the network.
         shape: of its call.
-        asked: the algorithm that was asked for.
+        asked: the algorithm that was requested.
         runs: the algorithm that runs; None where none does.
         engine: whose code; None where none.
-        fell_back: `runs` stands in for `asked`, which was refused.
-        reason: of the refusal; None where `asked` was granted.
+        fell_back: `runs` stands in for `requested`, which was refused.
+        reason: of the refusal; None where `requested` was granted.
         workspace_bytes: of what runs; None where not known.
     """
 
@@ -57,12 +57,12 @@ class CombinationReport:
 
     @property
     def refused(self) -> tuple[LayerSupport, ...]:
-        """The layers where the algorithm that was asked for does not run."""
+        """The layers where the algorithm that was requested does not run."""
         return tuple(layer for layer in self.layers if layer.reason is not None)
 
     @property
     def refused_flops_share(self) -> float:
-        """Their share of the convolutions' FLOPs."""
+        """Fraction of the convolutions' FLOPs in the layers without support."""
         return sum(layer.shape.flops for layer in self.refused) / sum(layer.shape.flops for layer in self.layers)
 
     def lines(self) -> list[str]:
@@ -149,7 +149,7 @@ def combination_report(
     placement: Placement,
     on_unsupported: OnUnsupported = "fail",
 ) -> CombinationReport:
-    """Asks for every layer, before anything is timed; each shape is asked for once. Raises as `prepare_layer`."""
+    """Asks for every layer, before anything is timed; each shape is requested once. Raises as `prepare_layer`."""
     answers: dict[ConvShape, LayerSupport] = {}
     for layer, shape in shapes.items():
         if shape not in answers:

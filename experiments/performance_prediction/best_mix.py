@@ -21,7 +21,7 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """Of a mix that was chosen without having seen the size. Seconds of the convolutions.
+    """Gain of a mix that was chosen without having seen the size. Seconds of the convolutions.
 
     Attributes:
         guess_s: all layers with `guess`.

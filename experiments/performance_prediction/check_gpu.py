@@ -92,7 +92,9 @@ class ModelRow:
 
 
 def milliseconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of one call: the median over repeats of some calls in a row, as many as fill `REPEAT_S`, at most `LAUNCHES`."""
+    """Milliseconds of one call: the median over repeats of some calls in a row, as many as fill `REPEAT_S`, at most
+    `LAUNCHES`.
+    """
     for _ in range(WARMUP):
         run()
     once = _seconds(run, 1, device)
@@ -112,20 +114,20 @@ def _seconds(run: Callable[[], object], launches: int, device: torch.device) -> 
 
 def layer_row(layer: str, algorithm: AlgorithmName, shape: ConvShape, placement: Placement) -> LayerRow:
     """Everything about one combination; what refuses or breaks off is a row."""
-    asked = LayerRow(layer, placement.precision, algorithm)
+    requested = LayerRow(layer, placement.precision, algorithm)
     try:
         prepared = prepare(algorithm, shape, placement)
     except (ProfilerError, RuntimeError) as error:
-        return LayerRow(**{**asdict(asked), "reason": f"{type(error).__name__}: {first_line(error)}"})
+        return LayerRow(**{**asdict(requested), "reason": f"{type(error).__name__}: {first_line(error)}"})
     try:
-        return measured(asked, prepared, placement)
+        return measured(requested, prepared, placement)
     except (ProfilerError, RuntimeError) as error:
-        return LayerRow(**{**asdict(asked), "reason": f"{type(error).__name__}: {first_line(error)}"})
+        return LayerRow(**{**asdict(requested), "reason": f"{type(error).__name__}: {first_line(error)}"})
     finally:
         prepared.close()
 
 
-def measured(asked: LayerRow, prepared: PreparedConvolution, placement: Placement) -> LayerRow:
+def measured(requested: LayerRow, prepared: PreparedConvolution, placement: Placement) -> LayerRow:
     """The row of a granted algorithm."""
     shape, device = prepared.shape, placement.device
     generator = torch.Generator(device).manual_seed(0)
@@ -137,9 +139,9 @@ def measured(asked: LayerRow, prepared: PreparedConvolution, placement: Placemen
         ms = milliseconds(call, device)
         names = kernel_names(call, device)
     return LayerRow(
-        asked.layer,
-        asked.precision,
-        asked.asked,
+        requested.layer,
+        requested.precision,
+        requested.asked,
         prepared.runs,
         prepared.engine,
         ms,
@@ -250,7 +252,7 @@ def system(device: torch.device) -> dict[str, object]:
 
 
 def all_layer_rows(device: torch.device, started: float, seconds: float) -> Iterator[LayerRow]:
-    """In float32, then a few with TF32 on a GPU, within two thirds of the time."""
+    """Rows of all layers in float32, then a few with TF32 on a GPU, within two thirds of the time."""
     with torch_precision("fma"):
         yield from layer_rows(LAYERS, device, "fma", started + 0.5 * seconds)
     if device.type == "cuda":
@@ -270,8 +272,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("check_gpu.json"))
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--seconds", type=float, default=75.0, help="begin nothing new after this time (%(default)s)")
-    parser.add_argument("--input_size", type=int, default=224, help="of the whole networks (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=75.0, help="seconds after which nothing new is started (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--input_size", type=int, default=224, help="input size of the whole networks (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     started = monotonic()
     device = choose_device(arguments.device)

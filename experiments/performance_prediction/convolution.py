@@ -112,7 +112,7 @@ class ConvShape:
 
     @property
     def flops(self) -> int:
-        """Of the definition, products with padding counted, 2 per multiply-add, whichever algorithm runs.
+        """FLOPs of the definition, products with padding counted, 2 per multiply-add, whichever algorithm runs.
 
         FFT and Winograd need fewer, so that their FLOP/s by this count can exceed the device's peak.
         """

@@ -1,4 +1,4 @@
-"""In: the cuDNN that torch has loaded; out: its functions, every status judged, and one handle per thread and GPU."""
+"""In: the cuDNN that torch has loaded; out: its functions, every status checked, and one handle per thread and GPU."""
 
 import ctypes
 import threading

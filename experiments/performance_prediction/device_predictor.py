@@ -24,7 +24,7 @@ class PredictedLayer:
     """One convolution.
 
     Attributes:
-        asked: the algorithm that was asked for, or that a mix chose.
+        asked: the algorithm that was requested, or that a mix chose.
         runs: the same, or `guess` where it is not expected to be granted.
         support: why.
         energy_j: None where energy was not fitted.
@@ -72,7 +72,7 @@ class DevicePredictor:
 
     Attributes:
         latencies: by algorithm; one that ran in too few shapes is not in it.
-        support: by algorithm that was asked for.
+        support: by algorithm that was requested.
         energy: None with a reason.
     """
 
@@ -87,7 +87,7 @@ class DevicePredictor:
 
     @property
     def algorithms(self) -> tuple[AlgorithmName, ...]:
-        """Those that can be asked for."""
+        """Algorithms that can be requested."""
         return tuple(each for each in self.support if each in self.latencies)
 
     def support_of(self, shape: ConvShape, algorithm: AlgorithmName) -> Support:
@@ -98,15 +98,15 @@ class DevicePredictor:
             )
         return self.support[algorithm].of(shape)
 
-    def predict(self, model: str, asked: AlgorithmName, input_size: int, batch_size: int = 1) -> PredictedInference:
+    def predict(self, model: str, requested: AlgorithmName, input_size: int, batch_size: int = 1) -> PredictedInference:
         """A network with one algorithm, `guess` where it is not expected to be granted.
 
         Raises:
             ConfigurationError: an algorithm that was not fitted, a network that is not there, an input too small.
         """
         operations = network_operations(model, input_size, batch_size)
-        names = dict.fromkeys(operations.convolutions, asked)
-        return self.predict_layers(model, names, input_size, batch_size, asked)
+        names = dict.fromkeys(operations.convolutions, requested)
+        return self.predict_layers(model, names, input_size, batch_size, requested)
 
     def predict_layers(
         self,
@@ -114,7 +114,7 @@ class DevicePredictor:
         chosen: Mapping[str, AlgorithmName],
         input_size: int,
         batch_size: int = 1,
-        asked: AlgorithmName | None = None,
+        requested: AlgorithmName | None = None,
     ) -> PredictedInference:
         """A network with an algorithm for each layer by name. Raises as `predict`."""
         operations = network_operations(model, input_size, batch_size)
@@ -145,7 +145,7 @@ class DevicePredictor:
         )
         return PredictedInference(
             model,
-            asked,
+            requested,
             input_size,
             batch_size,
             layers,
@@ -165,7 +165,7 @@ class DevicePredictor:
         for algorithm in dict.fromkeys(runs.values()):
             if algorithm not in self.latencies:
                 raise ConfigurationError(
-                    f"{algorithm} is to stand in for a refused layer, but was not fitted for {self.device}; fit tables "
+                    f"{algorithm} is to replace an unsupported layer, but was not fitted for {self.device}; fit tables "
                     f"with {FALLBACK} too"
                 )
             names = [name for name in shapes if runs[name] == algorithm]
@@ -195,14 +195,14 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
             latencies[algorithm] = LayerLatency(algorithm, device, seconds)
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
-    asked = dict.fromkeys(each.asked for each in measured.inferences)
+    requested = dict.fromkeys(each.asked for each in measured.inferences)
     operations = operations_of(measured)
     energy, energy_reason = fit_energy(measured)
     return DevicePredictor(
         device=device,
         precision=measured.inferences[0].precision,
         latencies=latencies,
-        support={algorithm: SupportRules(algorithm, observed(layers, algorithm)) for algorithm in asked},
+        support={algorithm: SupportRules(algorithm, observed(layers, algorithm)) for algorithm in requested},
         rest=fit_rest(measured.inferences, operations),
         host=fit_host(measured.inferences, operations),
         energy=energy,
@@ -211,5 +211,5 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
 
 
 def operations_of(measured: Measurements) -> Sequence[NetworkOperations]:
-    """Of each measured inference."""
+    """Operations of each measured inference."""
     return [network_operations(each.model, each.input_size, each.batch_size) for each in measured.inferences]

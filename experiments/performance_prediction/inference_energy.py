@@ -49,7 +49,7 @@ class EnergyModel:
     def joules(
         self, whole_s: float, rest_s: float, convolutions: Iterable[ConvolutionWork]
     ) -> tuple[float | None, str | None]:
-        """Of one inference in a row of them; None with the reason where an algorithm's energy was not measured.
+        """Joules of one inference in a row of them; None with the reason where an algorithm's energy was not measured.
 
         Args:
             whole_s: with the host.

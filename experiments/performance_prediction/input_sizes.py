@@ -22,7 +22,7 @@ def evenly_spread(smallest: int, largest: int, count: int) -> tuple[int, ...]:
 
 
 def checked_sizes(sizes: tuple[int, ...], model: str, least: int) -> tuple[int, ...]:
-    """In ascending order, each once; raises ConfigurationError for one below what the network takes."""
+    """Input sizes in ascending order, each once; raises ConfigurationError for one below what the network takes."""
     too_small = [size for size in sizes if size < least]
     if too_small:
         raise ConfigurationError(f"{model} takes inputs of {least} pixels and more, not {too_small[0]}")

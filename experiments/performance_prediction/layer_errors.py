@@ -16,7 +16,7 @@ from experiments.performance_prediction.running_network import RunningLayer
 
 
 def layer_errors(layers: Mapping[str, RunningLayer], inference: Callable[[], object]) -> dict[str, LayerError]:
-    """By layer, from one inference that is not timed.
+    """Numerical errors by layer, from one inference that is not timed.
 
     Each layer is judged on the input that it gets, errors of the layers before it included: they are not counted twice.
     """

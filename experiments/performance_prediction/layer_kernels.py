@@ -14,7 +14,9 @@ from experiments.performance_prediction.running_network import RunningLayer
 
 
 def layer_kernels(layers: Mapping[str, RunningLayer], device: torch.device) -> dict[str, tuple[str, ...]] | None:
-    """By layer, without those of the bias; None where they are not known. Layers of one shape are looked at once."""
+    """Kernels by layer, without those of the bias; None where they are not known. Layers of one shape are looked at
+    once.
+    """
     first: dict[ConvShape, RunningLayer] = {}
     for layer in layers.values():
         first.setdefault(layer.shape, layer)

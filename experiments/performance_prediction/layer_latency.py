@@ -19,7 +19,7 @@ from experiments.performance_prediction.prediction_tables import MeasuredLayer
 
 # Fewer shapes than this are no basis for a fit.
 LEAST_SHAPES = 8
-_LOWEST_SHARE = 0.1
+_LOWEST_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class LayerLatency:
         shapes, seconds = list(self.measured), np.array(list(self.measured.values()))
         terms = matrix_of_terms(shapes, algorithm, device)
         self._coefficients, _ = nnls(terms / seconds[:, None], np.ones(len(seconds)))
-        self._floor_s = _LOWEST_SHARE * float(seconds.min())
+        self._floor_s = _LOWEST_FRACTION * float(seconds.min())
         rest = np.log(seconds / self._sum_of_terms(shapes))
         self._process = GaussianProcess(matrix_of_features(shapes, algorithm, device), rest, hyperparameters)
 
     @property
     def hyperparameters(self) -> Hyperparameters:
-        """Of the Gaussian process."""
+        """Hyperparameters of the Gaussian process."""
         return self._process.hyperparameters
 
     def predict(self, shapes: Sequence[ConvShape]) -> list[PredictedLatency]:

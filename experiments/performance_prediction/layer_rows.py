@@ -27,14 +27,14 @@ def layer_means_s(layers: LayerPass) -> dict[str, float]:
 
 
 def layer_rows(
-    profile: SizeProfile, element_bytes: int, peak_flops_per_s: float | None, told: Mapping[str, Cell]
+    profile: SizeProfile, element_bytes: int, peak_flops_per_s: float | None, known: Mapping[str, Cell]
 ) -> list[dict[str, Cell]]:
     """One row a layer.
 
     Args:
         element_bytes: of a number of input, weight and output.
         peak_flops_per_s: of the device in the numbers in force; None where it is not known.
-        told: the cells `model`, `device_name` and `precision`.
+        known: the cells `model`, `device_name` and `precision`.
     """
     means_s = layer_means_s(profile.layers)
     sum_s = math.fsum(means_s.values())
@@ -54,7 +54,7 @@ def layer_rows(
             "energy_j": None if joules is None else joules * share,
             "energy_method": None if joules is None else APPORTIONED,
             "input_size": profile.input_size,
-            **told,
+            **known,
         }
         rows.append({column: row[column] for column in LAYER_COLUMNS})
     return rows

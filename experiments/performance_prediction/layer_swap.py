@@ -122,8 +122,8 @@ class SwappedConvolutions:
         replaced = self._model.get_submodule(name)
         if not isinstance(replaced, nn.Conv2d):
             raise ConfigurationError(f"layer {name} is {type(replaced).__name__}, not a convolution")
-        asked = shape_of_call(replaced, torch.empty(prepared.shape.input_shape, device="meta"))
-        if asked != prepared.shape:
-            raise ConfigurationError(f"layer {name} is {asked}, prepared was {prepared.shape}")
+        requested = shape_of_call(replaced, torch.empty(prepared.shape.input_shape, device="meta"))
+        if requested != prepared.shape:
+            raise ConfigurationError(f"layer {name} is {requested}, prepared was {prepared.shape}")
         self._swapped[name] = AlgorithmConv2d(replaced, prepared)
         self._model.set_submodule(name, self._swapped[name])

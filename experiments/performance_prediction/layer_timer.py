@@ -65,7 +65,7 @@ class CUDALayerTimer:
         try:
             for name, module in self._layers.items():
                 handles.append(module.register_forward_pre_hook(self._before(name)))
-                handles.append(module.register_forward_hook(self._behind))
+                handles.append(module.register_forward_hook(self._after_layer))
             yield
         finally:
             for handle in handles:
@@ -78,7 +78,7 @@ class CUDALayerTimer:
 
         return mark
 
-    def _behind(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+    def _after_layer(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         self._marks.mark()
 
     def _ballast(self, inference: Callable[[], object]) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, MeterUna
 from experiment_core_utils.records.energy import ActEnergy
 from experiments.performance_prediction.profile_records import InferenceEnergy, PowerWindow
 
-NOT_ASKED = "energy was not asked for (--energy off)"
+NOT_ASKED = "energy was not requested (--energy off)"
 
 
 def instruments_of(device: torch.device) -> Instruments:
@@ -91,7 +91,7 @@ def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
     chosen = _best_basis(of_component)
     if not chosen:
         reasons = [f"{act.origin.device}: {act.reason}" for act in of_component]
-        return _no_energy("; ".join(reasons) or "no source tells the energy of the device that computes")
+        return _no_energy("; ".join(reasons) or "no meter reports the energy of the device that computes")
     powers = [act.joules / act.act_s for act in chosen if act.joules is not None and act.act_s]
     return InferenceEnergy(
         joules=sum_of_known([act.joules for act in chosen]),
@@ -106,7 +106,7 @@ def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
 
 
 def _best_basis(acts: Sequence[ActEnergy]) -> list[ActEnergy]:
-    """Those by counters that tell something, else those by power readings that do."""
+    """Figures by counters if there are any, else those by power readings."""
     telling = [act for act in acts if act.joules is not None]
     return [act for act in telling if act.origin.basis == "counter"] or telling
 

@@ -36,9 +36,11 @@ def build_parser() -> argparse.ArgumentParser:
     predicting.add_argument("model", metavar="MODEL", help="name of a network, as run_profile.py --list-models says")
     predicting.add_argument("--from", dest="file", type=Path, default=DEFAULT_FILE, help="fitted model (%(default)s)")
     predicting.add_argument("--input-size", type=int, nargs="+", required=True, help="side of the input, one or more")
-    predicting.add_argument("--algorithm", nargs="+", default=["all"], help="one or several, or all (%(default)s)")
+    predicting.add_argument("--algorithm", nargs="+", default=["all"], help="one or more, or all (%(default)s)")
     predicting.add_argument("--device", help="as the tables name it, where the fitted model has several")
-    predicting.add_argument("--batch-size", type=int, default=1, help="images of an inference (%(default)s)")
+    predicting.add_argument(
+        "--batch-size", type=int, default=1, help="batch size of an inference (default: %(default)s)"
+    )
     predicting.add_argument("--layers", action="store_true", help="every layer, with its interval")
     return parser
 

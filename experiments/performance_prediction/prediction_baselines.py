@@ -25,12 +25,12 @@ class Roofline:
         self.reason = peaks.reason
 
     def layer_s(self, shape: ConvShape) -> float:
-        """Of one layer; `reason` is None."""
+        """Seconds of one layer; `reason` is None."""
         assert self._flops_per_s is not None and self._bytes_per_s is not None
         return max(shape.flops / self._flops_per_s, shape.bytes(_ELEMENT_BYTES) / self._bytes_per_s)
 
     def rest_s(self, operations: NetworkOperations) -> float:
-        """Of the other operations: their bytes / bandwidth."""
+        """Seconds of the other operations: their bytes / bandwidth."""
         assert self._bytes_per_s is not None
         return (operations.other_bytes + operations.product_bytes) / self._bytes_per_s
 
@@ -44,7 +44,7 @@ class LinearLatency:
         }
 
     def layer_s(self, shape: ConvShape, algorithm: AlgorithmName) -> float:
-        """Of one layer with an algorithm that was measured."""
+        """Seconds of one layer with an algorithm that was measured."""
         return float(_columns([shape])[0] @ self._coefficients[algorithm])
 
 

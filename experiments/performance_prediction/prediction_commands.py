@@ -1,4 +1,4 @@
-"""In: what predict.py is asked for; out: a fitted file with its validation, or predictions, printed."""
+"""In: what predict.py is requested; out: a fitted file with its validation, or predictions, printed."""
 
 import sys
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def predict(
     batch_size: int,
     with_layers: bool,
 ) -> None:
-    """Prints a line for each size and algorithm, and the best mix where all are asked for.
+    """Prints a line for each size and algorithm, and the best mix where all are requested.
 
     Raises:
         ConfigurationError: a network, algorithm, device or size that is not there.
@@ -92,8 +92,10 @@ def predict(
     for size in input_sizes:
         check_within(f"--input-size of {model}", size, smallest, MOST_PIXELS)
     fitted = load_fitted(file, device)
-    asked = _asked(fitted.predictor, algorithms)
-    predictions = [fitted.predictor.predict(model, each, size, batch_size) for size in input_sizes for each in asked]
+    requested = _asked(fitted.predictor, algorithms)
+    predictions = [
+        fitted.predictor.predict(model, each, size, batch_size) for size in input_sizes for each in requested
+    ]
     mixes = []
     if list(algorithms) == ["all"] and FALLBACK in fitted.predictor.algorithms:
         mixes = [best_mix(fitted.predictor, model, size, batch_size)[0] for size in input_sizes]
@@ -109,10 +111,10 @@ def predict(
 def _asked(predictor: DevicePredictor, names: Sequence[str]) -> tuple[AlgorithmName, ...]:
     if list(names) == ["all"]:
         return predictor.algorithms
-    asked = tuple(dict.fromkeys(map(algorithm_named, names)))
-    for each in asked:
+    requested = tuple(dict.fromkeys(map(algorithm_named, names)))
+    for each in requested:
         if each not in predictor.algorithms:
             raise ConfigurationError(
                 f"{each} was not fitted for {predictor.device}; there are: {', '.join(predictor.algorithms)}"
             )
-    return asked
+    return requested

@@ -60,7 +60,7 @@ def load_fitted(path: Path, device: str | None) -> FittedDevice:
     if not isinstance(devices, dict) or not devices:
         raise ResultsError(f"{path} is damaged (no devices in it); fit again")
     if device is None and len(devices) > 1:
-        raise ConfigurationError(f"{path} holds {', '.join(devices)}; name one with --device")
+        raise ConfigurationError(f"{path} contains {', '.join(devices)}; name one with --device")
     wanted = device or next(iter(devices))
     if wanted not in devices:
         raise ConfigurationError(f"no fit for device {wanted!r} in {path}; there are: {', '.join(devices)}")

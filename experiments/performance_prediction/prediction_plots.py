@@ -52,7 +52,7 @@ KERNELS = {1: SKY, 3: BLUE}
 OTHER_KERNEL, FELL_BACK, REST = YELLOW, VERMILION, LIGHT_GREY
 _CURVE_POINTS = 13
 # A thinner part of the longest bar, about 4 pixels, would be lightened to another colour by an edge.
-_LEAST_SHARE_WITH_EDGE = 0.02
+_LEAST_FRACTION_WITH_EDGE = 0.02
 
 
 def save_figures(
@@ -116,7 +116,7 @@ def breakdown_figure(measured: Measurements) -> Figure:
     figure, panels = _panels(models, f"{device}  ·  {size} pixels, layers in the order of their calls")
     for axes, model in zip(panels, models, strict=False):
         own = {each.asked: each for each in measured.inferences if (each.model, each.input_size) == (model, size)}
-        thin_s = _LEAST_SHARE_WITH_EDGE * max((each.device_s for each in own.values()), default=0.0)
+        thin_s = _LEAST_FRACTION_WITH_EDGE * max((each.device_s for each in own.values()), default=0.0)
         for row, inference in enumerate(own.values()):
             _draw_bar(axes, row, inference, thin_s)
         axes.set_yticks(range(len(own)), list(own))

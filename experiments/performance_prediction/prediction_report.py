@@ -32,7 +32,7 @@ def score_lines(rows: Sequence[ScoreRow]) -> list[str]:
         for level in LEVELS:
             of_level = [row for row in rows if row.fold_kind == kind and row.level == level]
             if of_level:
-                lines += ["", f"{kind} left out · {level}: mean error (MAPE), and share within 10 %"]
+                lines += ["", f"{kind} left out · {level}: mean error (MAPE), and fraction within 10 %"]
                 lines.append(f"  {'':24}{'n':>6}" + "".join(f"{method:>22}" for method in METHODS))
                 lines += [_score_line(of_level, *key) for key in _keys(of_level)]
     return lines
@@ -106,7 +106,7 @@ def _notes(fitted: FittedDevice, predictions: Sequence[PredictedInference]) -> l
     beyond = sorted({each.input_size for each in predictions if not _within(each.input_size, fitted.input_sizes)})
     if beyond:
         notes.append(
-            f"size {', '.join(map(str, beyond))} lies outside the measured {min(fitted.input_sizes)} to "
+            f"size {', '.join(map(str, beyond))} is outside the measured {min(fitted.input_sizes)} to "
             f"{max(fitted.input_sizes)} pixels: a guess beyond the data"
         )
     if first.batch_size not in fitted.batch_sizes:

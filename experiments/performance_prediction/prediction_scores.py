@@ -29,7 +29,7 @@ class ScoreRow:
 
     Attributes:
         fold: the model or the sizes left out, or `all` folds of the kind together.
-        algorithm: that was asked for, or `all`.
+        algorithm: that was requested, or `all`.
         n, mape, hit_rate, bias: as in `Score`.
     """
 
@@ -45,7 +45,9 @@ class ScoreRow:
 
 
 def score_rows(results: Sequence[FoldResult]) -> list[ScoreRow]:
-    """By kind of fold, level and method: of each algorithm and of all; of each model left out, of all algorithms."""
+    """Scores by kind of fold, level and method: of each algorithm and of all; of each model left out, of all
+    algorithms.
+    """
     found = []
     for kind in dict.fromkeys(result.fold.kind for result in results):
         of_kind = [result for result in results if result.fold.kind == kind]

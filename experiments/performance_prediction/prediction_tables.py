@@ -23,7 +23,7 @@ class MeasuredLayer:
 
     Attributes:
         runs: the algorithm that ran; for `guess` its choice.
-        fell_back: `guess` ran because the algorithm that was asked for refused, for the reason `refusal`.
+        fell_back: `guess` ran because the algorithm that was requested refused, for the reason `refusal`.
         latency_s: mean of the layer pass, bias included.
     """
 
@@ -83,7 +83,7 @@ class Measurements:
         return tuple(dict.fromkeys(each.device for each in self.inferences))
 
     def of_device(self, device: str) -> "Measurements":
-        """Those of one device."""
+        """The measurements of one device."""
         return Measurements(
             tuple(each for each in self.inferences if each.device == device),
             tuple(each for each in self.energies if each.device == device),
@@ -115,7 +115,7 @@ def _overall_tables(path: Path) -> list[Path]:
         raise ResultsError(f"{path} does not exist; give a results folder of run_profile.py or an *_overall.csv")
     tables = sorted(path.rglob("*_overall.csv"))
     if not tables:
-        raise ResultsError(f"{path} holds no *_overall.csv; give a results folder of run_profile.py or such a file")
+        raise ResultsError(f"{path} contains no *_overall.csv; give a results folder of run_profile.py or such a file")
     return tables
 
 
@@ -130,7 +130,7 @@ def _inferences(overall: Path) -> Iterable[MeasuredInference]:
     for row in measured:
         if row["input_size"] not in layers:
             raise ResultsError(
-                f"{overall} has size {row['input_size']} without its layers; the table beside it is torn"
+                f"{overall} has size {row['input_size']} without its layers; the table next to it is incomplete"
             )
         yield _inference(row, tuple(layers[row["input_size"]]))
 
@@ -188,17 +188,17 @@ def _pair(cell: Cell) -> Pair:
     """ "3x3"."""
     vertical, _, horizontal = str(cell).partition("x")
     if not (vertical.isdecimal() and horizontal.isdecimal()):
-        raise ResultsError(f"{cell!r} is no pair such as 3x3; the table is not one of this version's")
+        raise ResultsError(f"{cell!r} is not a pair such as 3x3; the table is not one of this version's")
     return int(vertical), int(horizontal)
 
 
 def _whole(cell: Cell) -> int:
     if not isinstance(cell, int):
-        raise ResultsError(f"{cell!r} is no whole number; the table is not one of this version's")
+        raise ResultsError(f"{cell!r} is not a whole number; the table is not one of this version's")
     return cell
 
 
 def _number(cell: Cell) -> float:
     if not isinstance(cell, int | float):
-        raise ResultsError(f"{cell!r} is no number; the table is not one of this version's")
+        raise ResultsError(f"{cell!r} is not a number; the table is not one of this version's")
     return float(cell)

@@ -124,7 +124,7 @@ def validate(fold: Fold) -> FoldResult:
 
 
 def _figures(ours: PredictedInference, linear: LinearLatency, roofline: Roofline) -> dict[str, _Figures]:
-    """By method; the line has this model's rest and host, the roofline nothing that was fitted."""
+    """Figures by method; the line has this model's rest and host, the roofline nothing that was fitted."""
     in_line = [linear.layer_s(each.shape, each.runs) for each in ours.layers]
     line_s = sum(in_line) + ours.rest_s
     found = {
@@ -140,8 +140,8 @@ def _figures(ours: PredictedInference, linear: LinearLatency, roofline: Roofline
 
 def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _Figures) -> list[PredictedAndMeasured]:
     def comparison(level: str, layer: str | None, predicted: float, measured: float) -> PredictedAndMeasured:
-        told = (inference.model, inference.asked, inference.input_size)
-        return PredictedAndMeasured(fold.kind, fold.name, method, level, *told, layer, predicted, measured)
+        known = (inference.model, inference.asked, inference.input_size)
+        return PredictedAndMeasured(fold.kind, fold.name, method, level, *known, layer, predicted, measured)
 
     layers = zip(inference.layers, figures.layers, strict=True)
     return [
@@ -160,8 +160,8 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasur
         ours = predictor.predict(each.model, each.asked, each.input_size, each.batch_size)
         if ours.energy_j is None:
             continue
-        told = (each.model, each.asked, each.input_size)
+        known = (each.model, each.asked, each.input_size)
         found.append(
-            PredictedAndMeasured(fold.kind, fold.name, OURS, ENERGY, *told, None, ours.energy_j, each.energy_j)
+            PredictedAndMeasured(fold.kind, fold.name, OURS, ENERGY, *known, None, ours.energy_j, each.energy_j)
         )
     return found

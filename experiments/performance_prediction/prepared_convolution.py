@@ -13,7 +13,7 @@ Engine = Literal["operations", "cudnn", "triton", "torch", "ai3"]
 
 
 def nothing_to_close() -> None:
-    """For engines that hold nothing."""
+    """The close function of engines that keep no resource."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class PreparedConvolution:
 
     Attributes:
         shape: of the only call that it covers.
-        asked: the algorithm that was asked for.
-        runs: the one that runs; another than `asked` only for `guess`, which stands for its choice.
+        asked: the algorithm that was requested.
+        runs: the one that runs; another than `requested` only for `guess`, which stands for its choice.
         engine: whose code runs.
         workspace_bytes: beside input, weight and output, while it runs; None where the engine does not tell.
         run: input [N,C,H,W] and weight [K,C/groups,R,S], both contiguous, to output [N,K,Ho,Wo]; no bias.

@@ -1,4 +1,4 @@
-"""In: command line; out: what to profile, judged once."""
+"""In: command line; out: what to profile, validated once."""
 
 import argparse
 from collections.abc import Sequence
@@ -64,27 +64,36 @@ def build_parser() -> argparse.ArgumentParser:
         "--on-unsupported",
         choices=ON_UNSUPPORTED,
         default="fail",
-        help="a layer that refuses the algorithm ends the combination, or runs guess, which is recorded (%(default)s)",
+        help="what to do when a layer does not support the algorithm: end the combination, or run guess, which is "
+        "recorded (default: %(default)s)",
     )
     stage = parser.add_argument_group("input sizes").add_mutually_exclusive_group()
     stage.add_argument("--test", action="store_true", help=f"one size, into {SANITY}")
     stage.add_argument("--quick", action="store_true", help=f"10 sizes, into {QUICK}")
     sizes = parser.add_argument_group("input sizes: which")
-    sizes.add_argument("--num-sizes", type=int, help="evenly spread (100, or as --test and --quick say)")
+    sizes.add_argument(
+        "--num-sizes",
+        type=int,
+        help="number of input sizes, evenly spread (default: 100, or as --test and --quick set)",
+    )
     sizes.add_argument("--min-size", type=int, default=SMALLEST, help="side of the smallest input (%(default)s)")
     sizes.add_argument("--max-size", type=int, default=LARGEST, help="side of the largest (%(default)s)")
-    sizes.add_argument("--sizes", type=int, nargs="+", help="these, in place of a range")
+    sizes.add_argument("--sizes", type=int, nargs="+", help="input sizes to measure, instead of a range")
     how = parser.add_argument_group("how")
-    how.add_argument("--batch-size", type=int, default=1, help="images of an inference (%(default)s)")
-    how.add_argument("--precision", choices=PRECISIONS, default="fma", help="of products (%(default)s)")
+    how.add_argument("--batch-size", type=int, default=1, help="batch size of an inference (default: %(default)s)")
+    how.add_argument(
+        "--precision", choices=PRECISIONS, default="fma", help="precision of matrix products (default: %(default)s)"
+    )
     how.add_argument("--backend", choices=BACKENDS, default="own", help="ai3: its algorithms on the CPU (%(default)s)")
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
-    how.add_argument("--gpu", help="label of the GPU that this is meant for, such as h100; another is refused")
-    how.add_argument("--warmup", type=int, default=5, help="least inferences before measuring; 0: none (%(default)s)")
+    how.add_argument("--gpu", help="label of the GPU to run on, such as h100; exit on any other GPU")
+    how.add_argument("--warmup", type=int, default=5, help="fewest warm-up inferences; 0: none (default: %(default)s)")
     how.add_argument("--measure", type=int, default=15, help="measured inferences of each pass (%(default)s)")
     how.add_argument("--energy", choices=ENERGY, default="optional", help="(%(default)s)")
-    how.add_argument("--energy-window", type=float, default=2.0, help="least seconds of its window (%(default)s)")
-    how.add_argument("--seed", type=int, default=0, help="of weights and images (%(default)s)")
+    how.add_argument(
+        "--energy-window", type=float, default=2.0, help="shortest energy window in seconds (default: %(default)s)"
+    )
+    how.add_argument("--seed", type=int, default=0, help="seed of weights and images (default: %(default)s)")
     how.add_argument("--output-dir", type=Path, default=Path("results"), help="folder of the stages (%(default)s)")
     lists = parser.add_argument_group("lists, and nothing else")
     lists.add_argument("--list-models", action="store_true", help="names and smallest inputs")
@@ -94,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def profile_config(arguments: argparse.Namespace) -> ProfileConfig:
-    """Everything that can be judged before a model is built.
+    """Everything that can be validated before a model is built.
 
     Raises:
         ConfigurationError: what is unknown, missing, or does not go together.

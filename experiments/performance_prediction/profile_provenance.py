@@ -27,7 +27,9 @@ def device_name(device: torch.device) -> str:
 
 
 def device_label(device: torch.device) -> str:
-    """For folders: `cpu`, or the GPU's model in lower case, such as `h100` of "NVIDIA H100 80GB HBM3"."""
+    """Label of the device for folder names: `cpu`, or the GPU's model in lower case, such as `h100` of "NVIDIA H100
+    80GB HBM3".
+    """
     if device.type != "cuda":
         return "cpu"
     name = torch.cuda.get_device_name(device)
@@ -37,7 +39,7 @@ def device_label(device: torch.device) -> str:
 
 
 def peaks_of(placement: Placement) -> Peaks:
-    """By the GPU's data sheet; none of the CPU."""
+    """Peaks from the GPU's data sheet; None for the CPU."""
     if placement.device.type != "cuda":
         return Peaks(None, None, None, None, "the peaks of a CPU are not known")
     products = {"fma": "float32", "tf32": "tf32"}.get(placement.precision, str(placement.dtype).removeprefix("torch."))
@@ -88,7 +90,7 @@ def _driver(device: torch.device) -> tuple[str | None, float | None]:
     if uuid is None:
         return None, None
     try:
-        told = NvmlGpu(uuid).describe()
+        known = NvmlGpu(uuid).describe()
     except MeterUnavailable:
         return None, None
-    return told.driver_version, told.power_limit_w
+    return known.driver_version, known.power_limit_w

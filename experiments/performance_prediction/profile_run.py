@@ -25,14 +25,16 @@ def run_profiles(config: ProfileConfig, stop: StopRequest) -> int:
     """Exit code: 0, or 2 where a combination is not covered; the others are measured all the same.
 
     Raises:
-        ConfigurationError: the device here is not the one that was asked for.
+        ConfigurationError: the device here is not the one that was requested.
         MeterUnavailable: energy is required and nothing measures it.
         Stopped, ResultsError, ResultsNotSaved: as `sweep`.
     """
     device = config.combinations[0].settings.placement.device
     label = device_label(device)
     if config.gpu is not None and config.gpu.lower() != label:
-        raise ConfigurationError(f"--gpu {config.gpu} was given, but the device here is {label}; drop --gpu to go on")
+        raise ConfigurationError(
+            f"--gpu {config.gpu} was given, but the device here is {label}; drop --gpu to run on it"
+        )
     monitor = _monitor(config, device)
     code = 0
     model, built = "", nn.Module()
@@ -49,7 +51,7 @@ def _run_one(profiler: UnifiedProfiler, combination: ProfiledPair, config: Profi
     tables = ResultTables(config.output_dir / config.stage, label, identity_cells(profiler.settings))
     missing = set(combination.sizes) - tables.done_sizes()
     if missing:
-        stop.raise_if_asked("before anything was timed")
+        stop.raise_if_requested("before anything was timed")
         try:
             lines = check_support(profiler, combination.sizes)
         except AlgorithmRefused as refused:
@@ -73,6 +75,6 @@ def _monitor(config: ProfileConfig, device: torch.device) -> PowerMonitor:
         using.require_any()
     except MeterUnavailable as error:
         if config.energy == "required":
-            raise MeterUnavailable(f"--energy required: {error}; --energy optional goes on without it") from error
+            raise MeterUnavailable(f"--energy required: {error}; use --energy optional to run without it") from error
         print(f"no energy: {error}", file=sys.stderr)
     return PowerMonitor(using.calibrated(), WindowGoal(least_s=config.energy_window_s))

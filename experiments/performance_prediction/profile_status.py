@@ -22,18 +22,18 @@ def status_lines(results: Path) -> Iterator[str]:
         if not tables:
             yield f"{where}: no size done yet"
         for table in tables:
-            yield f"{where}: {_told(table)}"
+            yield f"{where}: {_state_of(table)}"
 
 
-def _told(table: Path) -> str:
+def _state_of(table: Path) -> str:
     rows = read_table_file(table)
     if not rows:
         return "no size done yet"
-    asked = rows[-1]["sizes_asked"]
+    requested = rows[-1]["sizes_asked"]
     statuses = Counter(str(row["status"]) for row in rows)
     counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    state = "done" if isinstance(asked, int) and len(rows) >= asked else "not done"
-    return f"{len(rows)} of {asked} sizes ({counts}), {state}; last at {rows[-1]['timestamp']}"
+    state = "done" if isinstance(requested, int) and len(rows) >= requested else "not done"
+    return f"{len(rows)} of {requested} sizes ({counts}), {state}; last at {rows[-1]['timestamp']}"
 
 
 def main() -> int:

@@ -83,7 +83,7 @@ def sweep(
     with tqdm(total=len(sizes), initial=len(sizes) - len(missing), unit="size", disable=None) as bar:
         bar.set_description(tables.folder.name)
         for size in missing:
-            stop.raise_if_asked("between two input sizes")
+            stop.raise_if_requested("between two input sizes")
             overall, layers = _rows_of(profiler, size, provenance)
             tables.append(overall, layers)
             measured += overall["status"] == "ok"
@@ -100,9 +100,9 @@ def _rows_of(profiler: UnifiedProfiler, size: int, provenance: Mapping[str, Cell
         overall, layers = unmeasured_row(size, _status(error), first_line(error)), []
     else:
         overall = measured_row(profile, settings.batch_size)
-        told = {name: provenance[name] for name in ("model", "device_name", "precision")}
+        known = {name: provenance[name] for name in ("model", "device_name", "precision")}
         peak = peaks_of(settings.placement).flops_per_s
-        layers = layer_rows(profile, settings.placement.dtype.itemsize, peak, told)
+        layers = layer_rows(profile, settings.placement.dtype.itemsize, peak, known)
     release_cached_memory(settings.placement.device)
     return complete_row(overall, {**provenance, "timestamp": timestamp()}), layers
 

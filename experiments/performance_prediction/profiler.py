@@ -23,7 +23,7 @@ from experiments.performance_prediction.torch_convolution import torch_precision
 
 __all__ = ["CUDALayerTimer", "PowerMonitor", "UnifiedProfiler"]
 
-# A warm-up that does not become stable ends after this many inferences more than were asked for.
+# A warm-up that does not become stable ends after this many inferences more than were requested.
 _WARMUP_BEYOND = 30
 _CHANNELS = 3
 
@@ -34,7 +34,7 @@ class UnifiedProfiler:
     Args:
         model: in evaluation mode; moved to the settings' device and dtype.
         settings: whatever does not change with the size.
-        monitor: reads energy; None where that is not asked for.
+        monitor: reads energy; None where that is not requested.
     """
 
     def __init__(self, model: nn.Module, settings: ProfileSettings, monitor: PowerMonitor | None = None) -> None:

@@ -68,7 +68,8 @@ class ResultTables:
             ]
             if others:
                 raise ResultsError(
-                    f"{self.overall_path} holds rows of {', '.join(others)}; choose another --output-dir or delete it"
+                    f"{self.overall_path} contains rows of {', '.join(others)}; choose another --output-dir or "
+                    f"delete it"
                 )
         return rows
 

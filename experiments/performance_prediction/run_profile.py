@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped; what is finished is saved, the same command goes on from here", file=sys.stderr)
+        print("stopped; finished samples are saved: run the same command again to resume", file=sys.stderr)
         return 130
 
 

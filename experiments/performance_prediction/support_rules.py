@@ -17,7 +17,7 @@ _Class = tuple[Pair, Pair, Pair, bool]
 
 @dataclass(frozen=True)
 class RequestedShape:
-    """A shape that was asked for; `refusal` is None where it was granted."""
+    """A shape that was requested; `refusal` is None where it was granted."""
 
     shape: ConvShape
     refusal: str | None
@@ -47,12 +47,12 @@ class SupportRules:
             self._classes.setdefault(_class_of(each.shape), []).append(each)
 
     def of(self, shape: ConvShape) -> Support:
-        """Of any shape."""
+        """The rules for any shape."""
         if shape in self._known:
             return _as(self._known[shape], "measured in this very shape")
         alike = self._classes.get(_class_of(shape), [])
         if not alike:
-            return Support(False, f"no layer with {_words(shape)} was asked for {self.algorithm}")
+            return Support(False, f"no layer with {_words(shape)} was requested {self.algorithm}")
         granted = [each for each in alike if each.refusal is None]
         if len(granted) in (0, len(alike)):
             return _as(alike[0], f"all {len(alike)} measured layers with {_words(shape)}")

@@ -32,7 +32,7 @@ class RestModel:
     per_product_byte_s: float
 
     def seconds(self, operations: NetworkOperations) -> float:
-        """Of everything but the convolutions."""
+        """Seconds of everything but the convolutions."""
         return (
             self.per_operation_s * operations.others
             + self.per_byte_s * operations.other_bytes
@@ -42,7 +42,7 @@ class RestModel:
 
 @dataclass(frozen=True)
 class HostModel:
-    """Seconds that the host needs to issue a convolution, by the algorithm that is asked for, and another operation.
+    """Seconds that the host needs to issue a convolution, by the algorithm that is requested, and another operation.
 
     An algorithm that never let the device wait is not in it: its convolutions count 0.
     """
@@ -50,9 +50,9 @@ class HostModel:
     per_convolution_s: Mapping[AlgorithmName, float]
     per_operation_s: float
 
-    def seconds(self, asked: Sequence[AlgorithmName], operations: NetworkOperations) -> float:
-        """Of a whole inference whose convolutions have these algorithms."""
-        convolutions = sum(self.per_convolution_s.get(each, 0.0) for each in asked)
+    def seconds(self, requested: Sequence[AlgorithmName], operations: NetworkOperations) -> float:
+        """Seconds of a whole inference whose convolutions have these algorithms."""
+        convolutions = sum(self.per_convolution_s.get(each, 0.0) for each in requested)
         return convolutions + self.per_operation_s * operations.others
 
 
@@ -98,7 +98,7 @@ def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
 
 
 def run_as(inference: MeasuredInference) -> list[AlgorithmName]:
-    """What each convolution runs as: the algorithm that was asked for, or `guess` where it fell back."""
+    """What each convolution runs as: the algorithm that was requested, or `guess` where it fell back."""
     return ["guess" if layer.fell_back else layer.asked for layer in inference.layers]
 
 

@@ -22,7 +22,7 @@ class AnsweredPictureScorer:
     Every set must hold block 0.
     """
 
-    measure = "accuracy, as a share of the metric's best score"
+    measure = "accuracy, as a fraction of the metric's best score"
 
     def __init__(
         self,

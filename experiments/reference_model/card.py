@@ -49,7 +49,9 @@ def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
     names = [f"{name}, {metrics[name].name} (n = {len(answered)})" for name, answered in first.items()]
     lines = [f"| setting | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for plan, families in answers.items():
-        cells = [_with_interval(accuracy_of(_said(answered), metrics[name])) for name, answered in families.items()]
+        cells = [
+            _with_interval(accuracy_of(_answers_of(answered), metrics[name])) for name, answered in families.items()
+        ]
         lines.append(f"| {plan.title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -68,7 +70,7 @@ def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
         f"| --- | --- | --- | --- |{' --- |' * len(columns)}",
     ]
     for name, metric in metrics.items():
-        by_column = [accuracy_by_type(_said(answers[plan][name]), metric) for plan in columns.values()]
+        by_column = [accuracy_by_type(_answers_of(answers[plan][name]), metric) for plan in columns.values()]
         constant = best_constant(answers[next(iter(columns.values()))][name], metric)
         for kind, level in constant.items():
             cells = " | ".join(f"{scores[kind].mean:.3f}" for scores in by_column)
@@ -86,7 +88,7 @@ def write_into_card(card: Path, tables: str) -> None:
     write_text_atomically(f"{before}{BEGIN}\n\n{tables}\n{END}{after}", card)
 
 
-def _said(answered: Sequence[Answered]) -> list[Answer]:
+def _answers_of(answered: Sequence[Answered]) -> list[Answer]:
     return [each.answer for each in answered]
 
 

@@ -67,9 +67,9 @@ def answer_pictures(
                     inputs["input_ids"], features, top_k=setting.top_k, active_blocks=setting.active_blocks
                 )
                 for task, sample in samples:
-                    said = _answer(model, processor, task, sample, state.past_key_values)
+                    answer = _answer(model, processor, task, sample, state.past_key_values)
                     expected = str(sample.metadata["answer"])
-                    yield Answered(task.name, setting, sample.sample_id, expected, answer_to(sample, said))
+                    yield Answered(task.name, setting, sample.sample_id, expected, answer_to(sample, answer))
 
 
 def _samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
@@ -83,24 +83,24 @@ def _answer(
     """The greedy answer to one question behind a picture that `cache` has seen, which is left as it was.
 
     The expected answer serves as a draft: one pass over question and draft shows how far greedy decoding would have
-    said the same, and the next pass goes on behind the first other token. The tokens are those of one at a time.
+    said the same, and the next pass resumes after the first other token. The tokens are those of one at a time.
     """
     tokenizer = processor.tokenizer
     before = cache.get_seq_length()
     asked = tokenizer(task.prompt(sample), add_special_tokens=False)["input_ids"]
     draft = [*tokenizer(f" {sample.metadata['answer']}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-    said: list[int] = []
-    while len(said) < task.max_new_tokens and tokenizer.eos_token_id not in said:
+    answer: list[int] = []
+    while len(answer) < task.max_new_tokens and tokenizer.eos_token_id not in answer:
         fed = torch.tensor([[*asked, *draft]], device=model.device)
         logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=len(draft) + 1).logits[0]
         chosen = logits.argmax(dim=-1).tolist()
         agreed = next((at for at, token in enumerate(draft) if chosen[at] != token), len(draft))
-        said += chosen[: agreed + 1]
+        answer += chosen[: agreed + 1]
         cache.crop(agreed - len(draft))
-        asked, draft = said[-1:], draft[agreed + 1 :]
+        asked, draft = answer[-1:], draft[agreed + 1 :]
     cache.crop(before - cache.get_seq_length())
-    ends = said.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in said else len(said)
-    return str(processor.decode(said[: min(ends, task.max_new_tokens)])).strip()
+    ends = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
+    return str(processor.decode(answer[: min(ends, task.max_new_tokens)])).strip()
 
 
 def _placed(tensor: torch.Tensor, model: MolmoeForConditionalGeneration) -> torch.Tensor:
@@ -115,7 +115,7 @@ def accuracy_of(answers: Sequence[Answer], metric: Metric) -> Accuracy:
 def accuracy_by_type(answers: Sequence[Answer], metric: Metric, *, whole: bool = False) -> dict[str, Accuracy]:
     """The same for each type of question, in alphabetical order; `whole` puts all types together under "".
 
-    The answers are scored all together first, because captions are judged against the pictures of the whole run.
+    The answers are scored all together first, because captions are scored against the pictures of the whole run.
     """
     if not answers:
         raise ValueError("there are no answers to take the accuracy of")

@@ -1,6 +1,6 @@
 """In: the embedded model and pictures with all families' questions; out: how likely sets of blocks make the answers.
 
-All questions about a picture stand behind it in one pack, each seeing the picture and itself (as in `packing.py`), so
+All questions about a picture is behind it in one pack, each seeing the picture and itself (as in `packing.py`), so
 that one pass gives the log-likelihood of every expected answer. Sets that begin with the same blocks share their
 states. Together this makes hundreds of answers at dozens of sets a matter of minutes on a CPU.
 """
@@ -106,7 +106,7 @@ class _Pack:
         self._mask = _mask(torch.tensor(owners), self._states.dtype)
 
     def likelihoods(self, sets: Sequence[Blocks]) -> dict[Blocks, list[float]]:
-        """For each set, the value of each sample."""
+        """Value of each sample, for each set."""
         found = {}
         done: list[int] = []
         states = [self._states]

@@ -102,7 +102,7 @@ class TagHead(nn.Module):
 
     Args:
         width: of the features.
-        smallest_text_px: cap height in pixels of the crop under which characters are not asked for.
+        smallest_text_px: cap height in pixels of the crop under which characters are not requested.
     """
 
     def __init__(self, width: int, smallest_text_px: float = 5.0) -> None:

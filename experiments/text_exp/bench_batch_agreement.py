@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--model_path", default=str(EMBEDDED_MODEL))
     parser.add_argument("--prompts", metavar="FILE", help="text or JSONL (default: the embedded prompts)")
     parser.add_argument("--max_input_tokens", type=int, default=512, help="longer prompts are left out (%(default)s)")
-    parser.add_argument("--num_prompts", type=int, help="the first so many; all by default")
+    parser.add_argument("--num_prompts", type=int, help="number of first prompts (default: all)")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--max_output_tokens", type=int, default=32)

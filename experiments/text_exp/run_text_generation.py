@@ -30,13 +30,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="put a key in force over the file's, in YAML, such as decoder_config.decoding_mode=greedy; repeatable",
+        help="override a key of the file, in YAML, such as decoder_config.decoding_mode=greedy; repeatable",
     )
     parser.add_argument("--model_name", help="short for --set model_name=...")
     parser.add_argument("--num_input_prompts", help="short for --set num_input_prompts=...")
     parser.add_argument("--max_output_tokens", help="short for --set max_output_tokens=...")
     parser.add_argument("--output_dir", type=Path, default=Path("results"), help="(default: %(default)s)")
-    parser.add_argument("--dry_run", action="store_true", help="say what would be measured, and measure nothing")
+    parser.add_argument("--dry_run", action="store_true", help="print what would be measured, and measure nothing")
     return parser
 
 
@@ -71,7 +71,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped; what is measured is saved, the same command goes on from here", file=sys.stderr)
+        print("stopped; finished experiments are saved: run the same command again to resume", file=sys.stderr)
         return 130
     if report.is_main_process:
         if report.results:

@@ -66,6 +66,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_score_that_no_float_holds_is_refused_in_one_short_line(tmp_path: Path, entry: str) -> None:
     file = tmp_path / "scores.json"
     file.write_text(f"{{{entry}}}")
-    with pytest.raises(ConfigurationError, match="--importance_scores_file .*scores.json: .* is no score") as caught:
+    with pytest.raises(ConfigurationError, match="--importance_scores_file .*scores.json: .* is not a score") as caught:
         read_importance(file)
     assert len(str(caught.value)) < 500

@@ -154,7 +154,7 @@ def test_values_without_effect_do_not_make_another_experiment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "requested"),
     [
         ({}, "required"),
         ({"energy": "optional"}, "optional"),
@@ -163,8 +163,8 @@ def test_values_without_effect_do_not_make_another_experiment() -> None:
         ({"track_energy": False, "energy": "optional"}, "off"),
     ],
 )
-def test_energy_is_wanted_unless_either_key_says_no(given: dict[str, Any], wanted: str) -> None:
-    assert validated(given).energy_mode == wanted
+def test_energy_is_wanted_unless_either_key_says_no(given: dict[str, Any], requested: str) -> None:
+    assert validated(given).energy_mode == requested
 
 
 def test_energy_that_is_off_by_its_older_name_stays_so_in_the_published_form() -> None:

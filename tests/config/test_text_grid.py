@@ -43,8 +43,8 @@ def test_impossible_combinations_stay_in_the_list_with_their_reason() -> None:
     ("text", "message"),
     [
         ("a: 1\na: 2", r"^f.yaml, line 1: a is given twice; keep one$"),
-        ("- 1", "^f.yaml holds list; write `key: value` lines"),
-        ("x: [", "^f.yaml, line 1 is no YAML: expected the node content"),
+        ("- 1", "^f.yaml contains list; write `key: value` lines"),
+        ("x: [", "^f.yaml, line 1 is not YAML: expected the node content"),
         ("device: [cpu, cuda]", "^device has several values; one launch has one"),
         ("fp_precision: []", "^fp_precision has an empty list"),
         ("decoder_config: {decoding_mode: [greedy, tpo_k]}", r"^decoder_config.decoding_mode: .*given: 'tpo_k'"),
@@ -101,7 +101,7 @@ def test_an_empty_group_can_be_overridden_and_merge_keys_are_yaml() -> None:
         ("a: &a {b: *a}", "line 1: a value refers to itself"),
         (
             "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
-            "values once",
+            "its aliases expand to",
         ),
         ("a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 99)), "10^"),
         ("a: " + "[" * 10000, "nested more than 50 deep"),

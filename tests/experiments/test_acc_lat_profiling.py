@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, Se
 from experiment_core_utils.records.journal import journal_path, read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.settings import FailedSample, SettingFailure
-from experiment_core_utils.sweep.plan import AskedRun, plan_for
+from experiment_core_utils.sweep.plan import RequestedRun, plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
@@ -74,7 +74,7 @@ def config(tiny_checkpoint: Path, tmp_path: Path) -> ProfilingConfig:
 def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, SettingFailure], Ledger]:
     """Measure the one setting of `config` on `task`, in this process alone."""
     source = find_model(config.model.model_path)
-    asked = AskedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
+    asked = RequestedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir.parent / "trackers")
     run = run_alone(asked, ledger, "0001")
     return run.measure_all(asked.settings), ledger

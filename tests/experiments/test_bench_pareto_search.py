@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.sweep.front_search import SearchResult, SearchRules, Standing
 from experiments.core_exp.bench_pareto_search import (
     Table,
-    judge,
+    compare_fronts,
     made_up_table,
     read_table,
     replay,
@@ -36,23 +36,23 @@ def by_hand() -> Table:
 
 def test_what_counts_as_found() -> None:
     # By means the front is e, a, d, c (b is as accurate as a and slower).
-    whole = judge(by_hand(), found("a", "c", "d", "e"))
+    whole = compare_fronts(by_hand(), found("a", "c", "d", "e"))
     assert (whole.points, whole.lost, whole.lost_paired, whole.gap, whole.wrong) == (4, (), (), 0.0, 0)
     # d stands for c, with which it agrees within the intervals; c is a little slower than d by every sample.
-    assert judge(by_hand(), found("a", "d", "e")).lost == ()
-    assert judge(by_hand(), found("a", "d", "e")).gap == pytest.approx(0.05)
+    assert compare_fronts(by_hand(), found("a", "d", "e")).lost == ()
+    assert compare_fronts(by_hand(), found("a", "d", "e")).gap == pytest.approx(0.05)
     # Without a nobody as fast is as accurate: e is 0.5 below.
-    lost = judge(by_hand(), found("c", "d", "e"))
+    lost = compare_fronts(by_hand(), found("c", "d", "e"))
     assert (lost.lost, lost.lost_paired, lost.gap) == (("a",), ("a",), 0.5)
     # b is beaten by c? c is slower. By a: as accurate, not better by more than chance, so not shown.
-    assert judge(by_hand(), found("a", "b", "c", "d", "e")).wrong == 0
-    assert judge(by_hand(), found("a")).share == pytest.approx(3.0 / by_hand().costs.sum())
+    assert compare_fronts(by_hand(), found("a", "b", "c", "d", "e")).wrong == 0
+    assert compare_fronts(by_hand(), found("a")).share == pytest.approx(3.0 / by_hand().costs.sum())
 
 
 def test_a_setting_that_the_full_run_shows_to_be_dominated_is_counted() -> None:
     table = by_hand()
     table.seconds[1] = 4 * table.seconds[3]
-    assert judge(table, found("a", "b", "c", "d", "e")).wrong == 1
+    assert compare_fronts(table, found("a", "b", "c", "d", "e")).wrong == 1
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.scores, table.scores)
     np.testing.assert_allclose(again.seconds, table.seconds, atol=5e-5)
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ResultsError, match="no table of --collect"):
+    with pytest.raises(ResultsError, match="not a table of --collect"):
         read_table(tmp_path / "other.json")
 
 
@@ -93,6 +93,6 @@ def test_the_replay_keeps_to_its_share_and_finds_the_front_of_a_made_up_grid() -
     table = made_up_table(300, seed=1)
     assert len(table.settings) == 60
     for seed in (0, 1):
-        result = judge(table, replay(table, SearchRules(), seed))
+        result = compare_fronts(table, replay(table, SearchRules(), seed))
         assert result.share <= 1 / 3
         assert not result.lost

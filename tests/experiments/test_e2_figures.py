@@ -46,6 +46,6 @@ def test_figures_of_stages_draw_some_of_many_values_and_say_so() -> None:
         [("signs", "low"), ("signs", "high")],
         "",
     )
-    kept, said = _drawn(("signs", f"{each} tokens") for each in range(23))
+    kept, output = _drawn(("signs", f"{each} tokens") for each in range(23))
     assert kept == [("signs", f"{each} tokens") for each in range(0, 23, 2)]
-    assert said == "  ·  12 of 23 values of vision drawn"
+    assert output == "  ·  12 of 23 values of vision drawn"

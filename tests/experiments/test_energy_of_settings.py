@@ -21,7 +21,7 @@ from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import AccuracyPart, Energy
-from experiment_core_utils.sweep.plan import asked_run, plan_for
+from experiment_core_utils.sweep.plan import plan_for, requested_run
 from experiment_core_utils.sweep.run import ProfilingRun
 from tests.one_process import run_alone
 from tests.simulated_energy import device_in_real_time, instruments_of
@@ -148,7 +148,7 @@ def test_required_energy_that_nothing_measures_stops_before_the_model(tiny_check
     # Loading it would be an error of its own.
     weights.write_bytes(b"torn")
     config = config_for(tmp_path / "checkpoint", tmp_path / "results", "--energy", "required")
-    with pytest.raises(MeterUnavailable, match="--energy required: nothing on this machine.*--energy optional goes on"):
+    with pytest.raises(MeterUnavailable, match="--energy required: nothing on this machine.*use --energy optional"):
         run_profiling(config, StageMeasurement(NOTHING, WindowGoal()))
     assert not (tmp_path / "results").exists()
     # In a folder that is there already it is refused as well, once there is something to measure.
@@ -176,7 +176,7 @@ def test_an_unknown_wish_is_refused() -> None:
 
 def new_run(config: ProfilingConfig, experiment_id: str) -> ProfilingRun:
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
-    return run_alone(asked_run(config), ledger, experiment_id, energy=means())
+    return run_alone(requested_run(config), ledger, experiment_id, energy=means())
 
 
 def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("top_k", 0, "top_k is 0"),
     ("num_active_blocks", True, "num_active_blocks is True"),
     ("num_samples", 10**400, "num_samples is 1000"),
-    ("num_samples", 7, "num_samples is 7, and per_sample_results holds 2"),
+    ("num_samples", 7, "num_samples is 7, and per_sample_results contains 2"),
     ("accuracy", "x", "accuracy is 'x'"),
     ("accuracy", 10**400, "accuracy is 1000"),
     ("accuracy_ci95", [0.5], "accuracy_ci95 is [0.5]"),
@@ -142,8 +142,8 @@ def test_a_field_that_cannot_be_is_named_with_its_file(tmp_path: Path, place: st
     only_file(tmp_path, json.dumps(edited(place, value)).encode())
     with pytest.raises(ResultsRefused) as caught:
         read_setting(tmp_path / NAME)
-    said = str(caught.value)
-    assert words in said and said.startswith(str(tmp_path / NAME)) and "\n" not in said and len(said) < 500
+    output = str(caught.value)
+    assert words in output and output.startswith(str(tmp_path / NAME)) and "\n" not in output and len(output) < 500
     assert caught.value.exit_code == 2
 
 
@@ -167,8 +167,8 @@ def test_every_command_reads_through_the_same_check(
         (FILES[3][1], FILES[3][2]),
     ):
         code = COMMANDS[command](only_file(inside, content))
-        said = capsys.readouterr().err
-        assert (code, said.count("\n")) == (2, 1) and words in said and NAME in said
+        output = capsys.readouterr().err
+        assert (code, output.count("\n")) == (2, 1) and words in output and NAME in output
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(["deep", "er", "run", NAME])
 
 
@@ -270,7 +270,7 @@ def test_an_edited_result_stops_the_run_that_goes_on(tmp_path: Path) -> None:
         ledger(tmp_path).result("a")
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).mkdir()
-    with pytest.raises(ResultsRefused, match="is no result, but a folder"):
+    with pytest.raises(ResultsRefused, match="is not a result, but a folder"):
         ledger(tmp_path).result("a")
 
 

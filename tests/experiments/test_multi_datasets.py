@@ -111,7 +111,7 @@ def test_the_closing_table_names_every_outcome() -> None:
         "st_qa    NOT POSSIBLE           3  out/st-qa",
         "doc_qa   FAILED (-9)            5  out/doc-qa",
         "1 of 3 datasets done",
-        "the reason stands above, at the end of each one's output; the same command goes on with the rest",
+        "the reason is shown above, at the end of each one's output; run the same command again to measure the rest",
     ]
     assert worst(outcomes) == 1
     assert worst(outcomes[:1]) == 0
@@ -162,8 +162,8 @@ def test_a_signal_to_the_runner_stops_the_dataset_at_work_and_begins_no_other(
             assert runner.poll() is None
             time.sleep(0.1)
         runner.send_signal(signal.SIGTERM)
-        said, _ = runner.communicate(timeout=120)
+        output, _ = runner.communicate(timeout=120)
     assert runner.returncode == 130
-    outcomes = [line.split()[:2] for line in said.splitlines()[-4:-2]]
+    outcomes = [line.split()[:2] for line in output.splitlines()[-4:-2]]
     assert outcomes == [["reference_vqa", "stopped"], ["reference_counting", "not"]]
     assert not (tmp_path / "reference-counting").exists()

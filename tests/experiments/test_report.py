@@ -55,11 +55,11 @@ def test_the_statements_are_of_the_data(report: Report) -> None:
 def test_the_caveats_are_each_said_once_with_their_settings(report: Report) -> None:
     caveats = {each.text: each for each in report.caveats}
     assert caveats["Only 4 samples per setting: use --num_samples 500 or more before comparing accuracy."].scope is None
-    throttled = caveats["Throttling: the GPU's clocks were held down."]
+    throttled = caveats["Throttling: the GPU's clocks were lowered."]
     assert throttled.scope == "4 of 4 settings" and len(throttled.details) == 4
     assert throttled.details[0].startswith("signs tier-low_topk2_blocks2: throttled: ")
     assert f"({HOSTILE})" in throttled.details[0]
-    assert "A P95 of fewer than 20 times stands on the longest one of them; the fewest here are 4." in caveats
+    assert "With fewer than 20 samples the P95 is just the slowest one; the fewest here are 4." in caveats
 
 
 def test_failed_and_cut_samples_are_caveats(tmp_path: Path) -> None:

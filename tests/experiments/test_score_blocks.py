@@ -96,7 +96,7 @@ def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path)
         (["--num_samples", "0"], "at least 1"),
         (["--held_out", "-1"], "--held_out -1 is not possible; give at least 0"),
         (["--num_samples", "2000", "--held_out", "5"], "none are left"),
-        (["--measure", "answer_loss", "--num_samples", "9000"], "2250 pictures are asked for and 500 are there"),
+        (["--measure", "answer_loss", "--num_samples", "9000"], "2250 pictures are requested and 500 are there"),
         (["--dataset_name", "imagenet"], "unknown task"),
         (["--execution", "graph"], "--execution graph calls no modules"),
         (["--use_magic"], "unrecognized"),

@@ -9,7 +9,7 @@ from experiments.core_exp.stage_decomposition import (
     display_lengths,
     regime_of,
     regimes,
-    settings_shares,
+    settings_fractions,
     tokens_until_decode_is_half,
 )
 from experiments.core_exp.stage_scaling import points_of, stage_lines
@@ -62,7 +62,7 @@ def test_groups_and_lengths() -> None:
     assert [(each.vision, each.output_tokens, each.n) for each in found] == [
         ("low", 1, 2), ("low", 3, 2), ("high", 1, 1), ("high", 3, 1),
     ]  # fmt: skip
-    assert [each.setting for each in settings_shares([ONE, other])] == [ONE.setting, other.setting]
+    assert [each.setting for each in settings_fractions([ONE, other])] == [ONE.setting, other.setting]
     assert display_lengths([ONE]) == [1, 3]
     assert display_lengths([replace(ONE, inter_token_ms=(1.0,) * 69)]) == [1, 4, 16, 64, 70]
     assert display_lengths([]) == []

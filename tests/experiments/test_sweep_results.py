@@ -96,12 +96,12 @@ def test_a_broken_file_is_named(tmp_path: Path, missing: str) -> None:
 def test_other_contents_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="nowhere is not a folder"):
         load_sweep(tmp_path / "nowhere")
-    with pytest.raises(ResultsError, match="holds no results"):
+    with pytest.raises(ResultsError, match="contains no results"):
         load_sweep(tmp_path)
     path = tmp_path / "signs_imgsizetier-low_crops2_topk2_blocks3.json"
     path.write_text("{")
     with pytest.raises(ResultsError, match=f"{path.name} cannot be read"):
         load_sweep(tmp_path)
     path.write_text(json.dumps(result(setting()) | {"schema_version": 2}))
-    with pytest.raises(ResultsError, match=f"{path.name} is no result of schema 1"):
+    with pytest.raises(ResultsError, match=f"{path.name} is not a result of schema 1"):
         load_sweep(tmp_path)

@@ -14,7 +14,7 @@ class ScriptedEnergyNvml:
     Attributes:
         energy_mj: by GPU.
         instant: `nvmlReturn`, `valueType` and milliwatts of the field value.
-        asked: field ids that were asked for.
+        asked: field ids that were requested.
     """
 
     refused: dict[str, type[Exception]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.meters.codecarbon import CodecarbonMeter, codecarbon_library, gpu_problem
+from experiment_core_utils.meters.codecarbon import CodecarbonMeter, codecarbon_library, gpu_missing_reason
 from experiment_core_utils.meters.energy_files import REQUIRED_COLUMNS
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from tests.scripted_codecarbon import WINDOW, ScriptedTracker, scripted_library
@@ -159,13 +159,13 @@ def test_a_real_window_adds_up(real_window: tuple[dict[str, Any], list[Any]]) ->
 
 
 @pytest.mark.parametrize(
-    ("window", "said", "is_whole"),
+    ("window", "output", "is_whole"),
     [
         ({"gpu_energy": 0.0, "gpu_count": 0, "gpus_in_use": 2}, "no GPU here, 2 in use; it needs nvidia-smi", False),
         ({"gpu_energy": 1e-3, "gpu_count": 1, "gpus_in_use": 2}, "tracks 1 of the 2 GPUs in use", False),
         ({"gpu_energy": 0.0, "gpu_count": 0, "gpus_in_use": 0}, "none is in use", True),
     ],
 )
-def test_a_gpu_that_it_did_not_read_has_a_reason(window: dict[str, Any], said: str, is_whole: bool) -> None:
-    problem, whole = gpu_problem(WINDOW | window)
-    assert said in str(problem) and whole is is_whole
+def test_a_gpu_that_it_did_not_read_has_a_reason(window: dict[str, Any], output: str, is_whole: bool) -> None:
+    reason, whole = gpu_missing_reason(WINDOW | window)
+    assert output in str(reason) and whole is is_whole

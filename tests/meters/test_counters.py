@@ -162,7 +162,7 @@ def test_a_reset_of_a_counter_that_wraps_is_not_taken_for_a_wrap() -> None:
 def test_a_counter_that_wraps_without_a_known_limit_has_no_figure() -> None:
     device = SimulatedDevice(ScriptedClock(1.0), constant(100.0), wraps_at_j=350.0)
     (energy,) = window(1.0, device).devices
-    assert energy.joules is None and energy.reason is not None and "no power limit" in energy.reason
+    assert energy.joules is None and energy.reason is not None and "without a power limit" in energy.reason
 
 
 def test_a_reset_is_a_reason_not_a_number() -> None:

@@ -34,7 +34,7 @@ def test_a_reset_is_no_wrap_where_the_device_cannot_have_drawn_so_much() -> None
 def test_a_counter_that_wraps_needs_a_limit() -> None:
     for after_j in (50.0, 150.0):
         assert counter_delta(100.0, after_j, 1.0, 262_144.0, None) == (
-            None, "the counter wraps at 262144 J and no power limit tells a wrap from a reset", None,
+            None, "the counter wraps at 262144 J and without a power limit a wrap looks like a reset", None,
         )  # fmt: skip
 
 

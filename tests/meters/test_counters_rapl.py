@@ -63,13 +63,13 @@ def test_a_wrap_is_undone(powercap: Path) -> None:
 def test_without_the_interface_or_a_package_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(MeterUnavailable, match="offers no RAPL"):
         rapl_counters(tmp_path / "powercap")
-    with pytest.raises(MeterUnavailable, match="holds no RAPL package"):
+    with pytest.raises(MeterUnavailable, match="contains no RAPL package"):
         rapl_counters(tmp_path)
 
 
 def test_a_counter_that_holds_no_number_is_unavailable(powercap: Path) -> None:
     (powercap / "intel-rapl:0" / "energy_uj").write_text("")
-    with pytest.raises(MeterUnavailable, match="does not hold a number"):
+    with pytest.raises(MeterUnavailable, match="does not contain a number"):
         rapl_counters(powercap)
 
 

@@ -22,19 +22,19 @@ def test_each_window_is_a_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("", "is empty"),
         ("a,b\n1,2\n", "it lacks the column duration"),
-        ("duration\n", "holds no measured window"),
+        ("duration\n", "contains no measured window"),
         ("torn\n1,2\n", "row 2 has 2 cells"),
     ],
 )
-def test_a_foreign_or_torn_file_is_one_line_and_stays(text: str, said: str, tmp_path: Path) -> None:
+def test_a_foreign_or_torn_file_is_one_line_and_stays(text: str, output: str, tmp_path: Path) -> None:
     path = emissions_path("0001", tmp_path)
     path.write_text(text)
     for act in (lambda: read_windows(path), lambda: append_window(WINDOW, path)):
-        with pytest.raises(ResultsError, match=f"emissions_0001.csv.*{said}") as caught:
+        with pytest.raises(ResultsError, match=f"emissions_0001.csv.*{output}") as caught:
             act()
         assert "\n" not in str(caught.value)
     assert path.read_text() == text

@@ -29,7 +29,7 @@ def test_windows_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("{", "cannot be read"),
         ("[]", "no energy file of schema 1 .it says None"),
@@ -38,10 +38,10 @@ def test_windows_come_back_as_they_were(tmp_path: Path) -> None:
         ('{"schema_version": 1, "windows": [{"reading": 1}]}', "0.reading"),
     ],
 )
-def test_something_else_is_refused_and_left_as_it_is(text: str, said: str, tmp_path: Path) -> None:
+def test_something_else_is_refused_and_left_as_it_is(text: str, output: str, tmp_path: Path) -> None:
     path = energy_path("0001", tmp_path)
     path.write_text(text)
-    with pytest.raises(ResultsError, match=said):
+    with pytest.raises(ResultsError, match=output):
         append_energy_window(WINDOW, "0001", path)
     assert path.read_text() == text
 

@@ -31,7 +31,7 @@ def test_a_difference_within_the_bounds_or_the_windows_is_not() -> None:
     pair = [energy(1000.0, "counter"), energy(1030.0, "instant_power", bound_j=20.0)]
     assert with_disagreements(pair) == tuple(pair)
     pair = [energy(1000.0, "counter"), energy(1030.0, "instant_power")]
-    assert with_disagreements(pair, apart_share=0.011) == tuple(pair)
+    assert with_disagreements(pair, apart_fraction=0.011) == tuple(pair)
 
 
 def test_what_is_not_known_is_not_compared() -> None:

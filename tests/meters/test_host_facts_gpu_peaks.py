@@ -44,4 +44,4 @@ def test_a_gpu_that_is_not_known_and_a_slice_of_one_have_none() -> None:
 def test_the_cpu_has_none() -> None:
     peaks = peaks_on(torch.device("cpu"), "float32")
     assert (peaks.flops_per_s, peaks.bytes_per_s) == (None, None)
-    assert peaks.reason == "cpu is no GPU: its peaks are not known"
+    assert peaks.reason == "cpu is not a GPU: its peak speed is unknown"

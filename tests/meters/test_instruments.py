@@ -36,8 +36,8 @@ def test_what_a_gpu_lacks_is_named_and_the_rest_is_there(tmp_path: Path) -> None
     )
     found = find_instruments(("GPU-12",), ScriptedClock(), library, tmp_path / "none")
     assert (found.counters, [each.origin.basis for each in found.probes]) == ((), ["averaged_power"])
-    assert found.missing["energy counter of GPU-12"] == "GPU-12 does not tell its energy: Not Supported"
-    assert "does not tell its power at the moment" in found.missing["instant power of GPU-12"]
+    assert found.missing["energy counter of GPU-12"] == "GPU-12 does not report its energy: Not Supported"
+    assert "does not report its current power" in found.missing["instant power of GPU-12"]
 
 
 def test_both_sources_measure_one_window_side_by_side() -> None:

@@ -19,10 +19,10 @@ class Busy:
         self._script = iter(script)
 
     def utilisation_percent(self) -> float:
-        told = next(self._script)
-        if told is None:
+        known = next(self._script)
+        if known is None:
             raise MeterUnavailable("lost")
-        return told
+        return known
 
 
 def cpus(clock: ScriptedClock, busy: Callable[[float], float]) -> Callable[[], tuple[float, float]]:

@@ -33,7 +33,7 @@ def test_a_limit_that_is_not_told_is_none() -> None:
     ("refused", "match"),
     [
         ("nvmlInit", "NVML does not open GPU-12"),
-        ("nvmlDeviceGetTotalEnergyConsumption", "GPU-12 does not tell its energy: Not Supported"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "GPU-12 does not report its energy: Not Supported"),
     ],
 )
 def test_without_driver_or_counter_it_is_unavailable(refused: str, match: str) -> None:
@@ -83,7 +83,7 @@ def test_otherwise_it_is_the_drivers_average_and_says_so(library: ScriptedEnergy
 
 def test_with_neither_power_it_is_unavailable() -> None:
     library = ScriptedEnergyNvml({"nvmlDeviceGetPowerUsage": pynvml.NVMLError_NotSupported}, instant=INSTANT_REFUSED)
-    with pytest.raises(MeterUnavailable, match="does not tell its power: Not Supported"):
+    with pytest.raises(MeterUnavailable, match="does not report its power: Not Supported"):
         NvmlPower("GPU-12", library)
 
 

@@ -93,12 +93,12 @@ def square_wave(period_s: float, until_s: float) -> PowerCurve:
     return PowerCurve(points)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.999, 2.0])
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.999, 2.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_repeats_itself_with_the_readings_is_integrated_all_the_same(share: float, seed: int) -> None:
+def test_what_repeats_itself_with_the_readings_is_integrated_all_the_same(fraction: float, seed: int) -> None:
     """60 s at 300 W on average are 18 kJ, read each 50 ms: some 1200 readings of 300 +- 200 W, each right by chance."""
     clock = ScriptedClock(0.01)
-    device = SimulatedDevice(clock, square_wave(0.05 * share, 61.0))
+    device = SimulatedDevice(clock, square_wave(0.05 * fraction, 61.0))
     begin_s = clock.now_s()
     meter = PowerIntegralMeter([SimulatedPower(device)], clock, jittered(0.05, Random(seed)))
     meter.open()
@@ -162,7 +162,7 @@ def test_a_window_between_two_readings_has_no_figure() -> None:
     device.run(0.02, 700.0)
     (energy,) = meter.close().devices
     assert (energy.joules, energy.bound_j) == (None, None)
-    assert energy.reason == "no power reading lies in a window of 0.02 s"
+    assert energy.reason == "there is no power reading in a window of 0.02 s"
 
 
 def test_short_windows_of_a_load_have_their_energy_within_the_bound_or_none() -> None:
@@ -193,8 +193,8 @@ class Gap(SimulatedPower):
         return super().read_w()
 
 
-@pytest.mark.parametrize(("gap_s", "is_told"), [(5.0, False), (0.12, True)])
-def test_a_gap_in_the_readings_is_not_bridged(gap_s: float, is_told: bool) -> None:
+@pytest.mark.parametrize(("gap_s", "is_known"), [(5.0, False), (0.12, True)])
+def test_a_gap_in_the_readings_is_not_bridged(gap_s: float, is_known: bool) -> None:
     """What is drawn in 5 s without a reading is not known; two readings that fail are within what a gap may be."""
     clock = ScriptedClock()
     probe = Gap(SimulatedDevice(clock, constant(100.0)))
@@ -203,8 +203,8 @@ def test_a_gap_in_the_readings_is_not_bridged(gap_s: float, is_told: bool) -> No
     probe.from_s, probe.until_s = 5.0, 5.0 + gap_s
     clock.sleep(60.0)
     (energy,) = meter.close().devices
-    assert (energy.joules is not None) is is_told
-    if not is_told:
+    assert (energy.joules is not None) is is_known
+    if not is_known:
         assert energy.bound_j is None and energy.reason is not None
         assert energy.reason == ("power readings are missing: 5 s lie between two, 0.05 s as a rule (gone for a while)")
 
@@ -218,7 +218,7 @@ def test_what_no_reading_reaches_is_a_gap_too() -> None:
 
 
 class Slip(SimulatedPower):
-    """From its third reading on it has a fault that is no failing of the device."""
+    """From its third reading on it has a fault that is not a failing of the device."""
 
     readings = 0
 

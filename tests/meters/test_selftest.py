@@ -82,7 +82,7 @@ def test_watch_says_when_a_counter_was_reset_or_a_gpu_is_gone() -> None:
     assert first.endswith("76.0 J (simulated)")
     assert "counted anew from here: the counter went backwards" in second
     assert third.endswith("76.0 J (simulated)")
-    assert "GPU-12 gone: GPU-12: GPU is lost" in fourth
+    assert "GPU-12 no longer answers: GPU-12: GPU is lost" in fourth
 
 
 def test_matrix_products_run_where_they_are_told() -> None:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiment_core_utils.meters.windows import energy_of_part, share_of_query
+from experiment_core_utils.meters.windows import allocated_to_query, energy_of_part
 from experiment_core_utils.records.energy import EnergyOrigin, PowerTrace
 
 ORIGIN = EnergyOrigin("GPU-a", "gpu", "power_integral", "measured", "instant_power")
@@ -21,7 +21,7 @@ def test_a_window_with_readings_has_their_integral() -> None:
 def test_a_window_between_two_readings_has_no_figure() -> None:
     part = energy_of_part([trace([0.0, 0.05, 0.1, 0.15])], 0.06, 0.07, None)
     assert part["energy_j"] is None and part["energy_bound_j"] is None
-    assert part["energy_reason"] == "GPU-a: no power reading lies in a window of 0.01 s"
+    assert part["energy_reason"] == "GPU-a: there is no power reading in a window of 0.01 s"
 
 
 def test_missing_readings_are_not_bridged() -> None:
@@ -49,5 +49,5 @@ def test_without_a_trace_the_reason_stands() -> None:
 
 
 def test_a_query_has_its_tokens_share() -> None:
-    assert share_of_query(12.0, 30, 120) == 3.0
-    assert share_of_query(None, 30, 120) is None
+    assert allocated_to_query(12.0, 30, 120) == 3.0
+    assert allocated_to_query(None, 30, 120) is None

@@ -176,18 +176,18 @@ WHOLE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "diffllama": (
         _of("DiffLlamaConfig", _HEADS),
-        "its blocks hold a constant that follows from their number or place (lambda_init)",
+        "its blocks have a constant that depends on their number or index (lambda_init)",
     ),
     "minicpm3": (
         _of("MiniCPM3Config", _HEADS, _LATENT, q_lora_rank=12, head_dim=4),
-        "its blocks hold a constant that follows from their number or place (residual_scale)",
+        "its blocks have a constant that depends on their number or index (residual_scale)",
     ),
 }
 # Family -> why the whole model is refused.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "minimax": (
         _of("MiniMaxConfig", _HEADS, layer_types=_LINEAR, num_local_experts=4, num_experts_per_tok=2, head_dim=8),
-        "it keeps a cache of a kind of its own",
+        "it has its own kind of cache",
     ),
     "recurrent_gemma": (
         _of("RecurrentGemmaConfig", _HEADS, lru_width=32, attention_window_size=4),

@@ -13,7 +13,7 @@ from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
-from experiment_core_utils.models.graph_capture import NO_GRAPHS, Recorder, Reruns
+from experiment_core_utils.models.graph_capture import NO_GRAPHS, GraphCapturer, Reruns
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
@@ -54,9 +54,9 @@ def read(folder: Path) -> TransformersModel:
     return endless(model)
 
 
-def replayed_by(recorder: Recorder, folder: Path) -> TransformersModel:
+def replayed_by(graph_capturer: GraphCapturer, folder: Path) -> TransformersModel:
     model = read(folder)
-    return endless(TransformersModel(model.name, model.model, model.requests, "graph", recorder))
+    return endless(TransformersModel(model.name, model.model, model.requests, "graph", graph_capturer))
 
 
 def endless(model: TransformersModel) -> TransformersModel:
@@ -92,7 +92,7 @@ def test_tokens_and_stages_are_those_of_generate_at_every_setting(loaded: Loaded
             for model in (eager, replayed):
                 model.apply(setting)
                 inputs = inputs_of(model, setting, question)
-                model.make_ready(inputs, NEW_TOKENS)
+                model.warm_up(inputs, NEW_TOKENS)
                 answers.append(run_staged(model, inputs, NEW_TOKENS))
             assert answers[0].token_ids == answers[1].token_ids
             assert len(answers[1].token_ids) == NEW_TOKENS
@@ -109,7 +109,7 @@ def test_the_proof_says_how_the_setting_ran(loaded: Loaded, family: str) -> None
     never_made_ready = KnobSetting(LOW, None, (0, 1) if len(setting.active_blocks) == 1 else (0,))
     assert model.prove(never_made_ready, inputs).execution == "eager"
     model.apply(setting)
-    model.make_ready(inputs, NEW_TOKENS)
+    model.warm_up(inputs, NEW_TOKENS)
     proof = model.prove(setting, inputs)
     assert proof.blocks_run == proof.blocks_run_decode == setting.active_blocks
     assert (proof.execution, proof.execution_reason) == ("graph", None)
@@ -121,7 +121,7 @@ def test_an_answer_ends_at_its_end_token(loaded: Loaded) -> None:
     setting = SETTINGS["llama"][0]
     model.apply(setting)
     inputs = inputs_of(model, setting)
-    model.make_ready(inputs, NEW_TOKENS)
+    model.warm_up(inputs, NEW_TOKENS)
     whole = run_staged(model, inputs, NEW_TOKENS).token_ids
     model.eos_token_ids = frozenset({whole[2]})
     ended = run_staged(model, inputs, NEW_TOKENS)
@@ -133,15 +133,15 @@ def test_an_answer_ends_at_its_end_token(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("execution", ["graph", "auto"])
 def test_a_replay_that_differs_from_the_modules_is_not_used(loaded: Loaded, execution: ExecutionMode) -> None:
-    """It fails the setting where graphs were asked for; under `auto` the modules run, and the reason is recorded."""
+    """It fails the setting where graphs were requested; under `auto` the modules run, and the reason is recorded."""
     eager, _ = loaded("llama")
     model = endless(TransformersModel(eager.name, eager.model, eager.requests, execution, Reruns()))
     setting = SETTINGS["llama"][0]
     model.apply(setting)
     inputs = inputs_of(model, setting)
-    model.make_ready(inputs, NEW_TOKENS)
-    assert model._captured is not None
-    decode = model._captured.decode_at(model.active_setting)
+    model.warm_up(inputs, NEW_TOKENS)
+    assert model._graphed is not None
+    decode = model._graphed.decode_at(model.active_setting)
     right = decode._replay
 
     def wrong() -> None:
@@ -150,15 +150,15 @@ def test_a_replay_that_differs_from_the_modules_is_not_used(loaded: Loaded, exec
         decode._step.logits.neg_()
 
     decode._replay = wrong
-    said = "the replayed decode step differs by 200.0% from the modules at this setting"
+    output = "the replayed decode step differs by 200.0% from the modules at this setting"
     if execution == "graph":
-        with pytest.raises(KnobDidNotAct, match=f"^{said}; run it with --execution eager$"):
+        with pytest.raises(KnobDidNotAct, match=f"^{output}; run it with --execution eager$"):
             model.prove(setting, inputs)
         return
     proof = model.prove(setting, inputs)
-    assert (proof.execution, proof.execution_reason) == ("eager", said)
-    assert dict(model.refused_settings) == {model.active_setting: said}
-    model.make_ready(inputs, NEW_TOKENS)
+    assert (proof.execution, proof.execution_reason) == ("eager", output)
+    assert dict(model.refused_settings) == {model.active_setting: output}
+    model.warm_up(inputs, NEW_TOKENS)
     assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
 
 
@@ -168,7 +168,7 @@ def test_steps_can_be_repeated_and_another_request_ends_a_state(loaded: Loaded) 
     model.apply(setting)
     inputs, other = inputs_of(model, setting), inputs_of(model, setting, "Why?")
     for each in (inputs, other):
-        model.make_ready(each, NEW_TOKENS)
+        model.warm_up(each, NEW_TOKENS)
     with torch.inference_mode():
         logits, state = model.prefill(inputs, None)
         token = logits.argmax(dim=-1, keepdim=True)
@@ -185,7 +185,7 @@ def test_stages_can_be_repeated_for_their_energy(loaded: Loaded) -> None:
     setting = SETTINGS["llava"][0]
     model.apply(setting)
     inputs = inputs_of(model, setting)
-    model.make_ready(inputs, NEW_TOKENS)
+    model.warm_up(inputs, NEW_TOKENS)
     request = StagedRequest(model, inputs, NEW_TOKENS, model.rewind)
     assert request.output_tokens == NEW_TOKENS
     for act in ("prefill", "decode", "decode", "prefill", "prefill", "decode"):
@@ -202,7 +202,7 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(loaded: Loaded, recor
         for each in (eager, model):
             each.apply(setting)
         inputs = inputs_of(model, setting)
-        model.make_ready(inputs, NEW_TOKENS)
+        model.warm_up(inputs, NEW_TOKENS)
         proof = model.prove(setting, inputs)
         tokens = inputs["input_ids"].shape[1]
         reason = f"a prompt of {tokens} tokens and an answer of {NEW_TOKENS} ready (CUDA out of memory)"
@@ -224,7 +224,7 @@ def test_what_cannot_be_recorded_runs_as_ever(loaded: Loaded, recordings: int, w
         for each in (eager, model):
             each.apply(setting)
         for _ in range(2):
-            model.make_ready(inputs, NEW_TOKENS)
+            model.warm_up(inputs, NEW_TOKENS)
         proof = model.prove(setting, inputs)
         assert (proof.execution, proof.execution_reason) == wanted
         assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
@@ -236,7 +236,7 @@ def test_a_cache_without_memory_says_so_too(loaded: Loaded) -> None:
     setting = SETTINGS["llama"][0]
     model.apply(setting)
     inputs = inputs_of(model, setting)
-    model.make_ready(inputs, 10**13)
+    model.warm_up(inputs, 10**13)
     proof = model.prove(setting, inputs)
     assert proof.execution == "eager"
     assert "no memory left" in str(proof.execution_reason)
@@ -267,21 +267,21 @@ def test_what_is_ready_is_not_made_again(loaded: Loaded) -> None:
     assert inputs["input_ids"].shape != other["input_ids"].shape
     for setting in (first, second):
         model.apply(setting)
-        model.make_ready(inputs, NEW_TOKENS)
+        model.warm_up(inputs, NEW_TOKENS)
         # One over the prompt, and one to record the step.
         assert passes.new() == 2
-        model.make_ready(inputs_of(model, first), NEW_TOKENS)
+        model.warm_up(inputs_of(model, first), NEW_TOKENS)
         assert passes.new() == 0
-        model.make_ready(other, NEW_TOKENS)
+        model.warm_up(other, NEW_TOKENS)
         assert passes.new() == 1
     model.apply(first)
     for each in (inputs, other):
-        model.make_ready(each, NEW_TOKENS)
+        model.warm_up(each, NEW_TOKENS)
     assert passes.new() == 0
     # More slots than a cache of 256 has: it is made anew, and then serves the other shape after one pass.
-    model.make_ready(inputs, 256)
+    model.warm_up(inputs, 256)
     assert passes.new() == 2
-    model.make_ready(other, NEW_TOKENS)
+    model.warm_up(other, NEW_TOKENS)
     assert passes.new() == 1
     with torch.inference_mode():
         assert model.prefill(inputs, model.encode_image(inputs))[0].isfinite().all()
@@ -292,10 +292,10 @@ def test_a_state_outlives_what_is_ready_already(loaded: Loaded) -> None:
     setting = SETTINGS["llama"][0]
     model.apply(setting)
     inputs = inputs_of(model, setting)
-    model.make_ready(inputs, NEW_TOKENS)
+    model.warm_up(inputs, NEW_TOKENS)
     with torch.inference_mode():
         logits, state = model.prefill(inputs, None)
-        model.make_ready(inputs, NEW_TOKENS)
+        model.warm_up(inputs, NEW_TOKENS)
         assert model.decode_step(logits.argmax(dim=-1, keepdim=True), state).isfinite().all()
 
 
@@ -306,15 +306,15 @@ def test_a_shape_whose_recording_was_let_go_is_made_again(loaded: Loaded) -> Non
     passes = Passes(model)
     prompts = [{"input_ids": torch.arange(20, 20 + length)[None]} for length in range(4, 4 + 65)]
     for prompt in prompts:
-        model.make_ready(prompt, NEW_TOKENS)
+        model.warm_up(prompt, NEW_TOKENS)
     assert passes.new() == 65 + 1
-    model.make_ready(prompts[1], NEW_TOKENS)
+    model.warm_up(prompts[1], NEW_TOKENS)
     assert passes.new() == 0
-    model.make_ready(prompts[0], NEW_TOKENS)
+    model.warm_up(prompts[0], NEW_TOKENS)
     assert passes.new() == 1
 
 
 def test_why_a_model_runs_eagerly_is_said(loaded: Loaded) -> None:
     _, model = loaded("llama")
-    asked = TransformersModel(model.name, model.model, model.requests, "graph")
-    assert (asked.describe()["execution"], asked.describe()["execution_reason"]) == ("eager", NO_GRAPHS)
+    requested = TransformersModel(model.name, model.model, model.requests, "graph")
+    assert (requested.describe()["execution"], requested.describe()["execution_reason"]) == ("eager", NO_GRAPHS)

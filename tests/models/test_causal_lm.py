@@ -19,12 +19,12 @@ from transformers.utils.import_utils import KERNELS_MIN_VERSION
 from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
 from experiment_core_utils.models.causal_lm import (
     find_language_model,
-    judge_loadable,
     load_language_model,
     load_tokenizer,
+    validate_loadable,
 )
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
-from experiment_core_utils.models.quantisation import fp8_problem
+from experiment_core_utils.models.quantisation import fp8_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
@@ -44,12 +44,12 @@ def copied(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "model"))
 
 
-def asked(folder: Path | str, **values: Any) -> TextConfig:
+def requested(folder: Path | str, **values: Any) -> TextConfig:
     return validated({"model_name": str(folder), "device": "cpu", **values})
 
 
 def loaded(config: TextConfig) -> PreTrainedModel:
-    return load_language_model(config, judge_loadable(config))
+    return load_language_model(config, validate_loadable(config))
 
 
 def change_json(file: Path, **values: Any) -> None:
@@ -59,13 +59,13 @@ def change_json(file: Path, **values: Any) -> None:
 
 def refused(config: TextConfig, message: str, load: bool = False) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
-        loaded(config) if load else judge_loadable(config)
+        loaded(config) if load else validate_loadable(config)
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_is_found_without_reading_weights(copied: Path) -> None:
     (copied / "model.safetensors").write_bytes(b"not read")
-    source = judge_loadable(asked(copied))
+    source = validate_loadable(requested(copied))
     assert (source.name, source.folder, source.revision) == (str(copied), copied, None)
     assert (source.model_type, source.quant_method, source.is_published_molmoe) == ("llama", None, False)
 
@@ -74,13 +74,13 @@ def test_a_folder_is_found_without_reading_weights(copied: Path) -> None:
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16", "float16"])
 def test_every_precision_loads_and_generates(build: Any, name: str, precision: str, tmp_path: Path) -> None:
     original = build()
-    model = loaded(asked(save_checkpoint(original, tmp_path), fp_precision=precision))
+    model = loaded(requested(save_checkpoint(original, tmp_path), fp_precision=precision))
     wanted = {"auto": torch.float32}.get(precision) or getattr(torch, precision)
     assert type(model).__name__ == name and not model.training
     assert {parameter.dtype for parameter in model.parameters()} == {wanted}
     ids = torch.tensor([[5, 9, 30]])
-    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, min_new_tokens=4)
-    assert told.shape == (1, 7)
+    known = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, min_new_tokens=4)
+    assert known.shape == (1, 7)
     with torch.inference_mode():
         torch.testing.assert_close(model(ids).logits.float(), original(ids).logits, rtol=0.1, atol=0.5)
 
@@ -98,7 +98,7 @@ def test_the_embedded_model_loads_as_a_language_model() -> None:
 
 def test_the_attention_asked_for_is_in_force(llama: Path) -> None:
     for name in ("eager", "sdpa"):
-        assert loaded(asked(llama, attn_implementation=name)).config._attn_implementation == name
+        assert loaded(requested(llama, attn_implementation=name)).config._attn_implementation == name
 
 
 # --- the hub --------------------------------------------------------------------------------------------------------
@@ -118,23 +118,24 @@ def hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("revision", [None, "v1", COMMIT])
 def test_a_hub_id_is_loaded_and_its_commit_known(hub: Path, revision: str | None) -> None:
-    config = asked("someone/tiny", revision=revision)
-    source = judge_loadable(config)
+    config = requested("someone/tiny", revision=revision)
+    source = validate_loadable(config)
     assert source.revision == COMMIT
     assert load_language_model(config, source).name_or_path.endswith(COMMIT)
 
 
 def test_what_the_hub_does_not_give(hub: Path) -> None:
     refused(
-        asked("someone/tiny", revision="v2"), "someone/tiny is no folder, and the hub did not give it at revision v2"
+        requested("someone/tiny", revision="v2"),
+        "someone/tiny is not a folder, and the hub did not give it at revision v2",
     )
-    refused(asked("someone/else"), "someone/else is no folder, and the hub did not give it")
-    refused(asked("./nowhere"), "there is no model folder ./nowhere; give a folder")
+    refused(requested("someone/else"), "someone/else is not a folder, and the hub did not give it")
+    refused(requested("./nowhere"), "there is no model folder ./nowhere; give a folder")
 
 
 def test_a_revision_of_a_folder_is_an_impossible_combination(llama: Path) -> None:
     with pytest.raises(ImpossibleCombination, match="revision v1 is for models of the hub"):
-        judge_loadable(asked(llama, revision="v1"))
+        validate_loadable(requested(llama, revision="v1"))
 
 
 # --- what is refused before weights are read ------------------------------------------------------------------------
@@ -156,35 +157,35 @@ def test_a_revision_of_a_folder_is_an_impossible_combination(llama: Path) -> Non
 )
 def test_a_config_that_is_no_language_model(copied: Path, changes: dict[str, Any], message: str) -> None:
     change_json(copied / "config.json", **changes)
-    refused(asked(copied), message)
+    refused(requested(copied), message)
 
 
 def test_a_folder_without_parts_of_a_checkpoint(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
-    refused(asked(copied), r"has a config.json but no \*.safetensors; give a folder")
+    refused(requested(copied), r"has a config.json but no \*.safetensors; give a folder")
     (copied / "config.json").unlink()
-    refused(asked(copied), "there is no config.json in it")
+    refused(requested(copied), "there is no config.json in it")
 
 
 def test_a_tokenizer_that_cannot_be_used(copied: Path) -> None:
     change_json(copied / "tokenizer_config.json", eos_token="gone")
-    refused(asked(copied), "has no end-of-sequence token")
+    refused(requested(copied), "has no end-of-sequence token")
     (copied / "tokenizer.json").unlink()
-    refused(asked(copied), "has no usable tokenizer")
+    refused(requested(copied), "has no usable tokenizer")
 
 
 def test_pickled_weights_are_loaded_only_where_they_are_allowed(copied: Path) -> None:
     torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
     (copied / "model.safetensors").unlink()
-    refused(asked(copied), "allow_pickled_weights: true loads its pytorch_model")
-    model = loaded(asked(copied, allow_pickled_weights=True))
+    refused(requested(copied), "allow_pickled_weights: true loads its pytorch_model")
+    model = loaded(requested(copied, allow_pickled_weights=True))
     assert torch.equal(model.lm_head.weight, tiny_llama().lm_head.weight)
 
 
 def test_other_safetensors_beside_pickled_weights_do_not_let_them_in(copied: Path) -> None:
     torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
     (copied / "model.safetensors").rename(copied / "other.safetensors")
-    refused(asked(copied), "the weights in .* cannot be loaded: ", load=True)
+    refused(requested(copied), "the weights in .* cannot be loaded: ", load=True)
 
 
 def test_code_of_a_checkpoint_runs_only_where_it_is_allowed(copied: Path, tmp_path: Path) -> None:
@@ -197,9 +198,9 @@ def test_code_of_a_checkpoint_runs_only_where_it_is_allowed(copied: Path, tmp_pa
     )
     auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
     change_json(copied / "config.json", model_type="own_llama", auto_map=auto_map)
-    refused(asked(copied), "its own code runs with trust_remote_code: true")
+    refused(requested(copied), "its own code runs with trust_remote_code: true")
     assert not trace.exists()
-    assert type(loaded(asked(copied, trust_remote_code=True))).__name__ == "Own"
+    assert type(loaded(requested(copied, trust_remote_code=True))).__name__ == "Own"
     assert trace.exists()
 
 
@@ -214,11 +215,11 @@ def test_code_of_a_checkpoint_runs_only_where_it_is_allowed(copied: Path, tmp_pa
     ],
 )
 def test_what_this_machine_cannot_do(llama: Path, values: dict[str, Any], message: str) -> None:
-    refused(asked(llama, **values), message)
+    refused(requested(llama, **values), message)
 
 
 def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> None:
-    """With the package `kernels` transformers would do so; a stand-in for it says what it was asked for."""
+    """With the package `kernels` transformers would do so; a stand-in for it says what it was requested."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text(
         "class Any:\n"
@@ -254,11 +255,11 @@ def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> N
     )
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}", "USE_HUB_KERNELS": "NO"}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    said = ended.stdout.splitlines()
-    assert "fetched" not in ended.stdout and len(said) == 7
-    assert all("needs the package flash-attn and a GPU; transformers would fetch" in line for line in said[:4])
-    assert all("code from the hub" in line for line in said[4:6])
-    assert "it: in place of flash_attention_2 this model takes a kernel" in said[6]
+    output = ended.stdout.splitlines()
+    assert "fetched" not in ended.stdout and len(output) == 7
+    assert all("needs the package flash-attn and a GPU; transformers would fetch" in line for line in output[:4])
+    assert all("code from the hub" in line for line in output[4:6])
+    assert "it: in place of flash_attention_2 this model takes a kernel" in output[6]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -287,24 +288,24 @@ def test_weights_that_do_not_fit_the_config(copied: Path, change: str, message: 
     else:
         tensors[name] = tensors[name][:, :16].contiguous()
     save_file(tensors, copied / "model.safetensors", {"format": "pt"})
-    refused(asked(copied), message, load=True)
+    refused(requested(copied), message, load=True)
 
 
 def test_torn_weights(copied: Path) -> None:
     file = copied / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    refused(asked(copied), "the weights in .* cannot be loaded: ", load=True)
+    refused(requested(copied), "the weights in .* cannot be loaded: ", load=True)
 
 
 def test_a_tied_head_is_not_missing(tmp_path: Path) -> None:
     folder = save_checkpoint(tiny_llama(tie_word_embeddings=True), tmp_path)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    model = loaded(asked(folder))
+    model = loaded(requested(folder))
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_the_tokenizer_pads_left_with_the_end_of_sequence(llama: Path) -> None:
-    config = asked(llama)
+    config = requested(llama)
     tokenizer = load_tokenizer(config, find_language_model(config))
     padded = tokenizer(["a", "a longer prompt"], padding=True, return_tensors="pt")
     assert tokenizer.pad_token == tokenizer.eos_token
@@ -328,7 +329,7 @@ def test_a_gpu_gets_the_model_in_bfloat16(llama: Path, device_map: str | None) -
 def test_float8_on_a_gpu_is_loaded_or_refused_with_the_reason(tmp_path: Path) -> None:
     folder = save_checkpoint(tiny_llama(hidden_size=256, intermediate_size=512), tmp_path)
     config = validated({"model_name": str(folder), "fp_precision": "float8"})
-    problem = fp8_problem(torch.device("cuda", 0))
+    problem = fp8_unsupported_reason(torch.device("cuda", 0))
     if problem is not None:
         refused(config, re.escape(problem))
     else:

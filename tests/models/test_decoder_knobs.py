@@ -10,7 +10,7 @@ import transformers
 from transformers import GPT2Config, OlmoeConfig, OlmoeForCausalLM
 
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
-from experiment_core_utils.models.moved_flops import flops_move
+from experiment_core_utils.models.moved_flops import flops_delta
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.knob_families import (
     ALL_BLOCKS,
@@ -87,7 +87,7 @@ def turnable(family: KnobFamily, full: Any, knobs: DecoderKnobs, top_k: int) -> 
         return None
     if not any(hasattr(module, "top_k") for module in blocks_of(full).modules()):
         # So did Aria before its routers became modules.
-        assert knobs.top_k_refusal is not None and "follow one config" in knobs.top_k_refusal
+        assert knobs.top_k_unsupported_reason is not None and "follow one config" in knobs.top_k_unsupported_reason
         pytest.skip("in this version of transformers the family reads top-k from a config that its blocks share")
     return top_k
 
@@ -106,7 +106,7 @@ def test_turned_knobs_equal_a_model_built_with_the_smaller_setting(
     knobs = DecoderKnobs(full)
     setting = turnable(family, full, knobs, top_k)
     small = reference(family, full, setting, kept)
-    with knobs.turned(setting, kept):
+    with knobs.applied(setting, kept):
         for cache in ("dynamic", "static"):
             found = answer(full, PADDED, cache_implementation=cache)
             assert_alike(found, answer(small, PADDED, cache_implementation=cache))
@@ -128,11 +128,11 @@ def test_with_a_picture(name: str, top_k: int, kept: tuple[int, ...]) -> None:
     knobs = DecoderKnobs(full)
     setting = turnable(family, full, knobs, top_k)
     small = reference(family, full, setting, kept)
-    with knobs.turned(setting, kept):
+    with knobs.applied(setting, kept):
         found = answer(full, inputs)
         assert_alike(found, answer(small, inputs))
     other = {**inputs, "pixel_values": 1 - inputs["pixel_values"]}
-    with knobs.turned(setting, kept):
+    with knobs.applied(setting, kept):
         assert not torch.allclose(answer(full, other)[1], found[1], atol=1e-3)
 
 
@@ -143,10 +143,10 @@ def test_what_ran_is_counted_by_the_blocks_of_the_full_model(name: str) -> None:
     knobs = DecoderKnobs(full)
     assert (knobs.num_total_blocks, knobs.default_top_k) == (NUM_BLOCKS, family.top_k)
     assert knobs.num_experts == (None if family.top_k is None else 6)
-    assert (knobs.routed_blocks, knobs.blocks_refusal) == (family.routed, None)
+    assert (knobs.routed_blocks, knobs.blocks_unsupported_reason) == (family.routed, None)
     top_k = turnable(family, full, knobs, 2)
     kept = (0, 1, 3)
-    with knobs.turned(top_k, kept), knobs.counted() as counted, torch.inference_mode():
+    with knobs.applied(top_k, kept), knobs.counted() as counted, torch.inference_mode():
         full(input_ids=IDS[:1])
         assert counted.blocks == [0, 1, 3]
         expected = {block: 2 for block in family.routed if block in kept}
@@ -193,7 +193,7 @@ def test_turned_puts_back_what_was_in_force_also_after_an_error() -> None:
     full = TEXT_FAMILIES["olmoe"].built()
     knobs = DecoderKnobs(full)
     knobs.apply(2, (0, 1, 3))
-    with pytest.raises(KeyError), knobs.turned(1, (0, 2)):
+    with pytest.raises(KeyError), knobs.applied(1, (0, 2)):
         raise KeyError
     assert [block.self_attn.layer_idx for block in blocks_of(full)] == [0, 1, 2]
     assert [block.mlp.gate.top_k for block in blocks_of(full)] == [3, 2, 2]
@@ -209,14 +209,14 @@ def test_lists_of_the_text_config_follow_the_blocks() -> None:
     """Kinds of blocks by place; blocks named by index get their new places."""
     full = TEXT_FAMILIES["gpt_oss"].built()
     knobs = DecoderKnobs(full)
-    with knobs.turned(None, (0, 2, 3)):
+    with knobs.applied(None, (0, 2, 3)):
         assert full.config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
         assert full.config.num_hidden_layers == 3
     full = TEXT_FAMILIES["qwen3_moe, block 1 dense"].built()
     knobs = DecoderKnobs(full)
-    with knobs.turned(None, (1, 2)):
+    with knobs.applied(None, (1, 2)):
         assert full.config.mlp_only_layers == [0]
-    with knobs.turned(None, (0, 2)):
+    with knobs.applied(None, (0, 2)):
         assert full.config.mlp_only_layers == []
     assert full.config.mlp_only_layers == [1]
 
@@ -235,29 +235,29 @@ def test_lists_of_the_text_config_follow_the_blocks() -> None:
 def test_a_setting_that_is_not_possible(top_k: int, blocks: tuple[int, ...], message: str) -> None:
     knobs = DecoderKnobs(TEXT_FAMILIES["olmoe"].built())
     with pytest.raises(ConfigurationError) as raised:
-        knobs.judge(top_k, blocks)
+        knobs.validate(top_k, blocks)
     assert str(raised.value) == message
 
 
 def test_a_dense_model_has_no_top_k() -> None:
     knobs = DecoderKnobs(TEXT_FAMILIES["llama"].built())
     assert (knobs.num_experts, knobs.default_top_k, knobs.routed_blocks) == (None, None, ())
-    assert knobs.top_k_refusal == "the model is dense"
+    assert knobs.top_k_unsupported_reason == "the model is dense"
     with pytest.raises(ConfigurationError, match="top-k 2 cannot be set: the model is dense; give none for it"):
-        knobs.judge(2, ALL_BLOCKS)
-    knobs.judge(None, (0, 3))
+        knobs.validate(2, ALL_BLOCKS)
+    knobs.validate(None, (0, 3))
 
 
 def test_phimoe_ignores_top_k() -> None:
     full = PHIMOE.built()
     knobs = DecoderKnobs(full)
-    assert knobs.top_k_refusal == "it ignores top-k: told to choose 1, its routers chose 2 experts for a token"
+    assert knobs.top_k_unsupported_reason == "it ignores top-k: set to 1, its routers chose 2 experts for a token"
     with pytest.raises(ConfigurationError, match="top-k 1 cannot be set: it ignores top-k.*or its own 2"):
         knobs.apply(1, ALL_BLOCKS)
     assert {module.top_k for module in full.modules() if hasattr(module, "top_k")} == {2}
     assert knobs.expected_experts(2, (0, 2)) == (2, 2)
     small = reference(PHIMOE, full, None, (0, 2))
-    with knobs.turned(2, (0, 2)):
+    with knobs.applied(2, (0, 2)):
         assert_alike(answer(full, PADDED), answer(small, PADDED))
 
 
@@ -265,11 +265,13 @@ def test_phimoe_ignores_top_k() -> None:
 def test_llama4_computes_all_experts_and_skips_blocks(kept: tuple[int, ...]) -> None:
     full = LLAMA4.built()
     knobs = DecoderKnobs(full)
-    assert knobs.top_k_refusal is not None and knobs.top_k_refusal.startswith("it computes all its experts")
-    assert (knobs.default_top_k, knobs.routed_blocks, knobs.blocks_refusal) == (2, (1, 3), None)
+    assert knobs.top_k_unsupported_reason is not None and knobs.top_k_unsupported_reason.startswith(
+        "it computes all its experts"
+    )
+    assert (knobs.default_top_k, knobs.routed_blocks, knobs.blocks_unsupported_reason) == (2, (1, 3), None)
     assert knobs.expected_experts(None, ALL_BLOCKS) == (None,) * 4
     small = reference(LLAMA4, full, None, kept)
-    with knobs.turned(None, kept):
+    with knobs.applied(None, kept):
         text = full.config.get_text_config()
         assert text.moe_layers == small.config.get_text_config().moe_layers
         with torch.inference_mode():
@@ -287,23 +289,23 @@ def test_llama4_computes_all_experts_and_skips_blocks(kept: tuple[int, ...]) -> 
     [
         (GEMMA3N, "its last 2 blocks use the keys and values of other blocks"),
         (GEMMA4_SHARING, "its last 2 blocks use the keys and values of other blocks"),
-        (GEMMA4_EMBEDDINGS, "each of its blocks has an embedding of its own, cut from one table"),
+        (GEMMA4_EMBEDDINGS, "each of its blocks has its own embedding, sliced from one table"),
     ],
     ids=["gemma3n", "gemma4 sharing", "gemma4 embeddings"],
 )
 def test_gemmas_blocks_cannot_be_skipped(family: KnobFamily, reason: str) -> None:
     full = family.built()
     knobs = DecoderKnobs(full)
-    assert knobs.blocks_refusal == reason
+    assert knobs.blocks_unsupported_reason == reason
     with pytest.raises(ConfigurationError, match=f"blocks of this model cannot be skipped: {reason}; give all 4"):
         knobs.apply(None, (0, 1, 2))
     assert len(blocks_of(full)) == NUM_BLOCKS
-    knobs.judge(None, ALL_BLOCKS)
+    knobs.validate(None, ALL_BLOCKS)
 
 
 def test_gemma4s_blocks_share_one_top_k() -> None:
     knobs = DecoderKnobs(GEMMA4_EXPERTS.built())
-    assert knobs.top_k_refusal is not None and "follow one config" in knobs.top_k_refusal
+    assert knobs.top_k_unsupported_reason is not None and "follow one config" in knobs.top_k_unsupported_reason
     assert (knobs.num_experts, knobs.default_top_k, knobs.routed_blocks) == (6, 2, ALL_BLOCKS)
     assert knobs.expected_experts(None, ALL_BLOCKS) == (2, 2, 2, 2)
 
@@ -311,20 +313,22 @@ def test_gemma4s_blocks_share_one_top_k() -> None:
 def test_a_hybrid_keeps_a_block_with_attention() -> None:
     knobs = DecoderKnobs(TEXT_FAMILIES["qwen3_next"].built())
     with pytest.raises(ConfigurationError, match=r"leave no attention; keep at least one of \[1\]"):
-        knobs.judge(2, (0, 2, 3))
-    knobs.judge(2, (0, 1))
+        knobs.validate(2, (0, 2, 3))
+    knobs.validate(2, (0, 1))
 
 
 def test_one_block_with_experts_leaves_nothing_to_turn() -> None:
     knobs = DecoderKnobs(TEXT_FAMILIES["olmoe"].built((0,)))
-    assert knobs.top_k_refusal == "only block 0 has experts, and the first such block keeps its own number"
-    knobs.judge(3, (0,))
+    assert knobs.top_k_unsupported_reason == "only block 0 has experts, and the first such block keeps its own number"
+    knobs.validate(3, (0,))
 
 
 def test_blocks_that_a_config_names_in_a_way_without_a_rule_are_refused() -> None:
     full = TEXT_FAMILIES["olmoe"].built()
     full.config.global_attn_layers = [1, 3]
-    assert DecoderKnobs(full).blocks_refusal == "its config names blocks by their indices in global_attn_layers"
+    assert (
+        DecoderKnobs(full).blocks_unsupported_reason == "its config names blocks by their indices in global_attn_layers"
+    )
 
 
 class DerivedKinds(OlmoeConfig):
@@ -337,13 +341,13 @@ class DerivedKinds(OlmoeConfig):
 
 def test_lists_that_a_config_derives_from_places_are_refused() -> None:
     config = DerivedKinds(**TEXT_FAMILIES["olmoe"].make(ALL_BLOCKS, 3).to_dict())
-    reason = DecoderKnobs(OlmoeForCausalLM(config).eval()).blocks_refusal
+    reason = DecoderKnobs(OlmoeForCausalLM(config).eval()).blocks_unsupported_reason
     assert reason == "its config derives layers_block_type from the places of the blocks"
 
 
 def test_a_decoder_whose_blocks_have_another_name() -> None:
     model: Any = build(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=97))
-    with pytest.raises(ConfigurationError, match="decoder of this gpt2 has no list of blocks called layers"):
+    with pytest.raises(ConfigurationError, match="decoder of this gpt2 has no list of blocks named layers"):
         DecoderKnobs(model)
 
 
@@ -351,7 +355,7 @@ def test_operations_move_with_a_knob_that_acts() -> None:
     """7 tokens through 3 products of 32 x 24 in 3 blocks, 2 experts fewer: 2 * 7 * 3 * 32 * 24 * 3 * 2."""
     full = TEXT_FAMILIES["olmoe"].built()
     knobs = DecoderKnobs(full)
-    move = flops_move(lambda: full(input_ids=IDS[:1, :7]), knobs.turned(1, ALL_BLOCKS))
-    assert move.moved and move.before - move.turned == 193_536
-    same = flops_move(lambda: full(input_ids=IDS[:1, :7]), knobs.turned(3, ALL_BLOCKS))
+    move = flops_delta(lambda: full(input_ids=IDS[:1, :7]), knobs.applied(1, ALL_BLOCKS))
+    assert move.moved and move.before - move.applied == 193_536
+    same = flops_delta(lambda: full(input_ids=IDS[:1, :7]), knobs.applied(3, ALL_BLOCKS))
     assert not same.moved

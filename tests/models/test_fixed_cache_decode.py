@@ -9,7 +9,7 @@ from experiment_core_utils.models.fixed_cache_decode import FixedCacheDecode
 from experiment_core_utils.models.generate_marks import greedy_config
 from experiment_core_utils.models.generate_stages import GenerateStages
 from experiment_core_utils.models.graph_capture import Reruns
-from experiment_core_utils.models.recorded_decoder import RecordedDecoder
+from experiment_core_utils.models.recorded_decoder import GraphedDecoder
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES
 from tests.models.tiny_families import VOCABULARY
@@ -106,7 +106,7 @@ def test_a_recorded_decoder_gives_the_logits_of_other_inputs(name: str) -> None:
     second = (
         prompt_of(9, seed=2) if family.picture is None else {**first, "pixel_values": first["pixel_values"].flip(-1)}
     )
-    stages, decoder = GenerateStages(model), RecordedDecoder(model, Reruns())
+    stages, decoder = GenerateStages(model), GraphedDecoder(model, Reruns())
     with decoder.in_place(records_new=True):
         stages.prefill(first, stages.encode_image(first))
     expected, _ = stages.prefill(second, stages.encode_image(second))
@@ -121,7 +121,7 @@ def test_a_recorded_decoder_gives_the_logits_of_other_inputs(name: str) -> None:
 @torch.inference_mode()
 def test_a_shape_that_is_not_recorded_runs_as_ever() -> None:
     model = ready(TEXT_FAMILIES["llama"])
-    stages, decoder = GenerateStages(model), RecordedDecoder(model, Reruns())
+    stages, decoder = GenerateStages(model), GraphedDecoder(model, Reruns())
     expected, _ = stages.prefill(prompt_of(7), None)
     with decoder.in_place():
         logits, _ = stages.prefill(prompt_of(7), None)
@@ -131,7 +131,7 @@ def test_a_shape_that_is_not_recorded_runs_as_ever() -> None:
 
 def test_the_longest_unused_recordings_are_let_go() -> None:
     model = ready(TEXT_FAMILIES["llama"])
-    stages, decoder = GenerateStages(model), RecordedDecoder(model, Reruns(), most=2)
+    stages, decoder = GenerateStages(model), GraphedDecoder(model, Reruns(), most=2)
     names = []
     with torch.inference_mode():
         for tokens in (4, 5, 4, 6):

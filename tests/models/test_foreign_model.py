@@ -1,4 +1,4 @@
-"""Checkpoints of transformers: what their knobs allow before any weight is read, and the model as it was asked for."""
+"""Checkpoints of transformers: what their knobs allow before any weight is read, and the model as it was requested."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.config.text import ImpossibleCombination
 from experiment_core_utils.models.architecture import stored_bytes
-from experiment_core_utils.models.foreign_model import ForeignSource, find_foreign, skeleton_of
+from experiment_core_utils.models.foreign_model import HFSource, find_hf_model, skeleton_of
 from experiment_core_utils.models.transformers_adapter import TransformersModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
@@ -39,17 +39,17 @@ def wide_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tiny_llama(), tmp_path_factory.mktemp("wide"))
 
 
-def asked(folder: Path, *flags: str) -> ProfilingConfig:
+def requested(folder: Path, *flags: str) -> ProfilingConfig:
     return parse_config(["--model_path", str(folder), "--device", "cpu", *flags])
 
 
 def loaded(folder: Path, *flags: str) -> TransformersModel:
-    model = load_staged_model(asked(folder, *flags).model, find_model(str(folder)), CPU)
+    model = load_staged_model(requested(folder, *flags).model, find_model(str(folder)), CPU)
     assert isinstance(model, TransformersModel)
     return model
 
 
-def source_of(folder: Path) -> ForeignSource:
+def source_of(folder: Path) -> HFSource:
     found = find_model(str(folder)).foreign
     assert found is not None
     return found
@@ -63,17 +63,19 @@ def test_a_mixture_tells_all_its_limits_without_a_weight(folder_of: Written, tmp
     shutil.copytree(folder_of(family), tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     limits = find_model(str(tmp_path)).limits
     assert (limits.num_total_blocks, limits.num_experts, limits.default_top_k) == (3, 4, 2)
-    assert (limits.top_k_refusal, limits.blocks_refusal) == (None, None)
-    assert (limits.vision_refusal is None) == (family != "olmoe")
+    assert (limits.top_k_unsupported_reason, limits.blocks_unsupported_reason) == (None, None)
+    assert (limits.vision_unsupported_reason is None) == (family != "olmoe")
 
 
 def test_a_dense_model_and_one_with_a_fixed_picture_say_why(folder_of: Written) -> None:
     assert find_model(str(folder_of("llava_next"))).limits == KnobLimits(3, None, None, None, "the model is dense")
     fixed = find_model(str(folder_of("llava"))).limits
-    assert fixed.vision_refusal is not None
-    assert "is fixed, or no option of its CLIPImageProcessor is known" in fixed.vision_refusal
+    assert fixed.vision_unsupported_reason is not None
+    assert "is fixed, or no option of its CLIPImageProcessor is known" in fixed.vision_unsupported_reason
     text = find_model(str(folder_of("llama"))).limits
-    assert text.vision_refusal is not None and text.vision_refusal.endswith("is a text model: it has no vision tokens")
+    assert text.vision_unsupported_reason is not None and text.vision_unsupported_reason.endswith(
+        "is a text model: it has no vision tokens"
+    )
 
 
 def test_a_skeleton_has_the_parameters_and_no_storage(folder_of: Written) -> None:
@@ -163,14 +165,14 @@ OTHERS = 2 * 512 * 64 + (2 * 2 + 1) * 64
 def test_quantised_weights_are_told_with_their_share(wide_llama: Path, width: str, bytes_each: float) -> None:
     model = loaded(wide_llama, "--quantization", width)
     found = model.describe()
-    told = found["quantisation"]
-    assert (told["method"], told["quantised_parameters"]) == ("bitsandbytes", LINEAR)
-    assert told["quantised_share"] == LINEAR / (LINEAR + OTHERS)
+    known = found["quantisation"]
+    assert (known["method"], known["quantised_parameters"]) == ("bitsandbytes", LINEAR)
+    assert known["quantised_share"] == LINEAR / (LINEAR + OTHERS)
     assert found["total_parameters"] == LINEAR + OTHERS
-    assert told["settings"][f"load_in_{width}"] is True
+    assert known["settings"][f"load_in_{width}"] is True
     buffers = sum(each.numel() * each.element_size() for each in model.model.buffers())
     assert stored_bytes(model.model) == LINEAR * bytes_each + OTHERS * 4 + buffers
-    assert model.knobs.blocks_refusal is None
+    assert model.knobs.blocks_unsupported_reason is None
     json.dumps(dict(found))
 
 
@@ -187,7 +189,7 @@ def test_quantising_twice_is_refused(wide_llama: Path, tmp_path: Path) -> None:
 
 
 def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
-    config = asked(tiny_checkpoint).replaced(quantization="8bit")
+    config = requested(tiny_checkpoint).replaced(quantization="8bit")
     with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
         load_staged_model(config.model, find_model(str(tiny_checkpoint)), CPU)
 
@@ -195,5 +197,5 @@ def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
 def test_a_model_that_reads_pictures_by_cross_attention_is_refused_in_one_line(tmp_path: Path) -> None:
     MllamaConfig(text_config={"num_hidden_layers": 2, "cross_attention_layers": [1]}).save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="a mllama, reads pictures by cross-attention") as raised:
-        find_foreign("it", tmp_path, {})
+        find_hf_model("it", tmp_path, {})
     assert "\n" not in str(raised.value)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from experiment_core_utils.models.foreign_processors import load_foreign_processor
-from experiment_core_utils.models.foreign_requests import ForeignRequests
+from experiment_core_utils.models.foreign_processors import load_hf_processor
+from experiment_core_utils.models.foreign_requests import HFRequests
 from experiment_core_utils.models.vision_options import fields_in_force
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
@@ -41,7 +41,7 @@ def sample(width: int | None = 60, height: int = 40) -> Sample:
 @dataclass(frozen=True)
 class Checkpoint:
     folder: Path
-    requests: ForeignRequests
+    requests: HFRequests
     model: Any
 
 
@@ -57,7 +57,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], C
                 raise
             pytest.skip(str(error).strip().splitlines()[0])
         kind = AutoModelForCausalLM if family in TEXT_FAMILIES else AutoModelForImageTextToText
-        requests = ForeignRequests(load_foreign_processor(folder), AutoConfig.from_pretrained(folder), family)
+        requests = HFRequests(load_hf_processor(folder), AutoConfig.from_pretrained(folder), family)
         return Checkpoint(folder, requests, kind.from_pretrained(folder).eval())
 
     return made
@@ -114,7 +114,7 @@ REALISED = {
 def test_a_tier_changes_the_realised_count(checkpoint_of: Made, family: str, tier: str) -> None:
     num_crops, tiling, tokens = REALISED[family, tier]
     requests = checkpoint_of(family).requests
-    assert requests.vision_knob_refusal is None
+    assert requests.vision_knob_unsupported_reason is None
     request = requests.make(sample(), "What is it?", TIERS[tier])
     actual = request.shape.actual
     assert actual is not None
@@ -131,7 +131,10 @@ def test_a_tier_changes_the_realised_count(checkpoint_of: Made, family: str, tie
 
 def test_a_fixed_number_of_tokens_is_refused(checkpoint_of: Made) -> None:
     requests = checkpoint_of("llava").requests
-    assert requests.vision_knob_refusal is not None and "CLIPImageProcessor" in requests.vision_knob_refusal
+    assert (
+        requests.vision_knob_unsupported_reason is not None
+        and "CLIPImageProcessor" in requests.vision_knob_unsupported_reason
+    )
     shapes = [requests.make(sample(), "q", TIERS[tier]).shape for tier in TIERS]
     # 24 x 24 pixels in patches of 8.
     assert {shape.vision_tokens for shape in shapes} == {9}
@@ -162,7 +165,7 @@ def test_without_its_config_llava_next_refuses_other_tiles(checkpoint_of: Made) 
 def test_a_text_model_is_asked_without_the_picture(checkpoint_of: Made, family: str) -> None:
     made = checkpoint_of(family)
     assert not made.requests.has_vision
-    assert made.requests.vision_knob_refusal is not None
+    assert made.requests.vision_knob_unsupported_reason is not None
     request = made.requests.make(sample(), "Why?", LOW)
     assert set(request.inputs) == {"input_ids", "attention_mask"}
     assert (request.shape.actual, request.shape.vision_tokens) == (None, 0)
@@ -176,7 +179,7 @@ def test_a_text_model_is_asked_without_the_picture(checkpoint_of: Made, family: 
 
 def text_of(made: Checkpoint, given_sample: Sample) -> str:
     tokenizer: Any = made.requests.make(given_sample, "Why?", LOW).inputs["input_ids"][0]
-    processor: Any = load_foreign_processor(made.folder)
+    processor: Any = load_hf_processor(made.folder)
     text: str = getattr(processor, "tokenizer", processor).decode(tokenizer)
     return text
 
@@ -205,8 +208,8 @@ def test_marks_around_the_picture_are_counted_apart(checkpoint_of: Made) -> None
 def test_a_template_that_takes_text_gets_the_placeholder_in_it(checkpoint_of: Made, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint_of("llava_next").folder, tmp_path / "copy")
     (folder / "chat_template.jinja").write_text("{{ 'Q: ' + messages[0]['content'] }}{{ ' A:' }}")
-    processor: Any = load_foreign_processor(folder)
-    requests = ForeignRequests(processor, AutoConfig.from_pretrained(folder), "copy")
+    processor: Any = load_hf_processor(folder)
+    requests = HFRequests(processor, AutoConfig.from_pretrained(folder), "copy")
     ids = requests.make(sample(), "Why?", LOW).inputs["input_ids"][0]
     assert processor.tokenizer.decode(ids) == "Q: " + 24 * "<image>" + "\nWhy? A:"
 
@@ -215,9 +218,9 @@ def test_a_template_that_takes_text_gets_the_placeholder_in_it(checkpoint_of: Ma
 def test_a_template_that_cannot_be_used_is_refused_at_once(checkpoint_of: Made, tmp_path: Path, template: str) -> None:
     folder = shutil.copytree(checkpoint_of("qwen3_vl_moe").folder, tmp_path / "copy")
     (folder / "chat_template.jinja").write_text(template)
-    processor = load_foreign_processor(folder)
+    processor = load_hf_processor(folder)
     with pytest.raises(ConfigurationError, match="chat template of copy cannot be used"):
-        ForeignRequests(processor, AutoConfig.from_pretrained(folder), "copy")
+        HFRequests(processor, AutoConfig.from_pretrained(folder), "copy")
 
 
 def test_generated_ids_become_text(checkpoint_of: Made) -> None:
@@ -288,9 +291,9 @@ def test_aria_cuts_odd_pictures_as_expected(checkpoint_of: Made, width: int, hei
 
 
 def test_the_processor_is_left_as_it_was(checkpoint_of: Made) -> None:
-    processor: Any = load_foreign_processor(checkpoint_of("llava_next").folder)
+    processor: Any = load_hf_processor(checkpoint_of("llava_next").folder)
     before = processor.image_processor.to_dict()
-    requests = ForeignRequests(processor, AutoConfig.from_pretrained(checkpoint_of("llava_next").folder), "x")
+    requests = HFRequests(processor, AutoConfig.from_pretrained(checkpoint_of("llava_next").folder), "x")
     first = requests.make(sample(), "Why?", LOW)
     requests.make(sample(), "Why?", TIERS["high"])
     assert processor.image_processor.to_dict() == before
@@ -300,7 +303,7 @@ def test_the_processor_is_left_as_it_was(checkpoint_of: Made) -> None:
 @pytest.mark.parametrize("family", ["olmoe", "qwen2_5_vl", "llava_next"])
 def test_another_process_can_make_the_same_requests(checkpoint_of: Made, family: str) -> None:
     requests = checkpoint_of(family).requests
-    copied: ForeignRequests = pickle.loads(pickle.dumps(requests))
+    copied: HFRequests = pickle.loads(pickle.dumps(requests))
     here, there = (each.make(sample(), "Why?", LOW).inputs for each in (requests, copied))
     assert here.keys() == there.keys()
     for name, mine in here.items():
@@ -325,7 +328,7 @@ def test_a_folder_without_its_files_is_refused_in_one_line(
     folder = shutil.copytree(checkpoint_of(family).folder, tmp_path / "copy")
     (folder / lost).unlink()
     with pytest.raises(ConfigurationError) as raised:
-        load_foreign_processor(folder)
+        load_hf_processor(folder)
     assert str(folder) in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -333,14 +336,14 @@ def test_a_folder_with_vision_and_no_image_processor_is_refused(checkpoint_of: M
     folder = shutil.copytree(checkpoint_of("llava").folder, tmp_path / "copy")
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        load_foreign_processor(folder)
+        load_hf_processor(folder)
 
 
 def test_a_config_without_a_placeholder_is_refused(checkpoint_of: Made) -> None:
-    processor: Any = load_foreign_processor(checkpoint_of("llava").folder)
+    processor: Any = load_hf_processor(checkpoint_of("llava").folder)
     del processor.image_token_id
-    with pytest.raises(ConfigurationError, match="names no token that stands for a picture"):
-        ForeignRequests(processor, AutoConfig.from_pretrained(checkpoint_of("llama").folder), "x")
+    with pytest.raises(ConfigurationError, match="names no picture token"):
+        HFRequests(processor, AutoConfig.from_pretrained(checkpoint_of("llama").folder), "x")
 
 
 def test_an_unknown_image_processor_still_makes_requests(checkpoint_of: Made, tmp_path: Path) -> None:
@@ -348,6 +351,9 @@ def test_an_unknown_image_processor_still_makes_requests(checkpoint_of: Made, tm
     file = folder / "preprocessor_config.json"
     named = json.loads(file.read_text()) | {"image_processor_type": "SiglipImageProcessor"}
     file.write_text(json.dumps(named | {"size": {"height": 24, "width": 24}}))
-    requests = ForeignRequests(load_foreign_processor(folder), AutoConfig.from_pretrained(folder), "copy")
-    assert requests.vision_knob_refusal is not None and "SiglipImageProcessor" in requests.vision_knob_refusal
+    requests = HFRequests(load_hf_processor(folder), AutoConfig.from_pretrained(folder), "copy")
+    assert (
+        requests.vision_knob_unsupported_reason is not None
+        and "SiglipImageProcessor" in requests.vision_knob_unsupported_reason
+    )
     assert requests.make(sample(), "Why?", LOW).shape.vision_tokens == 9

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.models.generate_marks import generate_marked, greedy_config
+from experiment_core_utils.models.generate_marks import generate_timed, greedy_config
 from experiment_core_utils.models.generate_stages import GenerateStages
 from experiment_core_utils.models.greedy import generate_greedily
 from experiment_core_utils.primitives.device import HostMarks, NoMarks
@@ -45,7 +45,7 @@ def test_text_stages_and_marks_give_the_tokens_of_generate(name: str) -> None:
     expected = plain(model, inputs)
     staged = generate_greedily(AloneStages(model), inputs, NEW_TOKENS, NoMarks())
     marks = HostMarks()
-    marked = generate_marked(model, inputs, NEW_TOKENS, marks)
+    marked = generate_timed(model, inputs, NEW_TOKENS, marks)
     assert staged.token_ids == marked.token_ids == expected
     assert marked.spans == ("prefill",) + ("decode",) * (NEW_TOKENS - 1)
     assert len(marks.seconds()) == len(marked.spans)
@@ -59,7 +59,7 @@ def test_picture_stages_and_marks_give_the_tokens_of_generate(name: str) -> None
     stages = AloneStages(model)
     staged = generate_greedily(stages, inputs, NEW_TOKENS, NoMarks())
     marks = HostMarks()
-    marked = generate_marked(model, inputs, NEW_TOKENS, marks)
+    marked = generate_timed(model, inputs, NEW_TOKENS, marks)
     assert staged.token_ids == marked.token_ids == expected
     assert staged.spans[:2] == ("vision", "prefill")
     assert marked.spans == ("prefill", "vision", "prefill") + ("decode",) * (NEW_TOKENS - 1)
@@ -76,7 +76,7 @@ def test_picture_stages_and_marks_give_the_tokens_of_generate(name: str) -> None
 def test_nothing_is_left_behind_by_the_marks() -> None:
     family = next(iter(VISION_FAMILIES.values()))
     model, inputs = ready(family), family.picture()
-    generate_marked(model, inputs, 2, NoMarks())
+    generate_timed(model, inputs, 2, NoMarks())
     assert "get_image_features" not in vars(model.base_model)
 
 

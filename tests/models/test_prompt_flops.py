@@ -87,4 +87,4 @@ def test_a_turned_model_that_its_config_does_not_describe_is_not_counted_by_it()
 
 def test_what_is_no_model_of_transformers_has_a_reason() -> None:
     found = generation_flops(nn.Linear(2, 2), text_run([[(5, 2)]]))
-    assert found["generation_flops"] is None and "no model of transformers" in str(found["generation_flops_reason"])
+    assert found["generation_flops"] is None and "not a model of transformers" in str(found["generation_flops_reason"])

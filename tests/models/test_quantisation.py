@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
-from experiment_core_utils.models.causal_lm import judge_loadable, load_language_model
+from experiment_core_utils.models.causal_lm import load_language_model, validate_loadable
 from experiment_core_utils.models.quantisation import (
     MOST_4BIT_ERROR,
-    bitsandbytes_problem,
+    bitsandbytes_unsupported_reason,
     error_of_4bit_product,
-    fp8_problem,
+    fp8_unsupported_reason,
     own_method,
     refuse_wrong_4bit_products,
     supported_types,
@@ -38,14 +38,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tiny_llama(), tmp_path_factory.mktemp("llama"))
 
 
-def asked(folder: Path, bits: int | None = None, kind: str | None = None, **values: Any) -> TextConfig:
+def requested(folder: Path, bits: int | None = None, kind: str | None = None, **values: Any) -> TextConfig:
     wanted = {"quantization": bits is not None, "load_in_4bit": bits == 4, "load_in_8bit": bits == 8}
     quantisation = {**wanted, "bnb_4bit_quant_type": kind}
     return validated({"model_name": str(folder), "device": "cpu", "quantization_config": quantisation, **values})
 
 
 def loaded(config: TextConfig) -> PreTrainedModel:
-    return load_language_model(config, judge_loadable(config))
+    return load_language_model(config, validate_loadable(config))
 
 
 @NEEDS_BITSANDBYTES
@@ -57,7 +57,7 @@ def loaded(config: TextConfig) -> PreTrainedModel:
 def test_weights_are_quantised_on_the_cpu_and_the_model_generates(
     llama: Path, bits: int, kind: str | None, packed: float, error: float, precision: str, caplog: Any
 ) -> None:
-    model = loaded(asked(llama, bits, kind, fp_precision=precision))
+    model = loaded(requested(llama, bits, kind, fp_precision=precision))
     weight = model.model.layers[1].mlp.up_proj.weight
     assert weight.element_size() == 1 and weight.numel() == 128 * 64 * packed
     assert model.lm_head.weight.dtype == getattr(torch, precision)
@@ -75,18 +75,18 @@ def test_weights_are_quantised_on_the_cpu_and_the_model_generates(
 
 @NEEDS_BITSANDBYTES
 def test_a_checkpoint_saved_in_4_bits_loads_as_it_is_and_no_further(llama: Path, tmp_path: Path) -> None:
-    first = loaded(asked(llama, 4))
+    first = loaded(requested(llama, 4))
     first.save_pretrained(tmp_path)
     for file in llama.glob("tokenizer*"):
         shutil.copy(file, tmp_path)
-    source = judge_loadable(asked(tmp_path))
+    source = validate_loadable(requested(tmp_path))
     assert source.quant_method == "bitsandbytes"
     ids = torch.tensor([[5, 9, 30]])
     with torch.inference_mode():
-        assert_same_floats(loaded(asked(tmp_path))(ids).logits, first(ids).logits)
-    for further in (asked(tmp_path, 8), asked(tmp_path, fp_precision="float8")):
+        assert_same_floats(loaded(requested(tmp_path))(ids).logits, first(ids).logits)
+    for further in (requested(tmp_path, 8), requested(tmp_path, fp_precision="float8")):
         with pytest.raises(ImpossibleCombination, match=r"quantised already \(bitsandbytes\)"):
-            judge_loadable(further)
+            validate_loadable(further)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_a_quantised_checkpoint_without_its_package(llama: Path, tmp_path: Path,
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | {"quantization_config": {"quant_method": method}}))
     with pytest.raises(ConfigurationError, match=packages) as caught:
-        judge_loadable(asked(folder))
+        validate_loadable(requested(folder))
     assert "\n" not in str(caught.value)
     with pytest.raises(ImpossibleCombination, match=f"quantised already .{method}."):
-        judge_loadable(asked(folder, 4))
+        validate_loadable(requested(folder, 4))
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,15 @@ def test_4_bit_products_that_are_wrong_are_refused_before_loading(tmp_path: Path
     if error_of_4bit_product("cpu", 48, kind) < MOST_4BIT_ERROR:
         pytest.skip("this release of bitsandbytes is right about such widths")
     with pytest.raises(ConfigurationError, match=message):
-        judge_loadable(asked(narrow, 4, kind))
-    judge_loadable(asked(narrow, 8))
+        validate_loadable(requested(narrow, 4, kind))
+    validate_loadable(requested(narrow, 8))
 
 
 @NEEDS_BITSANDBYTES
 def test_a_device_that_bitsandbytes_has_no_code_for() -> None:
     nowhere = torch.device("vulkan")
-    problem = bitsandbytes_problem(nowhere)
-    assert problem is not None and problem.startswith("bitsandbytes does not work on vulkan: ")
+    reason = bitsandbytes_unsupported_reason(nowhere)
+    assert reason is not None and reason.startswith("bitsandbytes does not work on vulkan: ")
     assert set(supported_types(nowhere).values()) == {False, None}
 
 
@@ -164,12 +164,12 @@ def test_float8_needs_the_gpu_and_its_kernels(
     capability: tuple[int, int], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    problem = fp8_problem(torch.device("cuda", 0))
-    assert problem is not None and message in problem
+    reason = fp8_unsupported_reason(torch.device("cuda", 0))
+    assert reason is not None and message in reason
 
 
 def test_4_bit_weights_are_multiplied_in_the_precision_asked_for(llama: Path) -> None:
-    wanted = transformers_config(asked(llama, 4), torch.bfloat16)
+    wanted = transformers_config(requested(llama, 4), torch.bfloat16)
     assert (wanted.bnb_4bit_compute_dtype, wanted.bnb_4bit_quant_type) == (torch.bfloat16, "nf4")
-    assert transformers_config(asked(llama), torch.bfloat16) is None
-    assert transformers_config(asked(llama, fp_precision="float8"), torch.bfloat16).weight_block_size == (128, 128)
+    assert transformers_config(requested(llama), torch.bfloat16) is None
+    assert transformers_config(requested(llama, fp_precision="float8"), torch.bfloat16).weight_block_size == (128, 128)

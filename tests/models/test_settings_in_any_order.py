@@ -8,8 +8,8 @@ import torch
 
 from experiment_core_utils.models.attribute_changes import AttributeChange
 from experiment_core_utils.models.decoder_knobs import DecoderKnobs
-from experiment_core_utils.models.generate_stages import GenerateStages, loose_tensors, stages_refusal
-from experiment_core_utils.models.kept_blocks import KeptBlocks
+from experiment_core_utils.models.generate_stages import GenerateStages, loose_tensors, stages_unsupported_reason
+from experiment_core_utils.models.kept_blocks import ActiveBlocks
 from tests.models.depth_families import LISTED, NUM_BLOCKS, RECURRENT, REFUSED, WHOLE, built
 from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES
 
@@ -33,7 +33,7 @@ def answer(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def grid(knobs: DecoderKnobs) -> list[tuple[int | None, tuple[int, ...]]]:
     total = knobs.num_total_blocks
-    fewer = 1 if knobs.top_k_refusal is None else None
+    fewer = 1 if knobs.top_k_unsupported_reason is None else None
     return [(None, tuple(range(total))), (fewer, tuple(i for i in range(total) if i != 2)), (None, (1, total - 1))]
 
 
@@ -42,7 +42,7 @@ def test_a_setting_does_not_depend_on_what_was_turned_before(name: str) -> None:
     fresh = {}
     turned = FAMILIES[name]()
     knobs = DecoderKnobs(turned)
-    assert knobs.blocks_refusal is None
+    assert knobs.blocks_unsupported_reason is None
     settings = grid(knobs)
     for setting in settings:
         model = FAMILIES[name]()
@@ -73,10 +73,10 @@ def test_a_decoders_own_list_by_block_follows() -> None:
     stack: Any = model.get_decoder()
     stack.rope_types = ["scaled", "unscaled", "scaled", "unscaled", "scaled"]
     model.config.rope_scaling_layers = [0, 2, 4]
-    changes = {change.name: change.value for change in KeptBlocks(model).changes((1, 2, 4))}
+    changes = {change.name: change.value for change in ActiveBlocks(model).changes((1, 2, 4))}
     assert changes["rope_types"] == ["unscaled", "scaled", "scaled"]
     assert changes["rope_scaling_layers"] == [1, 2]
-    assert AttributeChange(stack, "rope_types", ["unscaled", "scaled", "scaled"]) in KeptBlocks(model).changes(
+    assert AttributeChange(stack, "rope_types", ["unscaled", "scaled", "scaled"]) in ActiveBlocks(model).changes(
         (1, 2, 4)
     )
 
@@ -89,10 +89,10 @@ def test_the_stages_of_a_recurrent_family_answer_as_generate_does(name: str) -> 
     model = built(RECURRENT[name] if name in RECURRENT else WHOLE[name][0])
     made = loose_tensors(model)
     knobs = DecoderKnobs(model)
-    assert stages_refusal(model, made) is None
+    assert stages_unsupported_reason(model, made) is None
     kept = ALL if name in WHOLE else (0, 1, 3)
     stages = GenerateStages(model)
-    with knobs.turned(None, kept), torch.inference_mode():
+    with knobs.applied(None, kept), torch.inference_mode():
         tokens, expected = answer(model)
         logits, state = stages.prefill({"input_ids": IDS}, None)
         assert state.filled_layers == len(kept)
@@ -107,7 +107,7 @@ def test_the_stages_of_a_recurrent_family_answer_as_generate_does(name: str) -> 
 @pytest.mark.parametrize("name", WHOLE)
 def test_blocks_are_refused_with_the_reason(name: str) -> None:
     make, reason = WHOLE[name]
-    assert DecoderKnobs(built(make)).blocks_refusal == reason
+    assert DecoderKnobs(built(make)).blocks_unsupported_reason == reason
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -116,5 +116,5 @@ def test_a_model_without_separate_stages_is_refused(name: str) -> None:
     model = built(make)
     made = loose_tensors(model)
     DecoderKnobs(model)
-    refusal = stages_refusal(model, made)
-    assert refusal is not None and refusal.startswith(reason)
+    unsupported_reason = stages_unsupported_reason(model, made)
+    assert unsupported_reason is not None and unsupported_reason.startswith(reason)

@@ -69,13 +69,13 @@ def test_a_model_at_a_setting_has_the_formula_of_the_setting(
     """Also where the config says by their places which blocks have experts, and the places have moved."""
     model: Any = build(TEXT_FAMILIES[name]()) if name in PLACED else KNOBBED[name].built()
     knobs = DecoderKnobs(model)
-    if knobs.routed_blocks and knobs.top_k_refusal is not None:
-        pytest.skip(f"in this version of transformers top-k cannot be turned: {knobs.top_k_refusal}")
+    if knobs.routed_blocks and knobs.top_k_unsupported_reason is not None:
+        pytest.skip(f"in this version of transformers top-k cannot be set: {knobs.top_k_unsupported_reason}")
     whole = in_force(model)
     top_k, blocks = setting
     if knobs.num_experts is None:
         top_k = None
-    with knobs.turned(top_k, blocks):
+    with knobs.applied(top_k, blocks):
         turned = in_force(model)
         assert turned.decoder.blocks == whole.at_setting(top_k, blocks).decoder.blocks
         experts = tuple(
@@ -99,7 +99,7 @@ def test_a_decoder_without_a_list_of_blocks_has_no_formula() -> None:
             return self.lm_head
 
     found = architecture_in_force(Hidden(TEXT_FAMILIES["llama"]()))
-    assert isinstance(found, UnknownArchitecture) and "Hidden has no list of blocks called layers" in found.reason
+    assert isinstance(found, UnknownArchitecture) and "Hidden has no list of blocks named layers" in found.reason
 
 
 def test_a_family_that_computes_all_its_experts_has_no_formula() -> None:
@@ -168,7 +168,7 @@ def narrow_head(model: Any) -> None:
 
 @pytest.mark.parametrize("is_seen_before", [False, True])
 @pytest.mark.parametrize(
-    ("name", "narrow", "said"),
+    ("name", "narrow", "output"),
     [
         # 4 x 40 x 40 of attention less a half of two, and 3 x 40 x 96 or 3 x 40 x 64.
         ("llama", narrow_mlp, "block 2 of this llama has 12480 weights in its matrices, its config says 16320"),
@@ -179,14 +179,14 @@ def narrow_head(model: Any) -> None:
     ],
 )
 def test_a_model_that_was_made_narrower_has_no_formula(
-    name: str, narrow: Callable[[Any], None], said: str, is_seen_before: bool
+    name: str, narrow: Callable[[Any], None], output: str, is_seen_before: bool
 ) -> None:
     model: Any = build(TEXT_FAMILIES[name]())
     if is_seen_before:
         in_force(model)
     narrow(model)
     found = architecture_in_force(model)
-    assert isinstance(found, UnknownArchitecture) and found.reason.startswith(said)
+    assert isinstance(found, UnknownArchitecture) and found.reason.startswith(output)
     count = count_prompt_flops(model, PROMPTS)
     assert (count.method, count.counted_on) == ("counter", "model")
     assert count.flops == count_prompt_flops(model, PROMPTS, method="counter").flops
@@ -286,6 +286,6 @@ def test_a_model_without_a_head_has_no_formula_of_one() -> None:
 
 def test_what_has_no_formula_says_so() -> None:
     linear = architecture_in_force(nn.Linear(2, 2))
-    assert isinstance(linear, UnknownArchitecture) and "no model of transformers" in linear.reason
+    assert isinstance(linear, UnknownArchitecture) and "not a model of transformers" in linear.reason
     gpt2 = architecture_in_force(build(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=97)))
     assert isinstance(gpt2, UnknownArchitecture) and "'gpt2'" in gpt2.reason

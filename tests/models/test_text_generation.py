@@ -13,7 +13,7 @@ from experiment_core_utils.models.text_generation import (
     context_length,
     describe_decoding,
     generation_values,
-    logits_problem,
+    logits_fault,
 )
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -168,7 +168,7 @@ def test_the_context_is_the_decoders() -> None:
 def test_logits_that_are_not_finite_are_named() -> None:
     model: Any = tiny_text_model()
     prompts: Any = {"input_ids": torch.tensor([[0, 5, 6]]), "attention_mask": torch.tensor([[0, 1, 1]])}
-    assert logits_problem(model, prompts, torch.device("cpu")) is None
+    assert logits_fault(model, prompts, torch.device("cpu")) is None
     with torch.no_grad():
         model.get_output_embeddings().weight.fill_(float("nan"))
-    assert "not finite" in str(logits_problem(model, prompts, torch.device("cpu")))
+    assert "not finite" in str(logits_fault(model, prompts, torch.device("cpu")))

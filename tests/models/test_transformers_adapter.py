@@ -88,7 +88,7 @@ def test_a_setting_is_proven_by_what_ran(
 
 
 def windowed() -> TransformersModel:
-    requests = SimpleNamespace(config_for=lambda _: {}, has_vision=False, vision_knob_refusal=None)
+    requests = SimpleNamespace(config_for=lambda _: {}, has_vision=False, vision_knob_unsupported_reason=None)
     return TransformersModel("gemma3", built(LISTED["gemma3"]), cast(Any, requests))
 
 
@@ -200,7 +200,7 @@ def test_without_a_formula_there_are_no_operations() -> None:
     config = OPTConfig(
         vocab_size=97, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
     )
-    tokens = SimpleNamespace(vision_knob_refusal="it takes no pictures", config_for=lambda crops: {})
+    tokens = SimpleNamespace(vision_knob_unsupported_reason="it takes no pictures", config_for=lambda crops: {})
     unknown = TransformersModel("opt", OPTForCausalLM(config).eval(), cast(Any, tokens))
     assert unknown.count_flops(KnobSetting(LOW, None, (0,)), RequestShape(None, None, 0, 0, 9, 0.0), 5) is None
     assert unknown.count_bytes(KnobSetting(LOW, None, (0,))) is None
@@ -227,8 +227,8 @@ def test_the_switch_that_the_library_makes_while_decoding_on_a_gpu_is_told(model
     elsewhere = skeleton_of(source)
     for given, decode in (("grouped_mm", "batched_mm"), ("eager", "eager"), ("batched_mm", "batched_mm")):
         elsewhere.set_experts_implementation(given)
-        told = implementations(elsewhere)
-        assert (told["experts_implementation"], told["experts_implementation_decode"]) == (given, decode)
+        known = implementations(elsewhere)
+        assert (known["experts_implementation"], known["experts_implementation_decode"]) == (given, decode)
     assert model.describe()["experts_implementation_decode"] == "grouped_mm"
 
 

@@ -13,7 +13,7 @@ from experiment_core_utils.primitives.files import REPOSITORY
 @pytest.mark.parametrize("refused", [ConfigurationError, SettingError])
 def test_errors_of_building_are_refusals(refused: type[ProfilerError]) -> None:
     errors = pytest.importorskip("triton.errors")
-    for error, said in (
+    for error, output in (
         (errors.TritonError("out of registers\nand more"), "out of registers"),
         (subprocess.CalledProcessError(1, "ptxas"), "Command 'ptxas' returned non-zero exit status 1."),
         (RuntimeError("Failed to find C compiler. Please specify"), "Failed to find C compiler. Please specify"),
@@ -21,7 +21,7 @@ def test_errors_of_building_are_refusals(refused: type[ProfilerError]) -> None:
         with pytest.raises(ProfilerError) as found, built("the kernels of the step", refused):
             raise error
         assert type(found.value) is refused
-        assert str(found.value) == f"Triton does not build the kernels of the step: {said}"
+        assert str(found.value) == f"Triton does not build the kernels of the step: {output}"
 
 
 def test_other_errors_are_not() -> None:

@@ -1,4 +1,4 @@
-"""The number of vision tokens that each kind of processor is asked for, from hand-computed grids."""
+"""The number of vision tokens that each kind of processor is requested, from hand-computed grids."""
 
 from types import SimpleNamespace
 

@@ -14,7 +14,9 @@ from experiment_core_utils.primitives.files import REPOSITORY
 @pytest.mark.parametrize("given", ["0", "many", "-2", "1.5"])
 def test_what_is_no_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", given)
-    with pytest.raises(ConfigurationError, match=f"^OMP_NUM_THREADS={given} is no number of threads; give 1 or more"):
+    with pytest.raises(
+        ConfigurationError, match=f"^OMP_NUM_THREADS={given} is not a number of threads; give 1 or more"
+    ):
         environment_threads()
 
 

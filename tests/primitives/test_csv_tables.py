@@ -116,10 +116,10 @@ def test_torn_quotes_are_named_with_their_line(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("a\0b", "NUL"), ("\ud800", "surrogate"), (float("nan"), "nan"), (float("-inf"), "-inf")]
+    ("value", "output"), [("a\0b", "NUL"), ("\ud800", "surrogate"), (float("nan"), "nan"), (float("-inf"), "-inf")]
 )
-def test_what_no_cell_can_hold_is_refused_by_name(value: Any, said: str) -> None:
-    with pytest.raises(ResultsError, match=f"^metrics.x .*{said}"):
+def test_what_no_cell_can_hold_is_refused_by_name(value: Any, output: str) -> None:
+    with pytest.raises(ResultsError, match=f"^metrics.x .*{output}"):
         raw_cell(value, "metrics.x")
 
 

@@ -68,7 +68,7 @@ def test_names_become_a_column() -> None:
     ]
     with pytest.raises(ResultsError, match="e1 has a key 'experiment' that says 'other'"):
         named_rows({"e1": {"experiment": "other"}})
-    with pytest.raises(ResultsError, match="e1 holds no experiment: a dict was expected, found int"):
+    with pytest.raises(ResultsError, match="e1 contains no experiment: a dict was expected, found int"):
         named_rows({"e1": 3})  # type: ignore[dict-item]
 
 
@@ -144,7 +144,7 @@ def test_any_results_come_back_or_are_refused_in_one_line(rows: list[dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("", "is empty"),
         ("a,b\n1\n", "row 2 has 1 cells, the header has 2"),
@@ -152,8 +152,8 @@ def test_any_results_come_back_or_are_refused_in_one_line(rows: list[dict[str, A
         ("a,b,a\n1,2,3\n", "column 'a' more than once"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ResultsError, match=f"run.csv.*{said}"):
+def test_a_file_that_is_no_table_is_refused(text: str, output: str) -> None:
+    with pytest.raises(ResultsError, match=f"run.csv.*{output}"):
         read_table(text, "run.csv")
 
 

@@ -86,13 +86,13 @@ def test_a_link_beside_the_file_leads_nowhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [
-        (errno.ENOSPC, 1, "make room, and the same command goes on"),
+        (errno.ENOSPC, 1, "make room, then run the same command again to resume"),
         (errno.EDQUOT, 1, "make room"),
         (errno.EIO, 1, "see that the disk is there"),
         (errno.EACCES, 2, "give a place that you may write to"),
         (errno.EROFS, 2, "give a place that you may write to"),
-        (errno.EISDIR, 2, "a folder stands in its place"),
-        (errno.ENOTDIR, 2, "a file stands where a folder is needed"),
+        (errno.EISDIR, 2, "a folder has this name"),
+        (errno.ENOTDIR, 2, "a file has the name of a folder"),
         (errno.ENAMETOOLONG, 2, "give a shorter name"),
     ],
 )

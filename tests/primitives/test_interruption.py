@@ -56,12 +56,12 @@ def test_a_signal_asks_and_the_program_stops_where_it_looks(number: signal.Signa
     before = signal.getsignal(number)
     stop = StopRequest()
     with signals_stop(stop):
-        stop.raise_if_asked()
+        stop.raise_if_requested()
         os.kill(os.getpid(), number)
         with pytest.raises(
-            Stopped, match=f"stopped by {number.name} between two samples; .*goes on from here"
+            Stopped, match=f"stopped by {number.name} between two samples; .*same command again to resume"
         ) as caught:
-            stop.raise_if_asked()
+            stop.raise_if_requested()
         assert caught.value.exit_code == 130
         with pytest.raises(Stopped):
             stop.sleep(60)
@@ -76,7 +76,7 @@ def test_a_second_signal_does_not_wait_unless_it_is_the_first_one_passed_on(numb
     now[0] = 100.9
     stop.note(number, None)
     with pytest.raises(Stopped, match="stopped by SIGINT"):
-        stop.raise_if_asked()
+        stop.raise_if_requested()
     now[0] = 101.0
     with pytest.raises(KeyboardInterrupt):
         stop.note(number, None)

@@ -34,14 +34,14 @@ def test_a_log_gets_a_whole_line_at_most_once_a_minute_and_one_at_the_end(now: l
         now[0] += 3600.0
         progress.advance()
     assert log.getvalue().splitlines() == [
-        "setting 1/2 first: 4/20 samples; 00:00 gone, ? left",
+        "setting 1/2 first: 4/20 samples; 00:00 elapsed, ? left",
         # 2 done in 60 s; 14 missing
-        "setting 1/2 first: 6/20 samples; 01:00 gone, 07:00 left",
-        "setting 1/2 first: 8/20 samples; 02:00 gone, 06:00 left",
-        "setting 1/2 first: 10/20 samples; 03:00 gone, 05:00 left",
+        "setting 1/2 first: 6/20 samples; 01:00 elapsed, 07:00 left",
+        "setting 1/2 first: 8/20 samples; 02:00 elapsed, 06:00 left",
+        "setting 1/2 first: 10/20 samples; 03:00 elapsed, 05:00 left",
         # 7 done in 3780 s: 540 s each; 9 missing
-        "setting 2/2 second: 11/20 samples; 1:03:00 gone, 1:21:00 left",
-        "setting 2/2 second: 11/20 samples; 1:03:00 gone, 1:21:00 left",
+        "setting 2/2 second: 11/20 samples; 1:03:00 elapsed, 1:21:00 left",
+        "setting 2/2 second: 11/20 samples; 1:03:00 elapsed, 1:21:00 left",
     ]
 
 
@@ -73,10 +73,10 @@ def test_work_on_samples_gets_a_line_each_half_minute(now: list[float]) -> None:
         now[0] += 20.0
         lines.update(samples)
     assert log.getvalue().splitlines() == [
-        "recording states: 0/8 samples; 00:00 gone, ? left",
+        "recording states: 0/8 samples; 00:00 elapsed, ? left",
         # 2 done in 40 s; 6 missing
-        "recording states: 2/8 samples; 00:40 gone, 02:00 left",
+        "recording states: 2/8 samples; 00:40 elapsed, 02:00 left",
         # 6 done in 80 s; 2 missing
-        "recording states: 6/8 samples; 01:20 gone, 00:26 left",
-        "recording states: 8/8 samples; 01:40 gone, 00:00 left",
+        "recording states: 6/8 samples; 01:20 elapsed, 00:26 left",
+        "recording states: 8/8 samples; 01:40 elapsed, 00:00 left",
     ]

@@ -53,8 +53,8 @@ def runs_of_warm_up(totals: list[float], least: int, most: int) -> int:
     ("totals", "least", "most", "runs"),
     [
         ([3.0, 2.0, 1.0, 1.0, 1.0, 1.0], 2, 10, 5),  # runs 3, 4 and 5 are the first that agree
-        ([1.0, 1.0, 1.0, 1.0], 2, 10, 3),  # two were asked for, but agreement takes three
-        ([1.0, 1.0, 1.0, 1.0, 1.0], 4, 10, 4),  # stable before, but four were asked for
+        ([1.0, 1.0, 1.0, 1.0], 2, 10, 3),  # two were requested, but agreement takes three
+        ([1.0, 1.0, 1.0, 1.0, 1.0], 4, 10, 4),  # stable before, but four were requested
         ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], 2, 5, 5),  # never stable
         ([1.0, 2.0, 3.0], 2, 2, 2),
         ([], 0, 10, 0),  # switched off
@@ -97,8 +97,8 @@ def test_precision_needs_ten_samples_and_a_narrow_interval() -> None:
     values = [0.97, 1.03] * 5
     assert relative_half_width(values) == pytest.approx(0.022622, 1e-4)
     assert not goal.is_reached(values, pictures)
-    assert goal.of_share(4).relative == pytest.approx(0.04)
-    assert goal.of_share(4).is_reached(values, pictures)
+    assert goal.of_shard(4).relative == pytest.approx(0.04)
+    assert goal.of_shard(4).is_reached(values, pictures)
 
 
 def test_outliers_are_found_over_all_samples_and_named_by_their_run() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.units import check_above, check_at_least, check_share
+from experiment_core_utils.primitives.units import check_above, check_at_least, check_fraction
 
 
 @pytest.mark.parametrize("number", [2.0, 2, 1e300])
@@ -27,7 +27,7 @@ def test_a_limit_is_not_above_itself() -> None:
 
 
 def test_a_share_lies_between_0_and_1() -> None:
-    check_share("--part", 0.001)
+    check_fraction("--part", 0.001)
     for number in (0.0, 1.0, -0.5, math.inf, math.nan):
-        with pytest.raises(ConfigurationError, match=f"^--part {number:g} is not possible; give a share between 0"):
-            check_share("--part", number)
+        with pytest.raises(ConfigurationError, match=f"^--part {number:g} is not possible; give a fraction between 0"):
+            check_fraction("--part", number)

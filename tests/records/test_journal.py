@@ -30,7 +30,7 @@ from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,
     SettingFailure,
-    ShareDone,
+    ShardDone,
 )
 from tests.hand_made_records import PROOF, SETTING, measured_sample, staged_run
 
@@ -42,7 +42,7 @@ MEASURED = FinishedSample(
     MEMORY,
 )
 FAILED = FinishedSample(None, FailedSample(3, "SampleError", "ä\nb"), MEMORY)
-END = ShareDone("0001", PROOF, MEMORY, SettingFailure("OutOfMemory", "no room", 3))
+END = ShardDone("0001", PROOF, MEMORY, SettingFailure("OutOfMemory", "no room", 3))
 PATH_NAME = "tier-low_topk2_blocks3.rank0.jsonl"
 
 
@@ -203,9 +203,7 @@ def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path: Path) -> 
         with Journal(tmp_path, HEADER) as journal:
             start = path.stat().st_size
             resource.setrlimit(resource.RLIMIT_FSIZE, (start + 20, limits[1]))
-            with pytest.raises(
-                ResultsNotSaved, match=f"{PATH_NAME} cannot be written .*same command goes on"
-            ) as caught:
+            with pytest.raises(ResultsNotSaved, match=f"{PATH_NAME} cannot be written .*same command again") as caught:
                 journal.append(FAILED)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -220,9 +218,7 @@ def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path: Path) -> 
 def test_no_space_left_is_said_in_the_systems_words(tmp_path: Path) -> None:
     with (
         Path("/dev/full").open("wb", buffering=0) as full,
-        pytest.raises(
-            ResultsNotSaved, match="/r.json cannot be written .No space left on device.*same command goes on"
-        ),
+        pytest.raises(ResultsNotSaved, match="/r.json cannot be written .No space left on device.*same command again"),
         failed_writes_named(tmp_path / "r.json"),
     ):
         full.write(b"x")
@@ -253,15 +249,15 @@ def test_an_edited_line_is_named_with_its_field(tmp_path: Path, old: str, new: s
 def test_a_folder_with_the_name_of_a_journal_is_one_line(tmp_path: Path) -> None:
     (tmp_path / PATH_NAME).mkdir()
     (tmp_path / "notes.rankings.jsonl").write_text("not a journal's name")
-    with pytest.raises(ResultsRefused, match="is no journal, but a folder"):
+    with pytest.raises(ResultsRefused, match="is not a journal, but a folder"):
         list(journals_in(tmp_path))
-    with pytest.raises(OutputRefused, match="a folder stands in its place"):
+    with pytest.raises(OutputRefused, match="a folder has this name"):
         Journal(tmp_path, HEADER)
 
 
 def test_a_link_to_nothing_with_the_name_of_a_journal_is_one_line(tmp_path: Path) -> None:
     (tmp_path / PATH_NAME).symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ResultsRefused, match="is no journal, but a folder, a pipe, a device or a link to nothing"):
+    with pytest.raises(ResultsRefused, match="is not a journal, but a folder, a pipe, a device or a link to nothing"):
         list(journals_in(tmp_path))
 
 

@@ -41,12 +41,12 @@ def test_the_folder_itself_and_those_in_it_have_plans(tmp_path: Path) -> None:
 def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / PARTS_FOLDER).mkdir()
     (tmp_path / PARTS_FOLDER / "plan.json").write_text(content)
-    with pytest.raises(ResultsError, match="is no plan of this version; begin the run again"):
+    with pytest.raises(ResultsError, match="is not a plan of this version; begin the run again"):
         read_plan(tmp_path)
 
 
 def test_a_plan_of_another_schema_and_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="holds no plan of a run"):
+    with pytest.raises(ResultsError, match="contains no plan of a run"):
         read_plan(tmp_path)
     write_plan(replace(PLAN, schema_version=7), tmp_path)
     with pytest.raises(ResultsError, match=r"is of schema 7, this version reads 1"):

@@ -34,7 +34,7 @@ EM = get_metric("em")
 ANY_SETTING = KnobSetting(tier_target("high"), 8, tuple(range(16)))
 
 
-def said(image: int, kind: str, prediction: str, reference: str = "1") -> Answer:
+def output(image: int, kind: str, prediction: str, reference: str = "1") -> Answer:
     return Answer(prediction, (reference,), question_type=kind, image_id=f"image-{image}")
 
 
@@ -77,8 +77,8 @@ def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:
 
 
 def test_the_mean_is_over_answers_and_the_interval_over_pictures() -> None:
-    alike = [said(image, "reading", str(image % 2)) for image in range(40) for _ in range(4)]
-    apart = [said(index, "reading", str(index % 2)) for index in range(160)]
+    alike = [output(image, "reading", str(image % 2)) for image in range(40) for _ in range(4)]
+    apart = [output(index, "reading", str(index % 2)) for index in range(160)]
     one, other = accuracy_of(alike, EM), accuracy_of(apart, EM)
     assert (one.mean, one.n, other.mean) == (0.5, 160, 0.5)
     # 40 independent pictures against 160: the interval is twice as wide, sqrt(160 / 40).
@@ -86,18 +86,18 @@ def test_the_mean_is_over_answers_and_the_interval_over_pictures() -> None:
 
 
 def test_types_are_apart_and_no_answers_are_an_error() -> None:
-    by_type = accuracy_by_type([said(0, "count", "1"), said(1, "reading", "0"), said(2, "reading", "1")], EM)
+    by_type = accuracy_by_type([output(0, "count", "1"), output(1, "reading", "0"), output(2, "reading", "1")], EM)
     assert (by_type["count"].mean, by_type["reading"].mean, by_type["reading"].n) == (1.0, 0.5, 2)
     with pytest.raises(ValueError, match="no answers"):
         accuracy_of([], EM)
     with pytest.raises(ValueError, match="cider_score has no score for these 1 answers: give it more pictures"):
-        accuracy_of([said(0, "caption", "a star", "a star")], get_metric("cider_score"))
+        accuracy_of([output(0, "caption", "a star", "a star")], get_metric("cider_score"))
 
 
 def test_the_best_constant_answer() -> None:
     references = ["1", "1", "1", "2", "0"]
     answered = [
-        Answered("task", ANY_SETTING, index, reference, said(index, "count", "9", reference))
+        Answered("task", ANY_SETTING, index, reference, output(index, "count", "9", reference))
         for index, reference in enumerate(references)
     ]
     assert best_constant(answered, EM) == {"count": pytest.approx(3 / 5)}
@@ -113,7 +113,7 @@ def test_the_card_turns_each_knob_alone_and_both() -> None:
 def test_the_tables_and_their_place_in_the_card(tmp_path: Path) -> None:
     def family(predictions: str) -> list[Answered]:
         return [
-            Answered("counting", ANY_SETTING, at, "1", said(at, "count" if at else "reading", prediction))
+            Answered("counting", ANY_SETTING, at, "1", output(at, "count" if at else "reading", prediction))
             for at, prediction in enumerate(predictions)
         ]
 

@@ -108,7 +108,7 @@ def test_measured_files_are_never_written_over(results: Path, tmp_path: Path) ->
     elsewhere = tmp_path / "elsewhere"
     write(elsewhere, FULL_FILE, FULL, "0")
     for folder in (results, elsewhere):
-        with pytest.raises(ConfigurationError, match="holds measured results such as signs_.*another --output"):
+        with pytest.raises(ConfigurationError, match="contains measured results such as signs_.*another --output"):
             rescore(results, Strict("strict"), folder)
     again = [rescore(results, Strict("strict"), tmp_path / "again").after for _ in range(2)]
     assert again[0] == again[1]

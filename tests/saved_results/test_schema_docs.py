@@ -85,7 +85,7 @@ def test_writing_makes_tables_anew_and_leaves_the_rest(tmp_path: Path, capsys: p
     page = tmp_path / "page.md"
     page.write_text("By hand.\n\n<!-- from FailedSample -->\nold\n<!-- end -->\n\nMore.\n")
     assert main(["--check"], page) == 1
-    assert capsys.readouterr().err == "error: page.md is not what the code says; run with --write\n"
+    assert capsys.readouterr().err == "error: page.md does not match the code; run with --write\n"
     assert main(["--write"], page) == 0 and main(["--check"], page) == 0
     text = page.read_text()
     assert text.startswith("By hand.\n\n<!-- from FailedSample -->\n\n| key |") and text.endswith(

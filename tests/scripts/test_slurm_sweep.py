@@ -164,12 +164,12 @@ def test_near_the_limit_the_step_is_stopped_and_the_job_queued_again(
         # The file is made before its content is written.
         time.sleep(0.2)
         job.send_signal(signal.SIGUSR1)
-        _, said = job.communicate(timeout=30)
+        _, output = job.communicate(timeout=30)
     assert job.returncode == 130
     assert "scancel --signal=TERM 41234" in log(slurm)
     assert "stopped cleanly" in log(slurm)
     assert ("scontrol requeue 41234" in log(slurm)) is is_queued
-    assert ("not queued again" in said) is not is_queued
+    assert ("not queued again" in output) is not is_queued
 
 
 def test_outside_a_job_one_line_says_how_to_submit(slurm: dict[str, str]) -> None:
@@ -182,5 +182,5 @@ def test_outside_a_job_one_line_says_how_to_submit(slurm: dict[str, str]) -> Non
 
 
 def test_a_job_asks_to_be_told_before_the_limit_and_may_be_queued_again() -> None:
-    asked = [line for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
-    assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@180", "#SBATCH --ntasks-per-node=1"} <= set(asked)
+    requested = [line for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@180", "#SBATCH --ntasks-per-node=1"} <= set(requested)

@@ -40,11 +40,11 @@ class SettingQuestion(NamedTuple):
 
 
 def answer_grouped(
-    model: StagedModel, asked: Sequence[SettingQuestion], max_new_tokens: int, max_batch_size: int
+    model: StagedModel, requested: Sequence[SettingQuestion], max_new_tokens: int, max_batch_size: int
 ) -> list[tuple[int, ...]]:
     prepared = [
         PreparedQuestion(model.prepare(each.sample, each.prompt, each.setting.vision.crops), each.setting)
-        for each in asked
+        for each in requested
     ]
     return answer_prepared(model, prepared, max_new_tokens, max_batch_size)
 
@@ -63,9 +63,9 @@ def staged(checkpoint: Path) -> StagedModel:
     return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
 
 
-def alone(model: StagedModel, asked: SettingQuestion, steps: int) -> tuple[int, ...]:
-    model.apply(asked.setting)
-    inputs = model.prepare(asked.sample, asked.prompt, asked.setting.vision.crops).inputs
+def alone(model: StagedModel, requested: SettingQuestion, steps: int) -> tuple[int, ...]:
+    model.apply(requested.setting)
+    inputs = model.prepare(requested.sample, requested.prompt, requested.setting.vision.crops).inputs
     return run_staged(model, model.to_device(inputs), steps).token_ids
 
 
@@ -79,8 +79,8 @@ def test_groups_share_crops_top_k_and_blocks_and_shorter_prompts_come_first() ->
     c = KnobSetting(tier_target("low"), 2, (0, 1))
     d = KnobSetting(tier_target("low"), 4, (0, 2))
     also_a = KnobSetting(VisionTarget("tiles1-3", None, None, CropRange(1, 3)), 4, (0, 1))
-    wanted = [(9, a), (5, b), (7, a), (3, c), (8, also_a), (1, d), (2, b)]
-    questions = [place_holder(tokens, setting) for tokens, setting in wanted]
+    requested = [(9, a), (5, b), (7, a), (3, c), (8, also_a), (1, d), (2, b)]
+    questions = [place_holder(tokens, setting) for tokens, setting in requested]
     assert batches_of(questions, 8) == [(2, 4, 0), (6, 1), (3,), (5,)]
     assert batches_of(questions, 2) == [(2, 4), (0,), (6, 1), (3,), (5,)]
     assert batches_of([], 2) == []
@@ -108,8 +108,8 @@ def test_any_grouping_gives_the_answers_of_one_by_one(
     before = KnobSetting(ONE, 3, (0, 2, 3))
     expected = [_alone_once(tiny, question, setting) for question, setting in chosen]
     tiny.apply(before)
-    asked = [SettingQuestion(*QUESTIONS[question], SETTINGS[setting]) for question, setting in chosen]
-    assert answer_grouped(tiny, asked, 4, max_batch_size) == expected
+    requested = [SettingQuestion(*QUESTIONS[question], SETTINGS[setting]) for question, setting in chosen]
+    assert answer_grouped(tiny, requested, 4, max_batch_size) == expected
     assert tiny.active_setting == (3, (0, 2, 3))
 
 
@@ -131,9 +131,9 @@ def test_the_setting_before_comes_back_after_an_error(tiny: StagedModel) -> None
     with pytest.raises(KeyError):
         answer_prepared(tiny, questions, 4, 8)
     assert tiny.active_setting == (3, (0, 2))
-    asked = [SettingQuestion(*QUESTIONS[0], KnobSetting(ONE, 99, (0, 1)))]
+    requested = [SettingQuestion(*QUESTIONS[0], KnobSetting(ONE, 99, (0, 1)))]
     with pytest.raises(ConfigurationError, match="99"):
-        answer_grouped(tiny, asked, 4, 8)
+        answer_grouped(tiny, requested, 4, 8)
     assert tiny.active_setting == (3, (0, 2))
 
 
@@ -141,16 +141,16 @@ def test_the_embedded_model_answers_the_same_in_groups() -> None:
     model = staged(EMBEDDED_MODEL)
     low = tier_target("low")
     all_blocks = tuple(range(16))
-    wanted = [
+    requested = [
         (picture_question(3), KnobSetting(low, 8, all_blocks)),
         (text_question("what is it?"), KnobSetting(low, 4, all_blocks[:12])),
         (picture_question(353), KnobSetting(low, 4, all_blocks[:12])),
         (picture_question(10), KnobSetting(low, 8, all_blocks)),
         (picture_question(7), KnobSetting(ONE, 8, all_blocks)),
     ]
-    asked = [SettingQuestion(*question, setting) for question, setting in wanted]
-    expected = [alone(model, each, 16) for each in asked]
-    assert answer_grouped(model, asked, 16, 8) == expected
+    requested = [SettingQuestion(*question, setting) for question, setting in requested]
+    expected = [alone(model, each, 16) for each in requested]
+    assert answer_grouped(model, requested, 16, 8) == expected
 
 
 def test_what_the_crops_ask_of_the_model_comes_back_too(tmp_path: Path) -> None:

@@ -93,10 +93,10 @@ def test_the_driver_prints_the_plan(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["x", *flags(tiny_checkpoint, tmp_path, "--dry_run")])
     assert main() == 0
-    said = capsys.readouterr().out
-    assert said.startswith("plan: 24 settings by balanced")
-    assert "no weights were loaded" in said
-    assert "time, matmul: ROUGH" in said
+    output = capsys.readouterr().out
+    assert output.startswith("plan: 24 settings by balanced")
+    assert "no weights were loaded" in output
+    assert "time, matmul: ROUGH" in output
 
 
 def test_a_matrix_product_has_a_speed() -> None:

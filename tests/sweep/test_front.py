@@ -25,14 +25,14 @@ from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,
     SettingFailure,
-    ShareDone,
+    ShardDone,
 )
-from experiment_core_utils.saved_results.terminal import closing_table, places_of, search_sentence
+from experiment_core_utils.saved_results.terminal import closing_table, positions_of, search_sentence
 from experiment_core_utils.sweep.front import (
     SEARCH_FILE,
     FrontSearch,
+    announce_end,
     check_searchable,
-    tell_over,
     wait_until_all_are_over,
 )
 from experiment_core_utils.sweep.front_search import SearchRules
@@ -124,7 +124,7 @@ def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, Ru
 def test_the_table_says_where_each_setting_ended(searched: tuple[ProfilingConfig, RunReport]) -> None:
     _, report = searched
     assert report.search is not None
-    lines = closing_table(report.results, places_of(report.search)).splitlines()
+    lines = closing_table(report.results, positions_of(report.search)).splitlines()
     assert lines[0].split()[-1] == "search"
     assert "samples" in lines[0]
     assert [line.split()[-1] for line in lines[1:]].count("front") == len(report.search["front"])
@@ -264,7 +264,7 @@ def test_a_round_waits_for_its_samples_and_not_for_the_end_of_the_round_before(t
     with journal_of(tmp_path, 0) as own, journal_of(tmp_path, 1) as other:
         own.append(failed(1))
         other.append(failed(7))
-        other.append(ShareDone("0001", None, None, None))
+        other.append(ShardDone("0001", None, None, None))
         later = threading.Timer(0.7, other.append, [failed(2)])
         later.start()
         assert collected(tmp_path) == [1, 7, 2]
@@ -274,7 +274,7 @@ def test_a_round_waits_for_its_samples_and_not_for_the_end_of_the_round_before(t
 def test_a_round_ends_where_a_process_gave_the_setting_up(tmp_path: Path) -> None:
     with journal_of(tmp_path, 0) as own, journal_of(tmp_path, 1) as other:
         own.append(failed(1))
-        other.append(ShareDone("0001", None, None, SettingFailure("OutOfMemory", "no room", 1)))
+        other.append(ShardDone("0001", None, None, SettingFailure("OutOfMemory", "no room", 1)))
         assert collected(tmp_path) == [1]
 
 
@@ -290,10 +290,10 @@ def test_a_process_that_is_gone_is_named_with_what_it_owes(tmp_path: Path) -> No
 
 
 def test_journals_are_kept_until_no_process_looks_at_them(tmp_path: Path) -> None:
-    tell_over(tmp_path, 0, "0002")
-    tell_over(tmp_path, 1, "0001")  # of an earlier run
+    announce_end(tmp_path, 0, "0002")
+    announce_end(tmp_path, 1, "0001")  # of an earlier run
     assert not wait_until_all_are_over(tmp_path, 2, "0002", 0.0, StopRequest())
-    tell_over(tmp_path, 1, "0002")
+    announce_end(tmp_path, 1, "0002")
     assert wait_until_all_are_over(tmp_path, 2, "0002", 0.0, StopRequest())
     assert not list(tmp_path.iterdir())
 

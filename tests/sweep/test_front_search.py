@@ -44,13 +44,13 @@ def race(
     num_samples = len(next(iter(scores.values())))
     rounds: list[Round] = []
 
-    def measure(wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
-        rounds.append(dict(wanted))  # type: ignore[arg-type]
+    def measure(requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
+        rounds.append(dict(requested))  # type: ignore[arg-type]
         return {
             key: {}
-            if key in failing and asked[0] >= fails_from
-            else {each: seen(each, scores[key][each], seconds[key]) for each in asked}
-            for key, asked in wanted.items()
+            if key in failing and requested[0] >= fails_from
+            else {each: seen(each, scores[key][each], seconds[key]) for each in requested}
+            for key, requested in requested.items()
         }
 
     return run_search(ParetoSearch(list(scores), list(range(num_samples)), rules), measure), rounds
@@ -224,8 +224,8 @@ def test_nothing_at_all_could_be_run() -> None:
 
 def test_samples_that_failed_at_one_setting_do_not_count_in_its_pairs() -> None:
     search = ParetoSearch(["a", "b"], list(range(20)), RULES)
-    wanted = search.next_round()
-    assert wanted == {"a": tuple(range(10)), "b": tuple(range(10))}
+    requested = search.next_round()
+    assert requested == {"a": tuple(range(10)), "b": tuple(range(10))}
     search.record(
         {"a": {at: seen(at, 0.0, 2.0) for at in range(9)}, "b": {at: seen(at, 1.0, 1.0) for at in range(1, 10)}}
     )
@@ -235,8 +235,8 @@ def test_samples_that_failed_at_one_setting_do_not_count_in_its_pairs() -> None:
 
 def test_without_a_score_there_is_no_front_only_open_questions() -> None:
     search = ParetoSearch(["a", "b"], list(range(4)), RULES)
-    while wanted := search.next_round():
-        search.record({key: {each: seen(each, None, 1.0) for each in ids} for key, ids in wanted.items()})
+    while requested := search.next_round():
+        search.record({key: {each: seen(each, None, 1.0) for each in ids} for key, ids in requested.items()})
     result = search.result()
     assert not result.front
     assert [(each.key, each.accuracy) for each in result.undecided] == [("a", None), ("b", None)]
@@ -280,8 +280,8 @@ def drawn_race(seed: int, num_samples: int, accuracies: Sequence[float], seconds
         row = names.index(key)
         return Observation(float(right[row, at]), float(times[row, at]), float(times[row, at]), picture=at // 2)
 
-    def measure(wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
-        return {key: {at: measured(key, at) for at in ids} for key, ids in wanted.items()}
+    def measure(requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
+        return {key: {at: measured(key, at) for at in ids} for key, ids in requested.items()}
 
     result = run_search(ParetoSearch(names, list(range(num_samples)), SearchRules()), measure)
     assert result.cost_s <= times.sum() / 3

@@ -3,7 +3,7 @@
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.stability import PrecisionGoal
 from experiment_core_utils.records.settings import FailedSample, FinishedSample
-from experiment_core_utils.sweep.measurer import Share
+from experiment_core_utils.sweep.measurer import Shard
 from tests.hand_made_records import measured_sample, staged_run
 
 MEMORY = MemoryReading(None, None, 9, "cpu")
@@ -16,65 +16,65 @@ def finished(sample_id: int, total_s: float = 1.0) -> FinishedSample:
     return FinishedSample(measured_sample(sample_id, run, has_picture=False), None, MEMORY)
 
 
-def measure(share: Share, seconds: dict[int, float], most: int = 1000) -> list[int]:
+def measure(shard: Shard, seconds: dict[int, float], most: int = 1000) -> list[int]:
     """Ids in the order in which they are measured, at most so many before a kill."""
     done: list[int] = []
-    for sample_id in share.until_enough():
-        if sample_id in share.finished:
+    for sample_id in shard.until_enough():
+        if sample_id in shard.finished:
             continue
         if len(done) == most:
             break
         done.append(sample_id)
-        share.add(finished(sample_id, seconds.get(sample_id, 1.0)))
+        shard.add(finished(sample_id, seconds.get(sample_id, 1.0)))
     return done
 
 
 def test_without_a_goal_every_sample_is_asked_for() -> None:
-    share = Share(IDS, {50: finished(50), 999: finished(999)}, None)
-    assert (share.num_asked, share.num_finished, share.is_done) == (50, 1, False)
-    assert measure(share, {}) == list(IDS[1:])
-    assert share.is_done
+    shard = Shard(IDS, {50: finished(50), 999: finished(999)}, None)
+    assert (shard.num_asked, shard.num_finished, shard.is_done) == (50, 1, False)
+    assert measure(shard, {}) == list(IDS[1:])
+    assert shard.is_done
 
 
 def test_it_ends_as_soon_as_there_are_enough() -> None:
-    share = Share(IDS, {}, GOAL)
-    assert measure(share, {}) == list(IDS[:10])
-    assert (share.num_asked, share.is_done) == (10, True)
+    shard = Shard(IDS, {}, GOAL)
+    assert measure(shard, {}) == list(IDS[:10])
+    assert (shard.num_asked, shard.is_done) == (10, True)
 
 
 def test_a_share_that_never_gets_precise_goes_to_its_end() -> None:
-    share = Share(IDS, {}, GOAL)
-    assert measure(share, {each: 1.0 + each % 2 for each in IDS}) == list(IDS)
-    assert share.is_done and share.num_asked == 50
+    shard = Shard(IDS, {}, GOAL)
+    assert measure(shard, {each: 1.0 + each % 2 for each in IDS}) == list(IDS)
+    assert shard.is_done and shard.num_asked == 50
 
 
 def test_a_killed_share_goes_on_and_ends_at_the_same_place() -> None:
     # The first sample is far off, so that it takes more than ten.
     seconds = {50: 1.3}
-    whole = Share(IDS, {}, GOAL)
+    whole = Shard(IDS, {}, GOAL)
     at_once = measure(whole, seconds)
     assert 10 < len(at_once) < 50
     for kill_after in range(len(at_once) + 1):
-        first = Share(IDS, {}, GOAL)
+        first = Shard(IDS, {}, GOAL)
         begun = measure(first, seconds, kill_after)
-        second = Share(IDS, first.finished, GOAL)
+        second = Shard(IDS, first.finished, GOAL)
         assert begun + measure(second, seconds) == at_once
         assert second.is_done and second.num_asked == len(at_once)
 
 
 def test_a_beginning_can_be_extended_to_more() -> None:
-    first = Share(IDS[:5], {}, None)
+    first = Shard(IDS[:5], {}, None)
     measure(first, {})
-    longer = Share(IDS[:8], first.finished, None)
+    longer = Shard(IDS[:8], first.finished, None)
     assert not longer.is_done
     assert measure(longer, {}) == list(IDS[5:8])
 
 
 def test_samples_that_failed_are_done_with_but_say_nothing_of_times() -> None:
     failed = {each: FinishedSample(None, FailedSample(each, "SampleError", "x"), MEMORY) for each in IDS[:3]}
-    share = Share(IDS, failed, GOAL)
-    assert measure(share, {}) == list(IDS[3:13])
-    assert share.is_done
+    shard = Shard(IDS, failed, GOAL)
+    assert measure(shard, {}) == list(IDS[3:13])
+    assert shard.is_done
     # One that failed for now is tried again before the share is done.
-    hole = Share(IDS, {each: finished(each) for each in IDS[1:12]}, GOAL)
+    hole = Shard(IDS, {each: finished(each) for each in IDS[1:12]}, GOAL)
     assert not hole.is_done

@@ -1,4 +1,4 @@
-"""A run as it is asked for: judged by model and task without any weight, one order and one control setting."""
+"""A run as it is requested: judged by model and task without any weight, one order and one control setting."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.stability import shuffled
-from experiment_core_utils.sweep.plan import AskedRun, asked_run
+from experiment_core_utils.sweep.plan import RequestedRun, requested_run
 
 # 2 tiers x 1 top-k x 2 block counts, the last changing fastest.
 KEYS = ("tier-low_topk4_blocks2", "tier-low_topk4_blocks4", "tier-high_topk4_blocks2", "tier-high_topk4_blocks4")
@@ -23,8 +23,8 @@ def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def asked(folder: Path, *flags: str) -> AskedRun:
-    return asked_run(
+def requested(folder: Path, *flags: str) -> RequestedRun:
+    return requested_run(
         parse_config(
             ["--model_path", str(folder), "--tier_list", "low", "high", "--top_k_list", "4",
              "--num_active_blocks_list", "2", "4", "--sampling_strategy", "full", "--seed", "3", *flags]
@@ -33,20 +33,20 @@ def asked(folder: Path, *flags: str) -> AskedRun:
 
 
 def test_settings_and_samples_are_known_without_weights(folder: Path) -> None:
-    run = asked(folder, "--ids", "9", "2", "5")
+    run = requested(folder, "--ids", "9", "2", "5")
     assert run.keys == KEYS == tuple(setting.key for setting in run.settings)
     assert run.drawn.sample_ids == (2, 5, 9)
     assert (run.task.name, run.source.limits.num_total_blocks) == ("reference_vqa", 4)
 
 
 def test_the_control_setting_is_the_first_that_is_measured(folder: Path) -> None:
-    run = asked(folder, "--setting_order", "shuffled")
+    run = requested(folder, "--setting_order", "shuffled")
     assert run.order.keys == shuffled(KEYS, 3) != KEYS
     assert (run.order.seed, run.control.key) == (3, run.order.keys[0])
-    planned = asked(folder, "--setting_order", "planned")
+    planned = requested(folder, "--setting_order", "planned")
     assert (planned.order.keys, planned.order.seed, planned.control.key) == (KEYS, None, KEYS[0])
 
 
 def test_what_does_not_fit_the_model_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="5"):
-        asked(folder, "--num_active_blocks_list", "5")
+        requested(folder, "--num_active_blocks_list", "5")

@@ -60,23 +60,24 @@ def test_a_begun_setting_goes_on_with_its_engines_alone(tmp_path: Path) -> None:
     refuse(COMPILED, tmp_path)
     Journal(tmp_path / ".parts", replace(header, key="c", engines=COMPILED)).__exit__(None, None, None)
     refuse(COMPILED, tmp_path)
-    said = (
-        r"holds a part of this run that was measured with other engines \(vision reference, prefill reference, decode "
+    output = (
+        r"contains a part of this run that was measured with other engines \(vision reference, prefill reference, "
+        r"decode "
         r"cpu step\) than run here now \(vision reference, prefill reference, decode reference\); give another"
     )
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=output):
         refuse(PLAIN, tmp_path)
 
 
 def test_results_with_former_names_count_where_those_say_which_engine_ran(tmp_path: Path) -> None:
     """`eager` were the modules; `straight` was any of three."""
-    for former, refused in (("eager", PLAIN), ("straight", MODULES), ("straight", PLAIN)):
-        stages = dict.fromkeys(PLAIN, former)
+    for old_name, refused in (("eager", PLAIN), ("straight", MODULES), ("straight", PLAIN)):
+        stages = dict.fromkeys(PLAIN, old_name)
         result = stored_result(part(measured_sample(1)))
         result["provenance"]["model"] = {"execution_stages": stages}
         write_json_atomically(result, tmp_path / "a.json")
         Ledger(tmp_path, "f00d", tmp_path / "trackers").mark_done("a", "a.json")
-        if former == "eager":
+        if old_name == "eager":
             refuse(MODULES, tmp_path)
-        with pytest.raises(ConfigurationError, match=f"vision {'modules' if former == 'eager' else 'straight'}"):
+        with pytest.raises(ConfigurationError, match=f"vision {'modules' if old_name == 'eager' else 'straight'}"):
             refuse(refused, tmp_path)

@@ -9,13 +9,17 @@ from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.sweep.plan import asked_values, left_out_by, plan_for
+from experiment_core_utils.sweep.plan import left_out_by, plan_for, requested_values
 
 MIXTURE = KnobLimits(num_total_blocks=6, num_experts=8, default_top_k=5)
-DENSE = KnobLimits(num_total_blocks=6, num_experts=None, default_top_k=None, top_k_refusal="the model is dense")
-FIXED_PICTURE = KnobLimits(6, 8, 5, vision_refusal="its pictures are 576 tokens")
-IGNORES_TOP_K = KnobLimits(6, 8, 2, top_k_refusal="it ignores top-k")
-SHARES_KEYS = KnobLimits(6, None, None, top_k_refusal="the model is dense", blocks_refusal="its blocks share keys")
+DENSE = KnobLimits(
+    num_total_blocks=6, num_experts=None, default_top_k=None, top_k_unsupported_reason="the model is dense"
+)
+FIXED_PICTURE = KnobLimits(6, 8, 5, vision_unsupported_reason="its pictures are 576 tokens")
+IGNORES_TOP_K = KnobLimits(6, 8, 2, top_k_unsupported_reason="it ignores top-k")
+SHARES_KEYS = KnobLimits(
+    6, None, None, top_k_unsupported_reason="the model is dense", blocks_unsupported_reason="its blocks share keys"
+)
 
 
 def source_of(limits: KnobLimits, folder: Path) -> ModelSource:
@@ -34,8 +38,8 @@ def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
         for top_k in (2, 5)
         for blocks in (5, 6)
     ]
-    asked = asked_values(parse_config([]).knobs, source_of(KnobLimits(1, 4, 1), tmp_path))
-    assert (asked.top_k, asked.block_counts) == ((1,), (1,))
+    requested = requested_values(parse_config([]).knobs, source_of(KnobLimits(1, 4, 1), tmp_path))
+    assert (requested.top_k, requested.block_counts) == ((1,), (1,))
 
 
 @pytest.mark.parametrize(

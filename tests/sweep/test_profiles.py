@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
 
 
 def without_times(value: Any) -> Any:
-    """A result without what differs between any two runs, and without the record that profiling was asked for."""
+    """A result without what differs between any two runs, and without the record that profiling was requested."""
     if isinstance(value, dict):
         steadiness = ("warmup", "conditions", "drift", "precision", "compute_utilisation")
         own = ("fingerprint", "memory", "provenance", "runs", *steadiness)

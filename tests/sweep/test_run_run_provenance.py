@@ -6,16 +6,16 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.sweep.plan import AskedRun, asked_run
+from experiment_core_utils.sweep.plan import RequestedRun, requested_run
 from experiment_core_utils.sweep.run import provenance_of_run, run_few_samples_caveats
 
 
-def asked(*flags: str) -> AskedRun:
-    return asked_run(parse_config(["--tier_list", "low", "high", "--num_samples", "4", "--device", "cpu", *flags]))
+def requested(*flags: str) -> RequestedRun:
+    return requested_run(parse_config(["--tier_list", "low", "high", "--num_samples", "4", "--device", "cpu", *flags]))
 
 
 def test_model_and_task_stand_under_their_names_and_a_task_keeps_its_own_limit() -> None:
-    run = asked("--max_new_tokens", "3")
+    run = requested("--max_new_tokens", "3")
     entry = provenance_of_run(run, Accelerator(cpu=True), torch.device("cpu"), 2, "0007", {"dtype": "float32"})
     assert entry.experiment_id == "0007"
     assert entry.model.content() == {"name": run.source.name, "revision": run.source.revision, "dtype": "float32"}
@@ -30,7 +30,7 @@ def test_model_and_task_stand_under_their_names_and_a_task_keeps_its_own_limit()
 
 
 def test_caveats_come_from_the_machine_the_batches_and_the_number_of_samples() -> None:
-    run = asked("--num_latency_samples", "1")
+    run = requested("--num_latency_samples", "1")
     device = torch.device("cpu")
     alone = provenance_of_run(run, Accelerator(cpu=True), device, 1, "0001", {"dtype": "float32"}).caveats
     assert [each[:24] for each in alone] == ["only 4 samples per setti"]
@@ -43,7 +43,7 @@ def test_caveats_come_from_the_machine_the_batches_and_the_number_of_samples() -
 
 
 def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
-    run = asked()
+    run = requested()
     assert len(run.settings) > 1 and len(run_few_samples_caveats(run)) == 1
     assert run_few_samples_caveats(replace(run, settings=run.settings[:1])) == []
     assert run_few_samples_caveats(replace(run, config=run.config.replaced(pareto_search=True))) == []

@@ -20,7 +20,7 @@ from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,
     SettingFailure,
-    ShareDone,
+    ShardDone,
 )
 from experiment_core_utils.sweep.status import main, read_status, status_lines
 from tests.hand_made_records import measured_sample, staged_run
@@ -40,7 +40,7 @@ def header(key: str, rank: int, experiment_id: str = "0002", fingerprint: str = 
 
 
 def journal(
-    folder: Path, first: JournalHeader, *lines: JournalHeader | FinishedSample | ShareDone, at: float = BEGUN
+    folder: Path, first: JournalHeader, *lines: JournalHeader | FinishedSample | ShardDone, at: float = BEGUN
 ) -> None:
     with Journal(folder / PARTS_FOLDER, first) as opened:
         for line in lines:
@@ -74,7 +74,7 @@ def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Pat
     assert status.at_work is not None
     assert (status.at_work.key, status.at_work.finished) == ("b", {0, 1, 2})
     # 4 of a and 3 of b less the one before; 1 of b and 4 of c are owed: 100 s / 6 * 5 = 83.3 s.
-    assert (status.samples_by_run, status.samples_owed) == (6, 5)
+    assert (status.samples_by_run, status.samples_missing) == (6, 5)
     assert status.left_s == pytest.approx(83.333, abs=1e-3)
     lines = status_lines(status, Path("out"))
     assert lines[0].startswith("out: run 0002 on signs, 4 samples a setting, 2 processes, begun 1970-01-0")
@@ -107,7 +107,7 @@ def test_at_the_end_failures_are_named_and_nothing_is_owed(ledger: Ledger, tmp_p
     os.utime(ledger.path, (1200.0, 1200.0))
     # A setting that failed keeps its journals; both processes are at the end of their share.
     for rank in (0, 1):
-        journal(tmp_path, header("b", rank), ShareDone("0002", None, None, None), at=1190.0)
+        journal(tmp_path, header("b", rank), ShardDone("0002", None, None, None), at=1190.0)
     assert lines_of(tmp_path, 1500.0)[1:] == [
         "settings: 2 done, 1 failed, 0 left of 3",
         "finished 5 min ago",
@@ -119,11 +119,11 @@ def test_a_failure_of_an_earlier_run_is_owed_again(ledger: Ledger, tmp_path: Pat
     ledger.mark_failed("a", SettingFailure("OutOfMemory", "no room", 3))
     os.utime(ledger.path, (900.0, 900.0))
     status = read_status(tmp_path, 1001.0, tmp_path / "trackers")
-    assert (tuple(status.failed), status.samples_owed) == (("a",), 12)
+    assert (tuple(status.failed), status.samples_missing) == (("a",), 12)
     # While it is tried again it is neither.
     journal(tmp_path, header("a", 0), finished(0), at=1010.0)
     status = read_status(tmp_path, 1011.0, tmp_path / "trackers")
-    assert (status.failed, status.left, status.samples_owed) == ({}, ("a", "b", "c"), 11)
+    assert (status.failed, status.left, status.samples_missing) == ({}, ("a", "b", "c"), 11)
 
 
 def test_a_result_that_was_deleted_is_left(ledger: Ledger, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_journals_of_another_run_say_nothing_about_this_one(ledger: Ledger, tmp_
     journal(tmp_path, header("b", 0, "0001"), finished(0))
     status = read_status(tmp_path, 1001.0, tmp_path / "trackers")
     assert status.at_work is None
-    assert (status.samples_by_run, status.samples_owed) == (0, 11)
+    assert (status.samples_by_run, status.samples_missing) == (0, 11)
 
 
 def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: 
     status = read_status(tmp_path, time.time())
     assert status.plan.experiment_id == report.experiment_id
     assert status.done == status.plan.due == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
-    assert (status.left, status.at_work, status.samples_by_run, status.samples_owed) == ((), None, 4, 0)
+    assert (status.left, status.at_work, status.samples_by_run, status.samples_missing) == ((), None, 4, 0)
     run_profiling(config)
     assert "nothing was left to measure" in status_lines(read_status(tmp_path, time.time()), tmp_path)[0]
 
 
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "holds no plan of a run" in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "contains no plan of a run" in output and output.count("\n") == 1
     assert main([]) == 2
 
 
@@ -168,8 +168,8 @@ def test_a_folder_of_several_datasets_answers_for_each(tmp_path: Path, capsys: p
         write_plan(replace(PLAN, task=task), tmp_path / task)
     (tmp_path / "nothing").mkdir()
     assert main([str(tmp_path)]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "run 0002" in line]
-    assert [line.split(",")[0] for line in said] == [
+    output = [line for line in capsys.readouterr().out.splitlines() if "run 0002" in line]
+    assert [line.split(",")[0] for line in output] == [
         f"{tmp_path}/boards: run 0002 on boards",
         f"{tmp_path}/signs: run 0002 on signs",
     ]

@@ -66,7 +66,7 @@ def test_comparing_prints_a_row_for_each_other_setting(results: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["rescore", "{}", "--metric", "vqa_score"], 1, "holds no results"),
+        (["rescore", "{}", "--metric", "vqa_score"], 1, "contains no results"),
         (["compare", "{}/nowhere"], 1, "is not a folder"),
         (["rescore", "{}", "--metric", "bleu"], 2, "unknown metric 'bleu'"),
         (["rescore", "{}"], 2, "required: --metric"),

@@ -50,9 +50,9 @@ def test_a_local_copy_of_a_dataset_is_read(tmp_path: Path) -> None:
     assert found.texts == ("one", "two") and found.source["read_from"] == "parquet files"
     with pytest.raises(ConfigurationError, match=r"no column 'prompt'; prompts.column is one of label, text"):
         read_prompts(PromptSource(dataset_name=str(tmp_path), column="prompt"), tmp_path / "cache")
-    with pytest.raises(ConfigurationError, match=r"row 0 holds no text but 0"):
+    with pytest.raises(ConfigurationError, match=r"row 0 contains no text but 0"):
         read_prompts(PromptSource(dataset_name=str(tmp_path), column="label"), tmp_path / "cache")
-    with pytest.raises(ConfigurationError, match=r"holds no copy with a split 'test'"):
+    with pytest.raises(ConfigurationError, match=r"contains no copy with a split 'test'"):
         read_prompts(PromptSource(dataset_name=str(tmp_path), split="test"), tmp_path / "cache")
 
 
@@ -67,12 +67,12 @@ def test_a_dataset_that_cannot_be_had_is_one_line() -> None:
     [
         ("p.jsonl", "{", r"p.jsonl, line 1 is not JSON"),
         ("p.jsonl", '{"text": "a"}\n{"prompt": "b"}', r"line 2 has no 'text' \(found: prompt\)"),
-        ("p.jsonl", '{"text": ""}', r"line 1 holds no text but ''"),
+        ("p.jsonl", '{"text": ""}', r"line 1 contains no text but ''"),
         ("p.jsonl", '"a"', r"line 1 has no 'text' \(found: str\)"),
         ("p.json", '["a"]', r"read from JSONL .* not from .json"),
         ("p.CSV", "text\na", r"not from .csv"),
-        ("p.jsonl", '{"text": "a \\ud800 b"}', r"line 1 holds half a surrogate pair"),
-        ("p.txt", "\n \n", r"p.txt holds no prompts"),
+        ("p.jsonl", '{"text": "a \\ud800 b"}', r"line 1 contains half a surrogate pair"),
+        ("p.txt", "\n \n", r"p.txt contains no prompts"),
     ],
 )
 def test_a_file_without_use_is_named_in_one_line(tmp_path: Path, name: str, content: str, message: str) -> None:

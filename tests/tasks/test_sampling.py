@@ -111,7 +111,7 @@ def test_shares_add_up_and_stay_near_proportion(numbers: list[int], data: st.Dat
         assert min(given_out.values()) >= 1
     exact = {kind: wanted * size / sum(numbers) for kind, size in sizes.items()}
     if min(exact.values()) >= 1 or wanted < len(sizes):
-        assert all(abs(given_out[kind] - share) < 1 for kind, share in exact.items())
+        assert all(abs(given_out[kind] - fraction) < 1 for kind, fraction in exact.items())
 
 
 @given(st.text("abcd", min_size=2, max_size=80), st.integers(0, 2**32 - 1), st.data())

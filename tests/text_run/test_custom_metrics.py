@@ -124,7 +124,7 @@ def test_a_metric_that_fails_is_reported_and_costs_nothing_else() -> None:
             "column bad is of type dict; give a number, text, True, False or None",
         ),
         ("of_a_user.measures:infinite", "ValueError", "column value is nan; give None where there is no value"),
-        ("of_a_user.measures:numbered", "TypeError", "3 is no column name; use text"),
+        ("of_a_user.measures:numbered", "TypeError", "3 is not a column name; use text"),
     ]  # fmt: skip
 
 

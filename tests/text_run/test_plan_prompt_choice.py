@@ -7,7 +7,7 @@ from transformers import OlmoeConfig
 
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.text_run.plan import ChosenPrompts, choose_prompts
+from experiment_core_utils.text_run.plan import SelectedPrompts, choose_prompts
 from tests.tiny_text_model import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -27,7 +27,7 @@ def config_of(**values: Any) -> TextConfig:
     return validated({"model_name": "tiny", "max_input_tokens": 5, "max_output_tokens": 4, **values})
 
 
-def chosen(positions: int = 9, vocabulary: int = len(TOKENIZER), **values: Any) -> ChosenPrompts:
+def chosen(positions: int = 9, vocabulary: int = len(TOKENIZER), **values: Any) -> SelectedPrompts:
     model = OlmoeConfig(max_position_embeddings=positions, vocab_size=vocabulary)
     return choose_prompts(config_of(**values), [FIVE, SEVEN, ONE, THREE], TOKENIZER, model)
 
@@ -47,12 +47,12 @@ def test_the_first_are_taken_before_they_are_sorted() -> None:
 
 def test_more_than_are_short_enough_are_refused() -> None:
     assert len(chosen(num_input_prompts=3).texts) == 3
-    with pytest.raises(ConfigurationError, match="4 prompts of at most 5 tokens are asked for, and 3 of 4 are that"):
+    with pytest.raises(ConfigurationError, match="4 prompts of at most 5 tokens are requested, and 3 of 4 are that"):
         chosen(num_input_prompts=4)
 
 
 def test_none_short_enough_is_refused_where_all_are_asked_for() -> None:
-    with pytest.raises(ConfigurationError, match="all prompts of at most 2 tokens are asked for, and 0 of 1"):
+    with pytest.raises(ConfigurationError, match="all prompts of at most 2 tokens are requested, and 0 of 1"):
         choose_prompts(config_of(max_input_tokens=2), [FIVE], TOKENIZER, OlmoeConfig())
 
 

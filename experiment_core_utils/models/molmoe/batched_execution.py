@@ -10,16 +10,16 @@ import torch
 
 from experiment_core_utils.models.molmoe.engine_choice import decode_engine
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import SLOT_STEP, LaunchFreeStages
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.execution import SLOT_STEP, EngineStages
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
 
 
 class BatchedExecution:
     """Answers batches; one store of several requests is kept, with the engine that has captured it."""
 
-    def __init__(self, stages: LaunchFreeStages) -> None:
+    def __init__(self, stages: EngineStages) -> None:
         self._stages = stages
-        self._made: tuple[KeyValueStore, DecodeEngine] | None = None
+        self._made: tuple[KVCache, DecodeEngine] | None = None
 
     @torch.inference_mode()
     def answer_batch(
@@ -31,22 +31,22 @@ class BatchedExecution:
     ) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
         lengths = [request["input_ids"].shape[1] for request in requests]
-        store, decode = self._store_for(len(requests), max(lengths) + max_new_tokens)
+        kv_cache, decode = self._kv_cache_for(len(requests), max(lengths) + max_new_tokens)
         for row, request in enumerate(requests):
             logits, state = self._stages.prefill(knobs, request, self._stages.encode_image(request))
-            self._stages.place_in(store, row, state)
-            store.next_tokens[row : row + 1] = logits.argmax(dim=-1)
-        store.set_lengths(lengths)
-        decode.make_ready(knobs, store)
-        answers = [[token] for token in store.next_tokens.tolist()]
+            self._stages.place_in(kv_cache, row, state)
+            kv_cache.next_tokens[row : row + 1] = logits.argmax(dim=-1)
+        kv_cache.set_lengths(lengths)
+        decode.warm_up(knobs, kv_cache)
+        answers = [[token] for token in kv_cache.next_tokens.tolist()]
         ended = [answer[-1] in eos_token_ids for answer in answers]
         for _ in range(max_new_tokens - 1):
             if all(ended):
                 break
             # The rows whose answers have ended go on unheeded; no row sees another.
-            decode.step(knobs, store)
-            store.note_step()
-            for row, token in enumerate(store.next_tokens.tolist()):
+            decode.step(knobs, kv_cache)
+            kv_cache.note_step()
+            for row, token in enumerate(kv_cache.next_tokens.tolist()):
                 if not ended[row]:
                     answers[row].append(token)
                     ended[row] = token in eos_token_ids
@@ -56,11 +56,11 @@ class BatchedExecution:
         """The store goes, and what was captured with it."""
         self._made = None
 
-    def _store_for(self, batch: int, slots: int) -> tuple[KeyValueStore, DecodeEngine]:
+    def _kv_cache_for(self, batch: int, max_seq_len: int) -> tuple[KVCache, DecodeEngine]:
         """The one there is where it fits; else the old one goes first, as it is large, and its captures with it."""
-        if self._made is None or self._made[0].batch != batch or self._made[0].slots < slots:
+        if self._made is None or self._made[0].batch != batch or self._made[0].max_seq_len < max_seq_len:
             self._made = None
             decoder = self._stages.decoder
-            store = KeyValueStore.allocate(decoder, -(-slots // SLOT_STEP) * SLOT_STEP, batch)
-            self._made = store, decode_engine(decoder)
+            kv_cache = KVCache.allocate(decoder, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, batch)
+            self._made = kv_cache, decode_engine(decoder)
         return self._made

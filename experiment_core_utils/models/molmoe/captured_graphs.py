@@ -9,24 +9,24 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from experiment_core_utils.models.graph_capture import CudaGraphs, Recorder
+from experiment_core_utils.models.graph_capture import CudaGraphs, GraphCapturer
 
 # Runs before a capture: kernels are built, libraries choose their algorithms and allocate.
 WARM_UPS = 2
 
 
-class CapturedGraphs:
+class CudaGraphPool:
     """Graphs by name; beyond `limit` the one that was not used for the longest time is dropped.
 
     Only one graph may run at a time, and a graph's output may be overwritten by the next run of any of them.
 
     Args:
-        recorder: makes the graphs, by `WARM_UPS` runs before; None for CUDA graphs of the current device.
+        graph_capturer: makes the graphs, by `WARM_UPS` runs before; None for CUDA graphs of the current device.
     """
 
-    def __init__(self, limit: int, recorder: Recorder | None = None) -> None:
+    def __init__(self, limit: int, graph_capturer: GraphCapturer | None = None) -> None:
         self._limit = limit
-        self._recorder = _of_current_device() if recorder is None else recorder
+        self._graph_capturer = _of_current_device() if graph_capturer is None else graph_capturer
         self._replays: OrderedDict[Hashable, Callable[[], torch.Tensor]] = OrderedDict()
 
     def __contains__(self, name: Hashable) -> bool:
@@ -39,9 +39,9 @@ class CapturedGraphs:
         """Run `run` a few times, then once more recorded; it must not ask the host and must read what stays put.
 
         Raises:
-            ConfigurationError, OutOfMemory: see `Recorder.record`; the graphs there are stay.
+            ConfigurationError, OutOfMemory: see `GraphCapturer.record`; the graphs there are stay.
         """
-        replay = self._recorder.record(run)
+        replay = self._graph_capturer.record(run)
         while len(self._replays) >= self._limit:
             self._replays.popitem(last=False)
         self._replays[name] = replay

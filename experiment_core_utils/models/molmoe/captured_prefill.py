@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.models.triton_building import built, vendor_refusal
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
+from experiment_core_utils.models.triton_building import built, vendor_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 # Prompt lengths are rounded up to a multiple of this.
@@ -44,12 +44,12 @@ class _Noted:
     last_block: int
 
 
-def captured_prefill_problem(decoder: PackedDecoder) -> str | None:
+def graphed_prefill_unsupported_reason(decoder: DecoderWeights) -> str | None:
     """Why this decoder's prefill cannot be captured; None where it can."""
     half = decoder.head_width // 2
     if decoder.device.type != "cuda":
         return f"its weights are on {decoder.device.type}, not on a CUDA device"
-    if (reason := vendor_refusal()) is not None:
+    if (reason := vendor_unsupported_reason()) is not None:
         return reason
     if decoder.head_width % 2 or half & (half - 1):
         return f"its heads are {decoder.head_width} wide, not a power of two"
@@ -63,7 +63,7 @@ def captured_prefill_problem(decoder: PackedDecoder) -> str | None:
     return None
 
 
-class CapturedPrefill:
+class GraphedPrefill:
     """A `PrefillEngine` of one request at a time.
 
     Making a length ready runs a prompt of zeros: the slots of that request are overwritten.
@@ -72,45 +72,45 @@ class CapturedPrefill:
         ConfigurationError: the reason, where the decoder cannot be captured.
     """
 
-    def __init__(self, decoder: PackedDecoder, graphs: CapturedGraphs | None = None) -> None:
-        problem = captured_prefill_problem(decoder)
-        if problem is not None:
-            raise ConfigurationError(f"the prefill cannot be captured: {problem}")
+    def __init__(self, decoder: DecoderWeights, graphs: CudaGraphPool | None = None) -> None:
+        reason = graphed_prefill_unsupported_reason(decoder)
+        if reason is not None:
+            raise ConfigurationError(f"the prefill cannot be captured: {reason}")
         self._decoder = decoder
         self._kernels = _kernels()
-        self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
+        self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
         self._buckets: dict[int, _Bucket] = {}
         self._records: dict[tuple[int, int], ExpertRecord] = {}
         self._noted: _Noted | None = None
 
-    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
-        """See `PrefillEngine.make_ready`; for request 0."""
-        self._make_ready(knobs, store, tokens, 0)
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """See `PrefillEngine.warm_up`; for request 0."""
+        self._capture_graphs(knobs, kv_cache, tokens, 0)
 
     @torch.inference_mode()
     def prefill(
-        self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
+        self, embeddings: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
-        """See `PrefillEngine.prefill`; `store.next_tokens` of the request is the likeliest token afterwards."""
+        """See `PrefillEngine.prefill`; `kv_cache.next_tokens` of the request is the likeliest token afterwards."""
         tokens = embeddings.shape[0]
-        name = self._make_ready(knobs, store, tokens, request)
-        rows = _bucket(tokens, store)
+        name = self._capture_graphs(knobs, kv_cache, tokens, request)
+        rows = _bucket(tokens, kv_cache)
         bucket = self._buckets[rows]
         bucket.hidden[:tokens].copy_(embeddings)
         bucket.hidden[tokens:].zero_()
         bucket.length.fill_(tokens)
-        self._noted = _Noted(self._record_for(knobs, store), rows, tokens, knobs.blocks[-1])
+        self._noted = _Noted(self._record_for(knobs, kv_cache), rows, tokens, knobs.blocks[-1])
         return self._graphs.replay(name)
 
     def forget_experts(self) -> None:
-        """See `NotedExperts.forget_experts`."""
+        """See `ExpertTrace.forget_experts`."""
         self._noted = None
         for record in self._records.values():
             record.forget()
 
     @property
-    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """See `NotedExperts.chosen_experts`; on the host, without the rows that pad the prompt.
+    def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
+        """See `ExpertTrace.topk_expert_ids`; on the host, without the rows that pad the prompt.
 
         T is 1 in the last block, of which only the last position is computed.
         """
@@ -121,30 +121,30 @@ class CapturedPrefill:
             block: ids[: noted.tokens] for block, ids in noted.record.of_tokens(noted.rows, noted.last_block).items()
         }
 
-    def _record_for(self, knobs: DecoderKnobs, store: KeyValueStore) -> ExpertRecord:
+    def _record_for(self, knobs: DecoderKnobs, kv_cache: KVCache) -> ExpertRecord:
         """One for the prompts of all lengths that fit into the store, as only one graph runs at a time."""
-        size = store.slots, max(knobs.top_k, self._decoder.default_top_k)
+        size = kv_cache.max_seq_len, max(knobs.top_k, self._decoder.default_top_k)
         if size not in self._records:
             self._records[size] = ExpertRecord.allocate(self._decoder, size[0] * size[1])
         return self._records[size]
 
     @torch.inference_mode()
-    def _make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int, request: int) -> tuple[Any, ...]:
+    def _capture_graphs(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int, request: int) -> tuple[Any, ...]:
         """The name of the graph, captured if it was not there."""
-        if tokens > store.slots:
+        if tokens > kv_cache.max_seq_len:
             raise ConfigurationError(
-                f"a prompt of {tokens} tokens has no room in a key-value store of {store.slots} slots"
+                f"a prompt of {tokens} tokens does not fit into a KV cache of {kv_cache.max_seq_len} tokens"
             )
-        rows = _bucket(tokens, store)
-        name = ("prefill", knobs, rows, store.keys.data_ptr(), request)
+        rows = _bucket(tokens, kv_cache)
+        name = ("prefill", knobs, rows, kv_cache.keys.data_ptr(), request)
         if name in self._graphs:
             return name
         if rows not in self._buckets:
             self._buckets[rows] = _outside_inference(lambda: self._new_bucket(rows))
         bucket, decoder = self._buckets[rows], self._decoder
-        keys, values = store.keys[: len(knobs.blocks), request], store.values[: len(knobs.blocks), request]
-        chosen = store.next_tokens[request : request + 1]
-        used = self._record_for(knobs, store).ids
+        keys, values = kv_cache.keys[: len(knobs.blocks), request], kv_cache.values[: len(knobs.blocks), request]
+        chosen = kv_cache.next_tokens[request : request + 1]
+        used = self._record_for(knobs, kv_cache).ids
 
         def run() -> torch.Tensor:
             logits: torch.Tensor = self._kernels.prefill(
@@ -164,8 +164,8 @@ class CapturedPrefill:
         return _Bucket(hidden, length, self._kernels.rotary_table(decoder.inverse_frequencies, rows))
 
 
-def _bucket(tokens: int, store: KeyValueStore) -> int:
-    return min(-(-tokens // BUCKET) * BUCKET, store.slots)
+def _bucket(tokens: int, kv_cache: KVCache) -> int:
+    return min(-(-tokens // BUCKET) * BUCKET, kv_cache.max_seq_len)
 
 
 def _outside_inference(make: Any) -> Any:

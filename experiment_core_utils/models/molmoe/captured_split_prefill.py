@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
-from experiment_core_utils.models.molmoe.captured_prefill import BUCKET, captured_prefill_problem
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
+from experiment_core_utils.models.molmoe.captured_prefill import BUCKET, graphed_prefill_unsupported_reason
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.models.molmoe.split_engines import refuse_without_room
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
+from experiment_core_utils.models.molmoe.split_engines import refuse_without_free_rows
 from experiment_core_utils.models.triton_building import built
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -33,8 +33,8 @@ class _Padded:
     rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
 
 
-class CapturedSplitPrefill:
-    """A `SplitPrefillEngine`.
+class GraphedPausedPrefill:
+    """A `PausedPrefillEngine`.
 
     Making a length ready runs a prompt of zeros: the slots of the request are overwritten.
 
@@ -42,10 +42,10 @@ class CapturedSplitPrefill:
         ConfigurationError: the reason, where the decoder cannot be captured.
     """
 
-    def __init__(self, decoder: PackedDecoder, graphs: CapturedGraphs) -> None:
-        problem = captured_prefill_problem(decoder)
-        if problem is not None:
-            raise ConfigurationError(f"the prefill cannot be captured: {problem}")
+    def __init__(self, decoder: DecoderWeights, graphs: CudaGraphPool) -> None:
+        reason = graphed_prefill_unsupported_reason(decoder)
+        if reason is not None:
+            raise ConfigurationError(f"the prefill cannot be captured: {reason}")
         self._decoder = decoder
         self._kernels = _kernels()
         self._graphs = graphs
@@ -56,20 +56,20 @@ class CapturedSplitPrefill:
         self._began = (0, 0)
 
     @torch.inference_mode()
-    def make_ready(self, pause: int, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
-        """See `SplitPrefillEngine.make_ready`."""
-        rows = self._room(tokens, store)
-        self._first_part(rows, pause, store)
-        self._second_part(rows, pause, knobs, store)
+    def warm_up(self, pause: int, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """See `PausedPrefillEngine.warm_up`."""
+        rows = self._padded_suffix(tokens, kv_cache)
+        self._first_part(rows, pause, kv_cache)
+        self._second_part(rows, pause, knobs, kv_cache)
 
     @torch.inference_mode()
     def begin(
-        self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, store: KeyValueStore
+        self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
     ) -> torch.Tensor:
-        """See `SplitPrefillEngine.begin`."""
+        """See `PausedPrefillEngine.begin`."""
         tokens = embeddings.shape[0]
-        rows = self._room(tokens, store)
-        name = self._first_part(rows, pause, store)
+        rows = self._padded_suffix(tokens, kv_cache)
+        name = self._first_part(rows, pause, kv_cache)
         padded = self._padded[rows]
         padded.hidden[:tokens].copy_(embeddings)
         padded.hidden[tokens:].zero_()
@@ -83,26 +83,26 @@ class CapturedSplitPrefill:
         return states if appended is not None else states[1:]
 
     @torch.inference_mode()
-    def finish(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
-        """See `SplitPrefillEngine.finish`; `store.next_tokens` is the likeliest token afterwards."""
+    def finish(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+        """See `PausedPrefillEngine.finish`; `kv_cache.next_tokens` is the likeliest token afterwards."""
         rows, pause = self._began
-        return self._graphs.replay(self._second_part(rows, pause, knobs, store))
+        return self._graphs.replay(self._second_part(rows, pause, knobs, kv_cache))
 
-    def _room(self, tokens: int, store: KeyValueStore) -> int:
+    def _padded_suffix(self, tokens: int, kv_cache: KVCache) -> int:
         """The padded length of a prompt and the row behind it, made where it is the first of its length."""
-        refuse_without_room(tokens, store)
-        rows = min(-(-(tokens + 1) // BUCKET) * BUCKET, store.slots)
+        refuse_without_free_rows(tokens, kv_cache)
+        rows = min(-(-(tokens + 1) // BUCKET) * BUCKET, kv_cache.max_seq_len)
         if rows not in self._padded:
             self._padded[rows] = self._new_padded(rows)
         return rows
 
-    def _first_part(self, rows: int, pause: int, store: KeyValueStore) -> Hashable:
+    def _first_part(self, rows: int, pause: int, kv_cache: KVCache) -> Hashable:
         """The name of the graph, captured if it was not there."""
-        name = ("begin", pause, rows, store.keys.data_ptr())
+        name = ("begin", pause, rows, kv_cache.keys.data_ptr())
         if name in self._graphs:
             return name
         padded, decoder = self._padded[rows], self._decoder
-        keys, values = store.keys[:pause, 0], store.values[:pause, 0]
+        keys, values = kv_cache.keys[:pause, 0], kv_cache.values[:pause, 0]
         used = self._used(rows * decoder.default_top_k)
 
         def run() -> torch.Tensor:
@@ -117,14 +117,14 @@ class CapturedSplitPrefill:
             self._graphs.capture(name, run)
         return name
 
-    def _second_part(self, rows: int, pause: int, knobs: DecoderKnobs, store: KeyValueStore) -> Hashable:
+    def _second_part(self, rows: int, pause: int, knobs: DecoderKnobs, kv_cache: KVCache) -> Hashable:
         """As `_first_part`."""
-        name = ("finish", pause, knobs, rows, store.keys.data_ptr())
+        name = ("finish", pause, knobs, rows, kv_cache.keys.data_ptr())
         if name in self._graphs:
             return name
         padded, decoder, left = self._padded[rows], self._decoder, knobs.blocks[pause:]
         own = slice(pause, len(knobs.blocks))
-        keys, values, chosen = store.keys[own, 0], store.values[own, 0], store.next_tokens[:1]
+        keys, values, chosen = kv_cache.keys[own, 0], kv_cache.values[own, 0], kv_cache.next_tokens[:1]
         used = self._used(rows * knobs.top_k)
 
         def run() -> torch.Tensor:

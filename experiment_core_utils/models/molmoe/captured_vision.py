@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
-from experiment_core_utils.models.molmoe.packed_vision import PackedVision
-from experiment_core_utils.models.triton_building import built, vendor_refusal
+from experiment_core_utils.models.molmoe.packed_vision import VisionWeights
+from experiment_core_utils.models.triton_building import built, vendor_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 # Graphs kept: more than there are tiers of crops, few enough for requests of any size.
@@ -26,11 +26,11 @@ class _Crops:
     masks: torch.Tensor  # [N, P]
 
 
-def captured_vision_problem(vision: PackedVision) -> str | None:
+def graphed_vision_unsupported_reason(vision: VisionWeights) -> str | None:
     """Why this tower cannot be captured; None where it can."""
     if vision.device.type != "cuda":
         return f"its weights are on {vision.device.type}, not on a CUDA device"
-    if (reason := vendor_refusal()) is not None:
+    if (reason := vendor_unsupported_reason()) is not None:
         return reason
     try:
         _kernels()
@@ -51,25 +51,25 @@ def real_crops(patches: torch.Tensor, crops: int, pixels: int) -> torch.Tensor:
     return (patches.view(crops, -1, patches.shape[1])[:, :, :pixels] != PAD_VALUE).any(dim=2).any(dim=1)
 
 
-class CapturedVision:
+class GraphedVision:
     """A `VisionEngine`.
 
     Raises:
         ConfigurationError: the reason, where the tower cannot be captured.
     """
 
-    def __init__(self, vision: PackedVision, graphs: CapturedGraphs | None = None) -> None:
-        problem = captured_vision_problem(vision)
-        if problem is not None:
-            raise ConfigurationError(f"the vision tower cannot be captured: {problem}")
+    def __init__(self, vision: VisionWeights, graphs: CudaGraphPool | None = None) -> None:
+        reason = graphed_vision_unsupported_reason(vision)
+        if reason is not None:
+            raise ConfigurationError(f"the vision tower cannot be captured: {reason}")
         self._vision = vision
         self._kernels = _kernels()
-        self._graphs = CapturedGraphs(MOST_GRAPHS) if graphs is None else graphs
+        self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
         self._crops: dict[int, _Crops] = {}
 
     @torch.inference_mode()
-    def make_ready(self, crops: int) -> None:
-        """See `VisionEngine.make_ready`."""
+    def warm_up(self, crops: int) -> None:
+        """See `VisionEngine.warm_up`."""
         name = ("vision", crops)
         if name in self._graphs:
             return
@@ -91,7 +91,7 @@ class CapturedVision:
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
         """See `VisionEngine.encode`; requests of several pictures may be laid one after the other."""
         crops = pixel_values.shape[0]
-        self.make_ready(crops)
+        self.warm_up(crops)
         held = self._crops[crops]
         cut = cut_patches(pixel_values, self._vision.patch_side)
         pixels = cut[0, 0, 0].numel()
@@ -100,7 +100,7 @@ class CapturedVision:
         return self._graphs.replay(("vision", crops))
 
     def _new_crops(self, crops: int) -> _Crops:
-        """Of zeros; held from the first request of this size on."""
+        """Crops of zeros; kept from the first request of this size on."""
         vision = self._vision
         patches = vision.positions.shape[0] - 1
         pixels = torch.zeros(crops * patches, vision.patch_weight.shape[1], dtype=vision.dtype, device=vision.device)

@@ -1,6 +1,6 @@
 """In: the vision tower and connector of a MolmoE model in float32 on the CPU, and crops; out: features, with kernels.
 
-As `StraightVision`, but for the tower's blocks: attention and the quick GELU are compiled kernels, residual sums are
+As `ReferenceVision`, but for the tower's blocks: attention and the quick GELU are compiled kernels, residual sums are
 taken inside the products, and states and what lies between them stay in memory that is kept between requests.
 """
 
@@ -8,31 +8,31 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from experiment_core_utils.models.molmoe.cpu_kernels.attention import compiled_attention
-from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Rooms
+from experiment_core_utils.models.molmoe.cpu_kernels.attention import cpu_attention
+from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Workspace
 from experiment_core_utils.models.molmoe.cpu_kernels.rows import refuse_other_places, row_kernels
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.straight_vision import FusedVisionBlock, StraightVision, padding_crops
+from experiment_core_utils.models.molmoe.straight_vision import FusedVisionBlock, ReferenceVision, padding_crops
 
 
-class KernelVision(StraightVision, ABC):
+class KernelVision(ReferenceVision, ABC):
     """A `VisionEngine` whose attention is a compiled kernel; what is between two attentions is for others to say.
 
     Raises:
-        ConfigurationError: as of `StraightVision`; the model is not in float32 on the CPU; or the kernels cannot be
+        ConfigurationError: as of `ReferenceVision`; the model is not in float32 on the CPU; or the kernels cannot be
             compiled for it here.
     """
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         super().__init__(model)
         refuse_other_places(model.device, model.dtype)
-        self._attention = compiled_attention(model.config.vision_config.hidden_size // self._heads)
-        self._memory = Rooms()
+        self._attention = cpu_attention(model.config.vision_config.hidden_size // self._heads)
+        self._memory = Workspace()
 
     def _patch_states(self, pixel_values: torch.Tensor) -> torch.Tensor:
         tower, states = self._tower, self._embedded(pixel_values)
         crops, tokens, width = states.shape
-        features = self._memory.room("features", crops, tokens - 1, width * len(tower.feature_blocks))
+        features = self._memory.buffer("features", crops, tokens - 1, width * len(tower.feature_blocks))
         for index, block in enumerate(self._blocks):
             self._advance(block, states)
             for place, wanted in enumerate(tower.feature_blocks):
@@ -52,7 +52,7 @@ class KernelVision(StraightVision, ABC):
         """[K, T, C] through a block, where they lie."""
 
 
-class CompiledVision(KernelVision):
+class CpuVision(KernelVision):
     """A `VisionEngine`; products and norms are torch's own.
 
     Raises:
@@ -65,13 +65,13 @@ class CompiledVision(KernelVision):
 
     def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
         layer, mlp, rows = block.layer, block.layer.mlp, states.flatten(0, 1)
-        joint = self._memory.room("joint", len(rows), len(block.qkv))
+        joint = self._memory.buffer("joint", len(rows), len(block.qkv))
         torch.addmm(block.qkv_bias, layer.layer_norm1(rows), block.qkv.t(), out=joint)
         queries, keys, values = joint.view(*states.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)
         attended = self._attention(queries, keys, values, False).flatten(0, 1)
         output = layer.self_attn.out_proj
         rows.add_(output.bias).addmm_(attended, output.weight.t())
-        hidden = self._memory.room("hidden", len(rows), len(mlp.fc1.bias))
+        hidden = self._memory.buffer("hidden", len(rows), len(mlp.fc1.bias))
         torch.mm(layer.layer_norm2(rows), mlp.fc1.weight.t(), out=hidden)
         self._kernels.quick_gelu(hidden, mlp.fc1.bias)
         rows.add_(mlp.fc2.bias).addmm_(hidden, mlp.fc2.weight.t())

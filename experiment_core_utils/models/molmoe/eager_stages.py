@@ -19,7 +19,7 @@ from experiment_core_utils.records.requests import KnobProof
 
 
 class EagerStages:
-    """The stages as transformers runs them; nothing has to be made ready."""
+    """The stages as transformers runs them; nothing has to be warmed up."""
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         self._model = model

@@ -12,25 +12,25 @@ from experiment_core_utils.models.interface import (
     MODULES,
     REFERENCE,
 )
-from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
-from experiment_core_utils.models.molmoe.captured_prefill import CapturedPrefill
-from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedSplitPrefill
-from experiment_core_utils.models.molmoe.captured_vision import CapturedVision
-from experiment_core_utils.models.molmoe.compiled_decode import CompiledDecode
-from experiment_core_utils.models.molmoe.compiled_prefill import CompiledPrefill
-from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision, KernelVision
+from experiment_core_utils.models.molmoe.captured_decode import GraphedDecode
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
+from experiment_core_utils.models.molmoe.captured_prefill import GraphedPrefill
+from experiment_core_utils.models.molmoe.captured_split_prefill import GraphedPausedPrefill
+from experiment_core_utils.models.molmoe.captured_vision import GraphedVision
+from experiment_core_utils.models.molmoe.compiled_decode import CpuDecode
+from experiment_core_utils.models.molmoe.compiled_prefill import CpuPrefill
+from experiment_core_utils.models.molmoe.compiled_vision import CpuVision, KernelVision
 from experiment_core_utils.models.molmoe.cpu_kernels.products import MOST_BYTES, refuse_large
 from experiment_core_utils.models.molmoe.engines import DecodeEngine, PrefillEngine, VisionEngine
-from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
-from experiment_core_utils.models.molmoe.fused_vision import FusedVision
+from experiment_core_utils.models.molmoe.fused_prefill import CpuFusedPrefill
+from experiment_core_utils.models.molmoe.fused_vision import CpuFusedVision
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.models.molmoe.packed_vision import pack_vision
-from experiment_core_utils.models.molmoe.split_engines import SplitPrefillEngine
-from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
-from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
-from experiment_core_utils.models.molmoe.straight_vision import StraightVision
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
+from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
+from experiment_core_utils.models.molmoe.split_engines import PausedPrefillEngine
+from experiment_core_utils.models.molmoe.straight_decoder import ReferenceDecode, ReferencePrefill
+from experiment_core_utils.models.molmoe.straight_split_prefill import ReferencePausedPrefill
+from experiment_core_utils.models.molmoe.straight_vision import ReferenceVision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
 
@@ -49,11 +49,11 @@ class Engines:
         split: the prefill with a pause; runs as the whole one does.
         vision: None where the modules run it.
         ways: the name of the engine of each stage; names are in `models.interface`.
-        reasons: of each stage that is no CUDA graph, why.
+        reasons: of each stage that is not a CUDA graph, why.
     """
 
     prefill: PrefillEngine
-    split: SplitPrefillEngine
+    split: PausedPrefillEngine
     decode: DecodeEngine
     ways: Mapping[StageName, str]
     reasons: Mapping[StageName, str]
@@ -61,7 +61,7 @@ class Engines:
 
 
 def choose_engines(
-    model: MolmoeForConditionalGeneration, decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES
+    model: MolmoeForConditionalGeneration, decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES
 ) -> Engines:
     """The fastest engine of each stage that takes this model where it is.
 
@@ -77,43 +77,43 @@ def choose_engines(
     return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons)
 
 
-def decoder_engines(decoder: PackedDecoder, most_copied_bytes: int = MOST_BYTES) -> Engines:
-    """Without the vision stage; see `choose_engines`."""
+def decoder_engines(decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES) -> Engines:
+    """Engines without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
         prefill, way, why = _cpu_prefill(decoder, most_copied_bytes)
         steps, way_steps, why_steps = _cpu_decode(decoder)
         ways: dict[StageName, str] = {"prefill": way, "decode": way_steps}
         reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
-        return Engines(prefill, StraightSplitPrefill(decoder, prefill), steps, ways, reasons)
+        return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
-    graphs = CapturedGraphs(MOST_GRAPHS)
-    decode = CapturedDecode(decoder, graphs)
+    graphs = CudaGraphPool(MOST_GRAPHS)
+    decode = GraphedDecode(decoder, graphs)
     try:
-        whole, split = CapturedPrefill(decoder, graphs), CapturedSplitPrefill(decoder, graphs)
+        whole, split = GraphedPrefill(decoder, graphs), GraphedPausedPrefill(decoder, graphs)
         return Engines(whole, split, decode, {"prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}, {})
     except ConfigurationError as error:
         ways = {"prefill": REFERENCE, "decode": CUDA_GRAPH}
-        straight = StraightPrefill(decoder)
-        return Engines(straight, StraightSplitPrefill(decoder, straight), decode, ways, {"prefill": str(error)})
+        reference = ReferencePrefill(decoder)
+        return Engines(reference, ReferencePausedPrefill(decoder, reference), decode, ways, {"prefill": str(error)})
 
 
-def decode_engine(decoder: PackedDecoder) -> DecodeEngine:
+def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
     """The decode step alone, with graphs of its own; what the whole choice makes beside it is large on the CPU."""
-    return CapturedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
+    return GraphedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
 
 
 def _vision_engine(
     model: MolmoeForConditionalGeneration, most_copied_bytes: int
 ) -> tuple[VisionEngine | None, str, str | None]:
-    """The engine, its name, and why it is no CUDA graph."""
+    """The engine, its name, and why it is not a CUDA graph."""
     try:
         if model.device.type == "cuda":
-            return CapturedVision(pack_vision(model)), CUDA_GRAPH, None
+            return GraphedVision(fuse_vision_weights(model)), CUDA_GRAPH, None
         return _cpu_vision(model, most_copied_bytes)
     except ConfigurationError as error:
         reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
     try:
-        return StraightVision(model), REFERENCE, reason
+        return ReferenceVision(model), REFERENCE, reason
     except ConfigurationError as error:
         return None, MODULES, str(error)
 
@@ -123,25 +123,25 @@ def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -
     try:
         refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
     except ConfigurationError as error:
-        return CompiledVision(model), CPU_ROWS, OWN_PRODUCTS.format(error)
-    return FusedVision(model), CPU_BLOCKS, NO_GRAPHS
+        return CpuVision(model), CPU_ROWS, OWN_PRODUCTS.format(error)
+    return CpuFusedVision(model), CPU_BLOCKS, NO_GRAPHS
 
 
-def _cpu_prefill(decoder: PackedDecoder, most_copied_bytes: int) -> tuple[StraightPrefill, str, str]:
-    """The engine, its name, and why it is no CUDA graph; with it why its kernels or products are torch's own."""
+def _cpu_prefill(decoder: DecoderWeights, most_copied_bytes: int) -> tuple[ReferencePrefill, str, str]:
+    """The engine, its name, and why it is not a CUDA graph; with it why its kernels or products are torch's own."""
     try:
         try:
             refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
         except ConfigurationError as error:
-            return CompiledPrefill(decoder), CPU_ROWS, OWN_PRODUCTS.format(error)
-        return FusedPrefill(decoder), CPU_BLOCKS, NO_GRAPHS
+            return CpuPrefill(decoder), CPU_ROWS, OWN_PRODUCTS.format(error)
+        return CpuFusedPrefill(decoder), CPU_BLOCKS, NO_GRAPHS
     except ConfigurationError as error:
-        return StraightPrefill(decoder), REFERENCE, OWN_KERNELS.format(error)
+        return ReferencePrefill(decoder), REFERENCE, OWN_KERNELS.format(error)
 
 
-def _cpu_decode(decoder: PackedDecoder) -> tuple[StraightDecode, str, str]:
+def _cpu_decode(decoder: DecoderWeights) -> tuple[ReferenceDecode, str, str]:
     """As `_cpu_prefill`."""
     try:
-        return CompiledDecode(decoder), CPU_STEP, NO_GRAPHS
+        return CpuDecode(decoder), CPU_STEP, NO_GRAPHS
     except ConfigurationError as error:
-        return StraightDecode(decoder), REFERENCE, OWN_KERNELS.format(error)
+        return ReferenceDecode(decoder), REFERENCE, OWN_KERNELS.format(error)

@@ -1,9 +1,9 @@
 """In: a stage's tensors and the decoder's knobs; out: what anything that runs a stage in place of the modules promises.
 
-An engine is made once, for one packed decoder or one vision tower. `make_ready` does everything that a later call would
+An engine is made once, for one packed decoder or one vision tower. `warm_up` does everything that a later call would
 otherwise do for the first time (compiling, capturing, allocating) and is never timed; it may come again for what is
 ready already, which costs nothing. It raises ConfigurationError, with the reason as its message, for what the engine
-cannot run; such a stage then runs otherwise. A store that was made ready with an engine lives as long as the engine:
+cannot run; such a stage then runs otherwise. A store that was warmed up with an engine lives as long as the engine:
 its addresses may be captured.
 """
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class DecoderKnobs:
 class VisionEngine(Protocol):
     """Encodes the pictures of one request."""
 
-    def make_ready(self, crops: int) -> None:
-        """For requests of so many crops, the overview among them."""
+    def warm_up(self, crops: int) -> None:
+        """Warm up for requests of so many crops, the overview among them."""
         ...
 
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ class VisionEngine(Protocol):
         ...
 
 
-class NotedExperts(Protocol):
+class ExpertTrace(Protocol):
     """What an engine says of the experts that it used, so that a knob that does not act is seen."""
 
     def forget_experts(self) -> None:
@@ -44,7 +44,7 @@ class NotedExperts(Protocol):
         ...
 
     @property
-    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
+    def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
         """Expert ids [T, k] of that call's T tokens, of each block that ran, by block.
 
         They come from where the experts are computed, so that a captured stage reports of itself: what was left out is
@@ -53,15 +53,15 @@ class NotedExperts(Protocol):
         ...
 
 
-class PrefillEngine(NotedExperts, Protocol):
+class PrefillEngine(ExpertTrace, Protocol):
     """Runs one request's prompt."""
 
-    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
-        """For prompts of so many tokens (of any length up to its bucket's end, where there are buckets)."""
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """Warm up for prompts of so many tokens (of any length up to its bucket's end, where there are buckets)."""
         ...
 
     def prefill(
-        self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
+        self, embeddings: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
         """[T, H] -> logits [1, V] of the last position, which the next call may overwrite.
 
@@ -70,18 +70,20 @@ class PrefillEngine(NotedExperts, Protocol):
         ...
 
 
-class DecodeEngine(NotedExperts, Protocol):
+class DecodeEngine(ExpertTrace, Protocol):
     """Runs one step of all B requests of a store."""
 
-    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
-        """For steps of this store at these knobs. Leaves the store's lengths and next tokens as they were."""
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache) -> None:
+        """Warm up for steps of this KV cache at these knobs. Leaves the cache's lengths and next tokens as they
+        were.
+        """
         ...
 
-    def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
-        """`store.next_tokens` [B] -> logits [B, V] of the tokens after them, which the next call may overwrite.
+    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+        """`kv_cache.next_tokens` [B] -> logits [B, V] of the tokens after them, which the next call may overwrite.
 
-        Puts the likeliest of those into `store.next_tokens` and advances `store.device_lengths` by one, all in the
-        order of the current stream and without waiting for it. The caller notes the step on the host
-        (`store.note_step`) and has made sure that there is a slot.
+        Puts the likeliest of those into `kv_cache.next_tokens` and advances `kv_cache.device_lengths` by one, all in
+        the order of the current stream and without waiting for it. The caller notes the step on the host
+        (`kv_cache.note_step`) and has made sure that there is a slot.
         """
         ...

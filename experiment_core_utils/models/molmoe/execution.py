@@ -1,7 +1,7 @@
-"""In: a MolmoE model and a request; out: its three stages run by engines, on a key-value store of fixed size.
+"""In: a MolmoE model and a request; out: its three stages run by engines, on a KV cache of fixed size.
 
 There is one store, and so one state at a time: a state can be decoded from until another request is prefilled. Store,
-captures and rotary factors are made by `make_ready`, outside of what is measured.
+captures and rotary factors are made by `warm_up`, outside of what is measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.models.held_request import BegunRequest, HeldRequest, RequestHolder
+from experiment_core_utils.models.held_request import PausedRequest, PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engine_choice import Engines, choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
@@ -22,10 +22,10 @@ from experiment_core_utils.models.molmoe.expert_record import (
     refuse_other_experts,
 )
 from experiment_core_utils.models.molmoe.kernels.tiles import untuned_reason
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
-from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.models.molmoe.straight_decoder import ReferenceDecode, ReferencePrefill
 from experiment_core_utils.models.replayed_logits import refuse_other_logits
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import KnobProof, StageName
@@ -43,7 +43,7 @@ class Executed:
     Attributes:
         mode: `eager`, by the modules; else by what runs decode steps: `graph`, `cpu` (C++) or `reference` (plain
             torch on packed weights).
-        reason: why it is not `graph` in all stages though that was asked for; None where it is, or nobody asked.
+        reason: why it is not `graph` in all stages though that was requested; None where it is, or nobody asked.
         stages: the name of the engine of each stage; names are in `models.interface`.
         untuned: that captured kernels run on another card than the one that they were tuned on; None where they do not.
     """
@@ -57,9 +57,9 @@ class Executed:
 STAGES: tuple[StageName, ...] = ("vision", "prefill", "decode")
 
 
-def launch_free_stages(
+def engine_stages(
     model: MolmoeForConditionalGeneration, asked: ExecutionMode, eager_reason: str | None = None
-) -> tuple["LaunchFreeStages | None", Executed]:
+) -> tuple["EngineStages | None", Executed]:
     """The stages by engines, and what is recorded of it; None where the modules run.
 
     `auto` takes engines where every stage has one that is more than plain torch.
@@ -68,22 +68,22 @@ def launch_free_stages(
     if asked == "eager" or eager_reason is not None:
         return None, Executed("eager", eager_reason, eagerly)
     try:
-        stages = LaunchFreeStages(model)
+        stages = EngineStages(model)
     except ConfigurationError as error:
         return None, Executed("eager", str(error), eagerly)
     ways, reasons = stages.engines.ways, stages.engines.reasons
     by_reason: dict[str, list[str]] = {}
     for stage, reason in reasons.items():
         by_reason.setdefault(reason, []).append(stage)
-    said = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
+    message = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
     if asked == "auto" and PLAIN.intersection(ways.values()):
-        return None, Executed("eager", said, eagerly)
+        return None, Executed("eager", message, eagerly)
     mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
-    untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_captured else None
-    return stages, Executed(mode, said or None, ways, untuned)
+    untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_graphed else None
+    return stages, Executed(mode, message or None, ways, untuned)
 
 
-class LaunchFreeStages:
+class EngineStages:
     """A MolmoE model's stages without its modules.
 
     Raises:
@@ -92,14 +92,14 @@ class LaunchFreeStages:
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         self._model = model
-        self._decoder = pack_decoder(model)
+        self._decoder = fuse_decoder_weights(model)
         self._engines = choose_engines(model, self._decoder)
-        self._store = KeyValueStore.allocate(self._decoder, slots=0)
-        self._holder = RequestHolder[DecoderKnobs]("the key-value store")
+        self._kv_cache = KVCache.allocate(self._decoder, max_seq_len=0)
+        self._slot = RequestSlot[DecoderKnobs]("the KV cache")
         self._ready: set[DecoderKnobs] = set()
 
     @property
-    def decoder(self) -> PackedDecoder:
+    def decoder(self) -> DecoderWeights:
         """The weights."""
         return self._decoder
 
@@ -109,57 +109,59 @@ class LaunchFreeStages:
         return self._engines
 
     @property
-    def store(self) -> KeyValueStore:
+    def kv_cache(self) -> KVCache:
         """What the next call works on; a longer request makes another one."""
-        return self._store
+        return self._kv_cache
 
     @property
-    def is_captured(self) -> bool:
+    def is_graphed(self) -> bool:
         """Whether steps are replayed on a GPU, so that the host need not wait for each."""
         return self._engines.ways["decode"] == CUDA_GRAPH
 
-    def make_ready(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """Everything that a request of this shape needs at these knobs; a state from before is no longer valid."""
+    def warm_up(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Prepare everything that a request of this shape needs at these knobs; a state from before is no longer
+        valid.
+        """
         tokens = inputs["input_ids"].shape[1]
-        self._make_room(tokens + max_new_tokens)
+        self._free_memory(tokens + max_new_tokens)
         if "pixel_values" in inputs and self._engines.vision is not None:
-            self._engines.vision.make_ready(inputs["pixel_values"].shape[1])
-        self._engines.prefill.make_ready(knobs, self._store, tokens)
-        self._engines.decode.make_ready(knobs, self._store)
-        self._holder.release()
+            self._engines.vision.warm_up(inputs["pixel_values"].shape[1])
+        self._engines.prefill.warm_up(knobs, self._kv_cache, tokens)
+        self._engines.decode.warm_up(knobs, self._kv_cache)
+        self._slot.release()
         self._ready.add(knobs)
 
     def give_up(self, knobs: DecoderKnobs) -> None:
-        """The knobs will not run here: the store goes, with its captures, where no others were made ready."""
+        """The knobs will not run here: the store goes, with its captures, where no others were warmed up."""
         self._ready.discard(knobs)
         self.drop_unready()
 
     def drop_unready(self) -> None:
-        """No state is held any more; the store goes, with all captures, where no knobs were made ready."""
-        self._holder.release()
+        """No state is held any more; the store goes, with all captures, where no knobs were warmed up."""
+        self._slot.release()
         if not self._ready:
-            self._replace_store(KeyValueStore.allocate(self._decoder, slots=0))
+            self._replace_kv_cache(KVCache.allocate(self._decoder, max_seq_len=0))
 
-    def reserve(self, slots: int) -> None:
+    def reserve(self, max_seq_len: int) -> None:
         """Room for a request of so many; a state from before is no longer valid."""
-        self._make_room(slots)
-        self._holder.release()
+        self._free_memory(max_seq_len)
+        self._slot.release()
 
-    def _make_room(self, slots: int) -> None:
+    def _free_memory(self, max_seq_len: int) -> None:
         """What the state that is held has in its slots goes along."""
-        if slots <= self._store.slots:
+        if max_seq_len <= self._kv_cache.max_seq_len:
             return
-        old, wanted = self._store, -(-slots // SLOT_STEP) * SLOT_STEP
-        store = KeyValueStore.allocate(self._decoder, wanted)
-        if self._holder.is_held:
-            store.keys[:, :, :, : old.slots] = old.keys
-            store.values[:, :, :, : old.slots] = old.values
-            store.set_lengths(old.lengths)
-        self._replace_store(store)
+        old, wanted = self._kv_cache, -(-max_seq_len // SLOT_STEP) * SLOT_STEP
+        kv_cache = KVCache.allocate(self._decoder, wanted)
+        if self._slot.has_prefilled_request:
+            kv_cache.keys[:, :, :, : old.max_seq_len] = old.keys
+            kv_cache.values[:, :, :, : old.max_seq_len] = old.values
+            kv_cache.set_lengths(old.lengths)
+        self._replace_kv_cache(kv_cache)
 
-    def _replace_store(self, store: KeyValueStore) -> None:
-        self._store = store
-        if self.is_captured:
+    def _replace_kv_cache(self, kv_cache: KVCache) -> None:
+        self._kv_cache = kv_cache
+        if self.is_graphed:
             # Their captures hold the addresses of the store that was.
             made = decoder_engines(self._decoder)
             self._engines = replace(self._engines, prefill=made.prefill, split=made.split, decode=made.decode)
@@ -179,34 +181,34 @@ class LaunchFreeStages:
     @torch.inference_mode()
     def prefill(
         self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
-    ) -> tuple[torch.Tensor, HeldRequest[DecoderKnobs]]:
+    ) -> tuple[torch.Tensor, PrefilledRequest[DecoderKnobs]]:
         """See `StagedModel.prefill`."""
         prompt = inputs["input_ids"]
         tokens = prompt.shape[1]
-        self._holder.release()
-        if tokens > self._store.slots:
-            self._make_room(tokens + UNANNOUNCED_TOKENS)
-        logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._store)
+        self._slot.release()
+        if tokens > self._kv_cache.max_seq_len:
+            self._free_memory(tokens + UNANNOUNCED_TOKENS)
+        logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._kv_cache)
         return logits, self.hold(knobs, prompt)
 
-    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor, pause: int = 0) -> HeldRequest[DecoderKnobs]:
+    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[DecoderKnobs]:
         """The state of a prompt [1, T] that fills the first slots of the store, having run with such a pause."""
         tokens = prompt.shape[1]
-        self._store.set_lengths([tokens])
-        return self._holder.hold(knobs, prompt, pause)
+        self._kv_cache.set_lengths([tokens])
+        return self._slot.hold(knobs, prompt, pause)
 
     def begin(self, prompt: torch.Tensor, pause: int) -> None:
-        """The first `pause` blocks have filled their slots with a prompt [1, T]; see `begun`."""
-        self._holder.begin(prompt, pause)
+        """The first `pause` blocks have filled their slots with a prompt [1, T]; see `paused_request`."""
+        self._slot.begin(prompt, pause)
 
     @property
-    def begun(self) -> BegunRequest:
+    def paused_request(self) -> PausedRequest:
         """The prefill that may be finished, in whatever engine it was begun.
 
         Raises:
             SettingError: it was finished, or the store was used for something else since.
         """
-        return self._holder.begun
+        return self._slot.paused_request
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
@@ -221,45 +223,45 @@ class LaunchFreeStages:
         return roomy[:tokens]
 
     @torch.inference_mode()
-    def decode_step(self, token: torch.Tensor, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
         """See `StagedModel.decode_step`.
 
         Raises:
             SettingError: another request was prefilled in the meantime.
         """
         self._resume(state)
-        if state.length == self._store.slots:
-            self._make_room(state.length + 1)
-        self._store.next_tokens.copy_(token.flatten())
+        if state.length == self._kv_cache.max_seq_len:
+            self._free_memory(state.length + 1)
+        self._kv_cache.next_tokens.copy_(token.flatten())
         return self.step(state)
 
-    def _resume(self, state: HeldRequest[DecoderKnobs]) -> None:
-        self._holder.resume(state)
-        if self._store.lengths[0] != state.length:
-            self._store.set_lengths([state.length])
+    def _resume(self, state: PrefilledRequest[DecoderKnobs]) -> None:
+        self._slot.resume(state)
+        if self._kv_cache.lengths[0] != state.length:
+            self._kv_cache.set_lengths([state.length])
 
-    def step(self, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
+    def step(self, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
         """A decode step of the request that is held, from the token that the last step chose."""
-        logits = self._engines.decode.step(state.setting, self._store)
-        self._store.note_step()
+        logits = self._engines.decode.step(state.setting, self._kv_cache)
+        self._kv_cache.note_step()
         state.length += 1
         return logits
 
-    def rewind(self, state: HeldRequest[DecoderKnobs], steps: int) -> None:
+    def rewind(self, state: PrefilledRequest[DecoderKnobs], steps: int) -> None:
         """See `StagedModel.rewind`."""
         self._resume(state)
         state.length -= steps
-        self._store.rewind(steps)
+        self._kv_cache.rewind(steps)
 
-    def ahead(self, knobs: DecoderKnobs) -> "RequestAhead":
-        """The stages for `generate_ahead`: steps that feed themselves on the device."""
-        return RequestAhead(self, self._store, knobs)
+    def async_stages(self, knobs: DecoderKnobs) -> "AsyncRequest":
+        """The stages for `generate_async`: steps that feed themselves on the device."""
+        return AsyncRequest(self, self._kv_cache, knobs)
 
-    def place_in(self, store: KeyValueStore, row: int, state: HeldRequest[DecoderKnobs]) -> None:
+    def place_in(self, kv_cache: KVCache, row: int, state: PrefilledRequest[DecoderKnobs]) -> None:
         """Copy the slots of the request that is held into a row of a store of several."""
         self._resume(state)
-        store.keys[:, row, :, : state.length] = self._store.keys[:, 0, :, : state.length]
-        store.values[:, row, :, : state.length] = self._store.values[:, 0, :, : state.length]
+        kv_cache.keys[:, row, :, : state.length] = self._kv_cache.keys[:, 0, :, : state.length]
+        kv_cache.values[:, row, :, : state.length] = self._kv_cache.values[:, 0, :, : state.length]
 
     @torch.inference_mode()
     def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
@@ -271,17 +273,17 @@ class LaunchFreeStages:
         Raises:
             KnobDidNotAct: a block used more or fewer experts than it should, or the two are not the same.
         """
-        self.make_ready(knobs, inputs, 2)
+        self.warm_up(knobs, inputs, 2)
         prefill, decode = self._engines.prefill, self._engines.decode
         prefill.forget_experts()
         decode.forget_experts()
         features = self.encode_image(inputs)
         logits, state = self.prefill(knobs, inputs, features)
         token = logits.argmax(dim=-1)
-        self._store.keys[:, :, :, state.length] = torch.nan
+        self._kv_cache.keys[:, :, :, state.length] = torch.nan
         found = [logits.clone(), self.decode_step(token, state).clone()]
-        filled = self._store.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
-        used, used_decode = prefill.chosen_experts, decode.chosen_experts
+        filled = self._kv_cache.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
+        used, used_decode = prefill.topk_expert_ids, decode.topk_expert_ids
         experts_per_token = count_experts("prefill", used, self._decoder, knobs)
         count_experts("decode", used_decode, self._decoder, knobs)
         ways = self._engines.ways
@@ -290,8 +292,8 @@ class LaunchFreeStages:
         if not PLAIN.issuperset((ways["prefill"], ways["decode"])):
             plain, plain_decode = self._compared(knobs, inputs, features, token, found, (used, used_decode))
             if self._decoder.dtype == torch.float32:
-                refuse_other_experts(self._named("prefill"), used, plain.chosen_experts, self._decoder)
-                refuse_other_experts(self._named("decode"), used_decode, plain_decode.chosen_experts, self._decoder)
+                refuse_other_experts(self._named("prefill"), used, plain.topk_expert_ids, self._decoder)
+                refuse_other_experts(self._named("decode"), used_decode, plain_decode.topk_expert_ids, self._decoder)
         return KnobProof(
             experts_per_token=experts_per_token,
             blocks_run=tuple(used),
@@ -307,20 +309,20 @@ class LaunchFreeStages:
         token: torch.Tensor,
         found: Sequence[torch.Tensor],
         used: Sequence[Mapping[int, torch.Tensor]],
-    ) -> tuple[StraightPrefill, StraightDecode]:
+    ) -> tuple[ReferencePrefill, ReferenceDecode]:
         """The reference on a store of its own, once its logits are found to be those that were found."""
-        prefill, decode = StraightPrefill(self._decoder), StraightDecode(self._decoder)
+        prefill, decode = ReferencePrefill(self._decoder), ReferenceDecode(self._decoder)
         tokens = inputs["input_ids"].shape[1]
-        store = KeyValueStore.allocate(self._decoder, tokens + 1)
-        expected = [prefill.prefill(self.embedded(inputs["input_ids"], features), knobs, store)]
-        experts = prefill.chosen_experts
-        store.set_lengths([tokens])
-        store.next_tokens.copy_(token)
-        expected.append(decode.step(knobs, store))
+        kv_cache = KVCache.allocate(self._decoder, tokens + 1)
+        expected = [prefill.prefill(self.embedded(inputs["input_ids"], features), knobs, kv_cache)]
+        experts = prefill.topk_expert_ids
+        kv_cache.set_lengths([tokens])
+        kv_cache.next_tokens.copy_(token)
+        expected.append(decode.step(knobs, kv_cache))
         named = dict(zip((self._named("prefill"), self._named("decode")), found, strict=True))
         same = [
             last_experts_agree(mine, theirs)
-            for mine, theirs in zip(used, (experts, decode.chosen_experts), strict=True)
+            for mine, theirs in zip(used, (experts, decode.topk_expert_ids), strict=True)
         ]
         refuse_other_logits(named, expected, "the same setting in plain torch", self._decoder.dtype, same)
         return prefill, decode
@@ -335,39 +337,39 @@ class LaunchFreeStages:
         refuse_other_logits({self._named("vision"): found}, [expected], "the modules", dtype)
 
     def _named(self, stage: StageName) -> str:
-        """Its engine, for a message."""
+        """A stage's engine, for a message."""
         return f"{self._engines.ways[stage]} engine of the {stage}"
 
 
-class RequestAhead:
-    """`AheadStages` of a request whose shape was made ready; for one request after the other."""
+class AsyncRequest:
+    """`AsyncStages` of a request whose shape was warmed up; for one request after the other."""
 
-    def __init__(self, stages: LaunchFreeStages, store: KeyValueStore, knobs: DecoderKnobs) -> None:
+    def __init__(self, stages: EngineStages, kv_cache: KVCache, knobs: DecoderKnobs) -> None:
         self._stages = stages
-        self._store = store
+        self._kv_cache = kv_cache
         self._knobs = knobs
-        self._state: HeldRequest[DecoderKnobs] | None = None
+        self._state: PrefilledRequest[DecoderKnobs] | None = None
 
     @property
     def device(self) -> torch.device:
-        """See `AheadStages`."""
-        return self._store.next_tokens.device
+        """See `AsyncStages`."""
+        return self._kv_cache.next_tokens.device
 
     @property
     def last_token(self) -> torch.Tensor:
-        """See `AheadStages`."""
-        return self._store.next_tokens
+        """See `AsyncStages`."""
+        return self._kv_cache.next_tokens
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `AheadStages`."""
+        """See `AsyncStages`."""
         return self._stages.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """See `AheadStages`."""
+        """See `AsyncStages`."""
         logits, self._state = self._stages.prefill(self._knobs, inputs, features)
-        self._store.next_tokens.copy_(logits.argmax(dim=-1))
+        self._kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
 
     def advance(self) -> None:
-        """See `AheadStages`."""
+        """See `AsyncStages`."""
         assert self._state is not None
         self._stages.step(self._state)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.records.requests import StageName
 
@@ -31,8 +31,8 @@ class ExpertRecord:
 
     @classmethod
     @torch.inference_mode(False)
-    def allocate(cls, decoder: PackedDecoder, most: int) -> "ExpertRecord":
-        """Nothing written, beside the decoder's weights."""
+    def allocate(cls, decoder: DecoderWeights, most: int) -> "ExpertRecord":
+        """An empty record, allocated beside the decoder's weights."""
         shape = (len(decoder.blocks), most)
         return cls(torch.full(shape, NOT_WRITTEN, dtype=torch.int32, device=decoder.device))
 
@@ -57,7 +57,7 @@ class ExpertRecord:
 
 
 def count_experts(
-    stage: StageName, used: Mapping[int, torch.Tensor], decoder: PackedDecoder, knobs: DecoderKnobs
+    stage: StageName, used: Mapping[int, torch.Tensor], decoder: DecoderWeights, knobs: DecoderKnobs
 ) -> tuple[int, ...]:
     """Experts per token of each block in `used`, counted from ids [T, k]: those that exist, each once.
 
@@ -79,9 +79,10 @@ def count_experts(
 
 
 def refuse_other_experts(
-    engine: str, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: PackedDecoder
+    engine: str, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: DecoderWeights
 ) -> None:
-    """For float32, where rounding seldom decides; of the last tokens, as many as `expected` has of a block.
+    """Check of expert ids in float32, where rounding seldom decides; of the last tokens, as many as `expected` has of
+    a block.
 
     Args:
         engine: what used them, for the message.
@@ -107,7 +108,7 @@ def refuse_other_experts(
 def _used_mask(ids: torch.Tensor, experts: int) -> torch.Tensor:
     """Ids [T, k] -> [T, E] bool on the host; ids that are no expert's count nowhere."""
     ids = ids.cpu().long()
-    # One column more, for what is no expert.
+    # One column more, for what is not an expert.
     mask = torch.zeros(len(ids), experts + 1, dtype=torch.bool)
     mask.scatter_(1, torch.where((ids >= 0) & (ids < experts), ids, experts), True)
     return mask[:, :experts]

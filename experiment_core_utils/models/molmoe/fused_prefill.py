@@ -1,39 +1,39 @@
 """In: packed weights, a store and embeddings, all float32 on the CPU; out: a prompt's logits, by kernels of blocks.
 
-As `StraightPrefill`, but a block is a few compiled calls: its products with the norms and rotary turns before them, the
-choice of experts and the sums behind them, so that spans of tokens pass through within the cache. The weights are
-copied into panels for it. The last block, of which one position is asked for, is that of `StraightPrefill`.
+As `ReferencePrefill`, but a block is a few compiled calls: its products with the norms and rotary turns before them,
+the choice of experts and the sums behind them, so that spans of tokens pass through within the cache. The weights are
+copied into panels for it. The last block, of which one position is requested, is that of `ReferencePrefill`.
 """
 
 import torch
 
-from experiment_core_utils.models.molmoe.cpu_kernels.attention import compiled_attention
+from experiment_core_utils.models.molmoe.cpu_kernels.attention import cpu_attention
 from experiment_core_utils.models.molmoe.cpu_kernels.decoder_block import decoder_block_kernel
-from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Rooms
+from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Workspace
 from experiment_core_utils.models.molmoe.cpu_kernels.rows import refuse_other_places
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
-from experiment_core_utils.models.molmoe.straight_decoder import KeysAndValues, RotaryTable, StraightPrefill
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
+from experiment_core_utils.models.molmoe.straight_decoder import KeysAndValues, ReferencePrefill, RotaryTable
 
 
-class FusedPrefill(StraightPrefill):
-    """A `PrefillEngine`; `make_ready` takes the memory that prompts of that length work in.
+class CpuFusedPrefill(ReferencePrefill):
+    """A `PrefillEngine`; `warm_up` takes the memory that prompts of that length work in.
 
     Raises:
         ConfigurationError: the decoder is not in float32 on the CPU, or the kernels cannot be compiled for it here.
     """
 
-    def __init__(self, decoder: PackedDecoder) -> None:
+    def __init__(self, decoder: DecoderWeights) -> None:
         super().__init__(decoder)
         refuse_other_places(decoder.device, decoder.dtype)
-        self._attention = compiled_attention(decoder.head_width)
-        memory, eps = Rooms(), decoder.norm_eps
+        self._attention = cpu_attention(decoder.head_width)
+        memory, eps = Workspace(), decoder.norm_eps
         self._kernels = [decoder_block_kernel(each, eps, decoder.normalise_top_k, memory) for each in decoder.blocks]
 
-    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
-        """See `PrefillEngine.make_ready`."""
-        super().make_ready(knobs, store, tokens)
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """See `PrefillEngine.warm_up`."""
+        super().warm_up(knobs, kv_cache, tokens)
         top_k = max(knobs.top_k, self._decoder.default_top_k)
         self._kernels[0].reserve(tokens, top_k, self._decoder.num_heads, self._decoder.head_width)
 
@@ -44,15 +44,15 @@ class FusedPrefill(StraightPrefill):
         queries = kernel.project(given, (rotary.cosine, rotary.sine), kept, self._decoder.num_heads)
         attended = self._attention(queries[None], kept[0][None], kept[1][None], True)[0]
         own_top_k = top_k if index else self._decoder.default_top_k
-        states, self._chosen[index] = kernel.finish(given, attended, own_top_k)
+        states, self._topk_ids[index] = kernel.finish(given, attended, own_top_k)
         return states
 
-    def tail_block(
+    def suffix_block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
     ) -> torch.Tensor:
-        """See `StraightPrefill.tail_block`."""
+        """See `ReferencePrefill.suffix_block`."""
         kernel, given, decoder = self._kernels[index], states.contiguous(), self._decoder
         own = kept[0][:, -len(states) :], kept[1][:, -len(states) :]
         queries = kernel.project(given, (rotary.cosine, rotary.sine), own, decoder.num_heads)
-        states, self._chosen[index] = kernel.finish(given, self._looked_at(queries, kept, seen), decoder.default_top_k)
+        states, self._topk_ids[index] = kernel.finish(given, self._attend(queries, kept, seen), decoder.default_top_k)
         return states

@@ -1,6 +1,6 @@
 """In: the vision tower of a MolmoE model in float32 on the CPU, and crops; out: features, blocks in three calls each.
 
-As `CompiledVision`, but the products of a block are compiled too, with the norms before and the activations and sums
+As `CpuVision`, but the products of a block are compiled too, with the norms before and the activations and sums
 behind them, so that spans of rows pass through them within the cache; so are the embedding of patches and the pooling
 of windows. The weights are copied into panels for it.
 """
@@ -14,7 +14,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.models.molmoe.straight_vision import FusedVisionBlock
 
 
-class FusedVision(KernelVision):
+class CpuFusedVision(KernelVision):
     """A `VisionEngine`.
 
     Raises:
@@ -39,6 +39,6 @@ class FusedVision(KernelVision):
 
     def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
         kernel, rows = self._fused[id(block)], states.flatten(0, 1)
-        joint = kernel.project(rows, self._memory.room("joint", len(rows), len(block.qkv)))
+        joint = kernel.project(rows, self._memory.buffer("joint", len(rows), len(block.qkv)))
         queries, keys, values = joint.view(*states.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)
         kernel.finish(self._attention(queries, keys, values, False).flatten(0, 1), rows)

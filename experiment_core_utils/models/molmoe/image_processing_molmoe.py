@@ -90,7 +90,7 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         patch_size: side of a patch in pixels.
         pooling_size: side in patches of the window that becomes one feature.
         overlap_margins: patches at the (left/top, right/bottom) of a crop that it shares with its neighbours.
-        max_crops: most tiles under the official rule, used when no range is asked for.
+        max_crops: most tiles under the official rule, used when no range is requested.
         image_mean, image_std: per channel, on values in [0, 1].
     """
 

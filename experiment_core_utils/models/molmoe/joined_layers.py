@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-def packing_problem(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> str | None:
+def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> str | None:
     """Why weights cannot be packed, to follow on "cannot be packed: "; None where they can.
 
     Args:
@@ -25,19 +25,19 @@ def packing_problem(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]
     return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
 
 
-def joined_rows(layers: list[nn.Linear]) -> torch.Tensor:
+def fused_rows(layers: list[nn.Linear]) -> torch.Tensor:
     """The layers' weights one below the other; each layer's own becomes a view of its rows."""
-    return _joined(layers, "weight")
+    return _fused_views(layers, "weight")
 
 
-def joined_biases(layers: list[nn.Linear]) -> torch.Tensor:
+def fused_biases(layers: list[nn.Linear]) -> torch.Tensor:
     """The layers' biases one after the other; each layer's own becomes a view of its part."""
-    return _joined(layers, "bias")
+    return _fused_views(layers, "bias")
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _joined(layers: list[nn.Linear], name: str) -> torch.Tensor:
+def _fused_views(layers: list[nn.Linear], name: str) -> torch.Tensor:
     joined = torch.cat([getattr(layer, name).detach() for layer in layers])
     parts = joined.split([layer.out_features for layer in layers])
     for layer, own in zip(layers, parts, strict=True):

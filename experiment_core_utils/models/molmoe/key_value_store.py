@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 @dataclass
-class KeyValueStore:
+class KVCache:
     """Keys and values of L blocks, B requests, KV heads of width D and T slots each; slot t holds position t.
 
     Row i of L belongs to the i-th block that runs, whatever its index in the whole decoder. A request's slots from its
@@ -25,16 +25,18 @@ class KeyValueStore:
 
     @classmethod
     @torch.inference_mode(False)
-    def allocate(cls, decoder: PackedDecoder, slots: int, batch: int = 1, blocks: int | None = None) -> "KeyValueStore":
+    def allocate(
+        cls, decoder: DecoderWeights, max_seq_len: int, batch: int = 1, blocks: int | None = None
+    ) -> "KVCache":
         """An empty store beside the decoder's weights, in their dtype, for `blocks` rows (None: one a block)."""
         rows = len(decoder.blocks) if blocks is None else blocks
-        shape = (rows, batch, decoder.num_kv_heads, slots, decoder.head_width)
+        shape = (rows, batch, decoder.num_kv_heads, max_seq_len, decoder.head_width)
         keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         lengths = torch.zeros(batch, dtype=torch.int64, device=decoder.device)
         return cls(keys, torch.zeros_like(keys), [0] * batch, lengths, torch.zeros_like(lengths))
 
     @property
-    def slots(self) -> int:
+    def max_seq_len(self) -> int:
         """T."""
         return int(self.keys.shape[3])
 
@@ -45,10 +47,10 @@ class KeyValueStore:
 
     def refuse_overflow(self, tokens: int) -> None:
         """Raises ConfigurationError where so many more tokens of the longest request have no slots."""
-        if max(self.lengths) + tokens > self.slots:
+        if max(self.lengths) + tokens > self.max_seq_len:
             raise ConfigurationError(
-                f"the key-value store has {self.slots} slots, {max(self.lengths)} are in use, and {tokens} more are "
-                "needed: make it ready for longer requests"
+                f"the KV cache is for {self.max_seq_len} tokens, {max(self.lengths)} are in use, and {tokens} more "
+                f"are needed: warm up for longer requests"
             )
 
     def set_lengths(self, lengths: Sequence[int]) -> None:

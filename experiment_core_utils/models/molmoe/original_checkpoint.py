@@ -129,7 +129,7 @@ def read_original_config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise ConfigurationError(
-            f"{folder} holds no {CONFIG_FILE}; give a folder of the original training code, with {CONFIG_FILE} and "
+            f"{folder} contains no {CONFIG_FILE}; give a folder of the original training code, with {CONFIG_FILE} and "
             f"{WEIGHTS_FILE}"
         )
     try:
@@ -138,7 +138,7 @@ def read_original_config(folder: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{file} is not YAML: {first_line(error)}") from error
     model = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(model, dict):
-        raise ConfigurationError(f"{file} holds no model config: its keys are expected under `model`")
+        raise ConfigurationError(f"{file} contains no model config: its keys are expected under `model`")
     return {**model, "model_type": PUBLISHED_MODEL_TYPE, "architectures": ["MolmoForCausalLM"]}
 
 
@@ -155,13 +155,15 @@ def open_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The original tensors as views of the mapped file: nothing is read yet, and no code in it is run."""
     file = folder / WEIGHTS_FILE
     if not file.is_file():
-        raise ConfigurationError(f"{folder} holds no {WEIGHTS_FILE}; sharded training states have to be joined first")
+        raise ConfigurationError(
+            f"{folder} contains no {WEIGHTS_FILE}; sharded training states have to be joined first"
+        )
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
         raise ConfigurationError(f"{file} cannot be read as a state dict: {first_line(error)}") from error
     if not isinstance(content, dict) or not all(isinstance(each, torch.Tensor) for each in content.values()):
-        raise ConfigurationError(f"{file} holds no state dict of tensors; give the model's weights alone")
+        raise ConfigurationError(f"{file} contains no state dict of tensors; give the model's weights alone")
     other = [name for name, tensor in content.items() if not tensor.is_floating_point()]
     if other:
         raise ConfigurationError(f"{file}: {other[0]} is not stored in floating point ({content[other[0]].dtype})")
@@ -246,7 +248,7 @@ def write_shard(folder: Path, file: Path, origins: Mapping[str, Origin], dtypes:
         tensors[name] = torch.empty(source.shape, dtype=dtypes[name]).copy_(source)
         if not tensors[name].isfinite().all() and source.isfinite().all():
             raise ConfigurationError(
-                f"{origin.name} has values that {dtypes[name]} does not hold; give another --dtype"
+                f"{origin.name} has values that {dtypes[name]} does not contain; give another --dtype"
             )
     try:
         save_file(tensors, file, metadata={"format": "pt"})

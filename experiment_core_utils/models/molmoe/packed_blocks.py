@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.joined_layers import joined_rows, packing_problem
+from experiment_core_utils.models.molmoe.joined_layers import fused_rows, fusing_unsupported_reason
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class PackedBlock:
+class BlockWeights:
     """One decoder block: H wide, Q query and KV key heads of width D, E experts of width I.
 
     All tensors are contiguous, on one device, in one dtype.
@@ -35,10 +35,10 @@ class PackedBlock:
 
 
 @dataclass(frozen=True)
-class PackedDecoder:
+class DecoderWeights:
     """Every block of the whole decoder, whatever is active, and what stands around them."""
 
-    blocks: tuple[PackedBlock, ...]
+    blocks: tuple[BlockWeights, ...]
     embedding: torch.Tensor  # [V_in, H]
     final_norm: torch.Tensor  # [H]
     head: torch.Tensor  # [V, H]
@@ -57,7 +57,7 @@ class PackedDecoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self.head.dtype
 
     @property
@@ -76,7 +76,7 @@ class PackedDecoder:
         return int(self.blocks[0].down.shape[2])
 
 
-def pack_decoder(model: MolmoeForConditionalGeneration) -> PackedDecoder:
+def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeights:
     """The decoder's weights; those of queries, keys and values in the modules become views of the packed tensor.
 
     Raises:
@@ -85,13 +85,13 @@ def pack_decoder(model: MolmoeForConditionalGeneration) -> PackedDecoder:
             one device in one dtype.
     """
     text = model.config.text_config
-    problem = _config_problem(text.to_dict()) or _weights_problem(model)
-    if problem is not None:
-        raise ConfigurationError(f"the decoder cannot be packed: {problem}; run it with --execution eager")
+    reason = _config_unsupported_reason(text.to_dict()) or _weights_unsupported_reason(model)
+    if reason is not None:
+        raise ConfigurationError(f"the decoder cannot be packed: {reason}; run it with --execution eager")
     decoder = model.get_decoder()
     head_width = model.all_blocks[0].self_attn.head_dim
-    return PackedDecoder(
-        blocks=tuple(_packed(block) for block in model.all_blocks),
+    return DecoderWeights(
+        blocks=tuple(_fuse_weights(block) for block in model.all_blocks),
         embedding=decoder.embed_tokens.weight.detach(),
         final_norm=decoder.norm.weight.detach(),
         head=model.lm_head.weight.detach(),
@@ -105,7 +105,7 @@ def pack_decoder(model: MolmoeForConditionalGeneration) -> PackedDecoder:
     )
 
 
-def _config_problem(text: dict[str, Any]) -> str | None:
+def _config_unsupported_reason(text: dict[str, Any]) -> str | None:
     rope = text["rope_parameters"]["rope_type"]
     if text["clip_qkv"] is not None:
         return f"queries, keys and values are clipped (clip_qkv {text['clip_qkv']})"
@@ -120,14 +120,14 @@ def _config_problem(text: dict[str, Any]) -> str | None:
     return None
 
 
-def _weights_problem(model: MolmoeForConditionalGeneration) -> str | None:
+def _weights_unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
     if model.config.to_dict().get("quantization_config") is not None:
         return "its weights are quantised"
     weights = [weight for block in model.all_blocks for weight in _block_weights(block)]
     decoder = model.get_decoder()
     weights += [decoder.embed_tokens.weight, decoder.norm.weight, model.lm_head.weight]
     linear = [layer for block in model.all_blocks for layer in _projections(block)]
-    return packing_problem(linear, weights)
+    return fusing_unsupported_reason(linear, weights)
 
 
 def _projections(block: Any) -> tuple[Any, ...]:
@@ -143,11 +143,11 @@ def _block_weights(block: Any) -> Iterator[torch.Tensor]:
     yield from (mixture.gate.weight, mixture.experts.gate_up_proj, mixture.experts.down_proj)
 
 
-def _packed(block: Any) -> PackedBlock:
+def _fuse_weights(block: Any) -> BlockWeights:
     attention, mixture = block.self_attn, block.mlp
-    packed = PackedBlock(
+    packed = BlockWeights(
         input_norm=block.input_layernorm.weight.detach(),
-        qkv=joined_rows([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=fused_rows([attention.q_proj, attention.k_proj, attention.v_proj]),
         query_norm=attention.q_norm.weight.detach(),
         key_norm=attention.k_norm.weight.detach(),
         output=attention.o_proj.weight.detach(),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
-from experiment_core_utils.models.molmoe.joined_layers import joined_biases, joined_rows, packing_problem
+from experiment_core_utils.models.molmoe.joined_layers import fused_biases, fused_rows, fusing_unsupported_reason
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True)
-class PackedVisionBlock:
+class VisionBlockWeights:
     """One block of the tower, D wide."""
 
     first_norm: LayerNorm
@@ -52,7 +52,7 @@ class PooledWindows:
 
 
 @dataclass(frozen=True)
-class PackedConnector:
+class ConnectorWeights:
     """Pooling by attention and the gated projection; C is the width of all feature blocks together."""
 
     windows: PooledWindows
@@ -69,18 +69,18 @@ class PackedConnector:
 
 
 @dataclass(frozen=True)
-class PackedVision:
+class VisionWeights:
     """The blocks that run, in order, and what stands around them."""
 
     patch_weight: torch.Tensor  # [D, 3 * S * S padded with zero columns], S the side of a patch
     class_embedding: torch.Tensor  # [D]
     positions: torch.Tensor  # [P + 1, D]
     before: LayerNorm
-    blocks: tuple[PackedVisionBlock, ...]
+    blocks: tuple[VisionBlockWeights, ...]
     feature_blocks: tuple[int, ...]  # whose states are laid side by side
     num_heads: int
     patch_side: int
-    connector: PackedConnector
+    connector: ConnectorWeights
 
     @property
     def device(self) -> torch.device:
@@ -89,11 +89,11 @@ class PackedVision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self.patch_weight.dtype
 
 
-def pack_vision(model: MolmoeForConditionalGeneration) -> PackedVision:
+def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
     """The weights of the vision tower and the connector; joined ones become views in the modules.
 
     Raises:
@@ -101,11 +101,11 @@ def pack_vision(model: MolmoeForConditionalGeneration) -> PackedVision:
             weights are quantised, not loaded, or not all on one device in one dtype.
     """
     tower, vision = model.model.vision_tower, model.config.vision_config
-    problem = _problem(model)
-    if problem is not None:
-        raise ConfigurationError(f"the vision tower cannot be packed: {problem}; run it with --execution eager")
+    reason = _unsupported_reason(model)
+    if reason is not None:
+        raise ConfigurationError(f"the vision tower cannot be packed: {reason}; run it with --execution eager")
     embeddings = tower.embeddings
-    return PackedVision(
+    return VisionWeights(
         patch_weight=_padded(embeddings.patch_embedding.weight.detach().flatten(1)),
         class_embedding=embeddings.class_embedding.detach(),
         positions=embeddings.position_embedding.weight.detach(),
@@ -118,22 +118,22 @@ def pack_vision(model: MolmoeForConditionalGeneration) -> PackedVision:
     )
 
 
-def _problem(model: MolmoeForConditionalGeneration) -> str | None:
+def _unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
     activation = model.config.vision_config.hidden_act
     if activation != "quick_gelu":
         return f"its blocks use {activation}, not quick_gelu"
     parts = nn.ModuleList([model.model.vision_tower, model.model.connector])
     layers = [layer for layer in parts.modules() if isinstance(layer, nn.Linear)]
-    return packing_problem(layers, parts.parameters())
+    return fusing_unsupported_reason(layers, parts.parameters())
 
 
-def _block(layer: CLIPEncoderLayer) -> PackedVisionBlock:
+def _block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return PackedVisionBlock(
+    return VisionBlockWeights(
         first_norm=_norm(layer.layer_norm1),
-        qkv=joined_rows(qkv),
-        qkv_bias=joined_biases(qkv),
+        qkv=fused_rows(qkv),
+        qkv_bias=fused_biases(qkv),
         output=attention.out_proj.weight.detach(),
         output_bias=attention.out_proj.bias.detach(),
         second_norm=_norm(layer.layer_norm2),
@@ -144,20 +144,20 @@ def _block(layer: CLIPEncoderLayer) -> PackedVisionBlock:
     )
 
 
-def _connector(model: MolmoeForConditionalGeneration) -> PackedConnector:
+def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:
     connector = model.model.connector
     key_value = [connector.k_proj, connector.v_proj]
-    return PackedConnector(
+    return ConnectorWeights(
         windows=PooledWindows(connector.grid_side, connector.window),
         num_heads=connector.num_heads,
         pads=connector.pad_embed.detach(),
         query=connector.q_proj.weight.detach(),
         query_bias=connector.q_proj.bias.detach(),
-        key_value=joined_rows(key_value),
-        key_value_bias=joined_biases(key_value),
+        key_value=fused_rows(key_value),
+        key_value_bias=fused_biases(key_value),
         output=connector.out_proj.weight.detach(),
         output_bias=connector.out_proj.bias.detach(),
-        gate_up=joined_rows([connector.gate_proj, connector.up_proj]),
+        gate_up=fused_rows([connector.gate_proj, connector.up_proj]),
         down=connector.down_proj.weight.detach(),
     )
 

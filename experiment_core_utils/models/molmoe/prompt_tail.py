@@ -6,7 +6,7 @@ All rows stand at the place behind the text, each as if it alone were there.
 import torch
 
 
-def tail_mask(shared: int, tokens: int, rows: int) -> torch.Tensor:
+def suffix_mask(shared: int, tokens: int, rows: int) -> torch.Tensor:
     """[S + R, shared + S + R] on the host: what each of S tokens and R rows behind `shared` tokens sees."""
     seen = torch.ones(tokens + rows, shared + tokens + rows, dtype=torch.bool)
     seen[:, shared:].tril_()
@@ -14,6 +14,6 @@ def tail_mask(shared: int, tokens: int, rows: int) -> torch.Tensor:
     return seen
 
 
-def tail_positions(shared: int, tokens: int, rows: int) -> torch.Tensor:
+def suffix_positions(shared: int, tokens: int, rows: int) -> torch.Tensor:
     """[S + R] on the host."""
     return torch.arange(shared, shared + tokens + rows).clamp_(max=shared + tokens)

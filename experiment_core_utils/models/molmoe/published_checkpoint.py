@@ -142,7 +142,7 @@ def load_published_checkpoint(
 
 
 def published_language_tensors(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Tensors of `MolmoeForCausalLM` on the CPU; those of the vision part are judged by their headers, and not read.
+    """Tensors of `MolmoeForCausalLM` on the CPU; those of the vision part are evaluated by their headers, and not read.
 
     Raises:
         As `load_published_checkpoint`.

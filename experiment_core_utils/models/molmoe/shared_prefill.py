@@ -1,4 +1,4 @@
-"""In: prompts that begin alike and rows; out: what stands behind each of the first blocks, by the model's modules.
+"""In: prompts that begin alike and rows; out: what is behind each of the first blocks, by the model's modules.
 
 What the prompts share runs once. A text and all rows behind it then pass a block together, as one request.
 """
@@ -9,9 +9,9 @@ import torch
 from transformers import DynamicCache
 
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.prompt_tail import tail_mask, tail_positions
+from experiment_core_utils.models.molmoe.prompt_tail import suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.split_prefill import (
-    BehindPrompt,
+    SuffixedPrompt,
     TracedPrefill,
     run_blocks,
     run_placed,
@@ -47,26 +47,26 @@ def trace_prompts(
     cache = DynamicCache(config=model.config.text_config)
     run_blocks(model, range(blocks), embedded[:, :before], cache)
     return [
-        _behind(
+        _suffix_states(
             model, cache, torch.cat([embedded[:, before:], model.model.embed(text[None], None)], dim=1), blocks, rows
         )
         for text in texts
     ]
 
 
-def _behind(
+def _suffix_states(
     model: MolmoeForConditionalGeneration, cache: DynamicCache, text: torch.Tensor, blocks: int, rows: torch.Tensor
 ) -> TracedPrefill:
     """Embeddings [1, S, H] of a text and its rows, behind what the cache holds and goes on holding."""
     shared, length = cache.get_seq_length(), text.shape[1]
     states = torch.cat([text, rows.to(text.dtype)[None]], dim=1)
-    hidden = ~tail_mask(shared, length, len(rows)).to(text.device)
+    hidden = ~suffix_mask(shared, length, len(rows)).to(text.device)
     mask = torch.zeros(hidden.shape, dtype=text.dtype, device=text.device)
     mask = mask.masked_fill_(hidden, torch.finfo(text.dtype).min)[None, None]
-    positions = tail_positions(shared, length, len(rows)).to(text.device)[None]
-    behind = []
+    positions = suffix_positions(shared, length, len(rows)).to(text.device)[None]
+    suffix = []
     for block in range(blocks):
-        states = run_placed(model, [block], states, BehindPrompt(cache, 1), positions, mask)
-        behind.append(states[0])
-    found = torch.stack(behind)
+        states = run_placed(model, [block], states, SuffixedPrompt(cache, 1), positions, mask)
+        suffix.append(states[0])
+    found = torch.stack(suffix)
     return TracedPrefill(found[:, length - 1], found[:, length:])

@@ -10,19 +10,19 @@ from typing import Protocol
 import torch
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
-class SplitPrefillEngine(Protocol):
-    """Runs the prompt of request 0, one after the other; made and made ready as every engine is (`engines.py`)."""
+class PausedPrefillEngine(Protocol):
+    """Runs the prompt of request 0, one after the other; made and warmed up as every engine is (`engines.py`)."""
 
-    def make_ready(self, pause: int, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
-        """For prompts of so many tokens that pause there and go on with these knobs."""
+    def warm_up(self, pause: int, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """Warm up for prompts of so many tokens that pause there and go on with these knobs."""
         ...
 
     def begin(
-        self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, store: KeyValueStore
+        self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
     ) -> torch.Tensor:
         """[T, H] and the row [H] -> states behind the pause, of the prompt's last token and of the row.
 
@@ -30,7 +30,7 @@ class SplitPrefillEngine(Protocol):
         """
         ...
 
-    def finish(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
+    def finish(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
         """Go on with the prompt that began last -> logits [1, V], which the next call may overwrite.
 
         The first blocks of the setting are those that have run. The request's length is set by the caller, afterwards.
@@ -38,9 +38,9 @@ class SplitPrefillEngine(Protocol):
         ...
 
 
-def refuse_without_room(tokens: int, store: KeyValueStore) -> None:
+def refuse_without_free_rows(tokens: int, kv_cache: KVCache) -> None:
     """Raises ConfigurationError where a prompt of so many tokens leaves no slot for the row behind it."""
-    if tokens >= store.slots:
+    if tokens >= kv_cache.max_seq_len:
         raise ConfigurationError(
-            f"a prompt of {tokens} tokens and a row behind it have no room in a key-value store of {store.slots} slots"
+            f"a prompt of {tokens} tokens and one row do not fit into a KV cache of {kv_cache.max_seq_len} tokens"
         )

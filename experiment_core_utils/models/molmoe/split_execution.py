@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
-from experiment_core_utils.models.held_request import HeldRequest
+from experiment_core_utils.models.held_request import PrefilledRequest
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
+from experiment_core_utils.models.molmoe.execution import EngineStages
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
@@ -30,7 +30,7 @@ from experiment_core_utils.primitives.errors import SettingError
 
 
 @dataclass(frozen=True)
-class SplitShape:
+class PausedPrefillShape:
     """What a request needs room and captures for.
 
     Attributes:
@@ -45,15 +45,15 @@ class SplitShape:
     choices: tuple[tuple[int, DecoderKnobs], ...]
 
 
-class SplitStages(Protocol):
+class PausedPrefillStages(Protocol):
     """The stages of one request at a time; `finish` goes on with the prompt that began last."""
 
     @property
-    def is_captured(self) -> bool:
+    def is_graphed(self) -> bool:
         """Whether steps are replayed on a GPU, so that the host need not wait for each."""
         ...
 
-    def make_ready(self, shapes: Sequence[SplitShape]) -> None:
+    def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
         """All that requests of these shapes, one at least, need; a state from before is no longer valid.
 
         Raises:
@@ -105,11 +105,11 @@ class SplitStages(Protocol):
         ...
 
 
-class EagerSplit:
-    """`SplitStages` by the model's modules.
+class EagerPausedPrefill:
+    """`PausedPrefillStages` by the model's modules.
 
     Attributes:
-        reason: why engines do not run them though they were asked for; None where they were not.
+        reason: why engines do not run them though they were requested; None where they were not.
     """
 
     def __init__(self, model: MolmoeForConditionalGeneration, stages: EagerStages, reason: str | None = None) -> None:
@@ -119,19 +119,19 @@ class EagerSplit:
         self._paused: PausedPrefill | None = None
 
     @property
-    def is_captured(self) -> bool:
-        """See `SplitStages.is_captured`."""
+    def is_graphed(self) -> bool:
+        """See `PausedPrefillStages.is_graphed`."""
         return False
 
-    def make_ready(self, shapes: Sequence[SplitShape]) -> None:
-        """See `SplitStages.make_ready`."""
+    def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
+        """See `PausedPrefillStages.warm_up`."""
 
     def reset(self) -> None:
-        """See `SplitStages.reset`: the first blocks run with the model's own knobs."""
+        """See `PausedPrefillStages.reset`: the first blocks run with the model's own knobs."""
         self._model.reset_knobs()
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `SplitStages.encode_image`."""
+        """See `PausedPrefillStages.encode_image`."""
         return self._stages.encode_image(inputs)
 
     def begin(
@@ -142,29 +142,29 @@ class EagerSplit:
         appended: torch.Tensor | None,
         max_new_tokens: int,
     ) -> torch.Tensor:
-        """See `SplitStages.begin`."""
+        """See `PausedPrefillStages.begin`."""
         paused = begin_prefill(self._model, inputs["input_ids"], features, pause, appended)
         self._paused = paused
         return torch.cat([paused.states[0, -1:], paused.appended[0]])
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, DecodeState]:
-        """See `SplitStages.finish`."""
+        """See `PausedPrefillStages.finish`."""
         if self._paused is None:
             raise SettingError("no prefill was begun, or it was finished; begin it again")
         paused, self._paused = self._paused, None
         return finish_prefill(self._model, paused, top_k, active_blocks)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `SplitStages.decoding`."""
+        """See `PausedPrefillStages.decoding`."""
         return self._stages.decoding()
 
     def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
-        """See `SplitStages.decode_step`."""
+        """See `PausedPrefillStages.decode_step`."""
         return self._stages.decode_step(token, state)
 
 
-class LaunchFreeSplit:
-    """`SplitStages` by the engines, on the store of the whole requests.
+class EnginePausedPrefill:
+    """`PausedPrefillStages` by the engines, on the store of the whole requests.
 
     Attributes:
         reason: always None.
@@ -172,37 +172,37 @@ class LaunchFreeSplit:
 
     reason: None = None
 
-    def __init__(self, model: MolmoeForConditionalGeneration, stages: LaunchFreeStages) -> None:
+    def __init__(self, model: MolmoeForConditionalGeneration, stages: EngineStages) -> None:
         self._model = model
         self._stages = stages
 
     @property
-    def is_captured(self) -> bool:
-        """See `SplitStages.is_captured`."""
-        return self._stages.is_captured
+    def is_graphed(self) -> bool:
+        """See `PausedPrefillStages.is_graphed`."""
+        return self._stages.is_graphed
 
     @property
     def last_token(self) -> torch.Tensor:
         """[1] id that the last step chose; the next step overwrites it."""
-        return self._stages.store.next_tokens
+        return self._stages.kv_cache.next_tokens
 
-    def make_ready(self, shapes: Sequence[SplitShape]) -> None:
-        """See `SplitStages.make_ready`. The longest comes first: a store that grows loses what was captured."""
+    def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
+        """See `PausedPrefillStages.warm_up`. The longest comes first: a store that grows loses what was captured."""
         self._stages.reserve(max(shape.tokens + shape.max_new_tokens for shape in shapes))
-        engines, store = self._stages.engines, self._stages.store
+        engines, kv_cache = self._stages.engines, self._stages.kv_cache
         for shape in shapes:
             if shape.crops is not None and engines.vision is not None:
-                engines.vision.make_ready(shape.crops)
+                engines.vision.warm_up(shape.crops)
             for pause, knobs in shape.choices:
-                engines.split.make_ready(pause, knobs, store, shape.tokens)
+                engines.split.warm_up(pause, knobs, kv_cache, shape.tokens)
         for knobs in dict.fromkeys(knobs for shape in shapes for _, knobs in shape.choices):
-            engines.decode.make_ready(knobs, store)
+            engines.decode.warm_up(knobs, kv_cache)
 
     def reset(self) -> None:
-        """See `SplitStages.reset`: engines are told their knobs at each call."""
+        """See `PausedPrefillStages.reset`: engines are told their knobs at each call."""
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `SplitStages.encode_image`."""
+        """See `PausedPrefillStages.encode_image`."""
         return self._stages.encode_image(inputs)
 
     def begin(
@@ -213,36 +213,36 @@ class LaunchFreeSplit:
         appended: torch.Tensor | None,
         max_new_tokens: int,
     ) -> torch.Tensor:
-        """See `SplitStages.begin`."""
+        """See `PausedPrefillStages.begin`."""
         check_pause(pause, self._model.num_total_blocks)
         prompt = inputs["input_ids"]
         self._stages.reserve(prompt.shape[1] + max_new_tokens)
         row = None if appended is None else appended[0, 0]
         embeddings = self._stages.embedded(prompt, features)
-        states = self._stages.engines.split.begin(embeddings, row, pause, self._stages.store)
+        states = self._stages.engines.split.begin(embeddings, row, pause, self._stages.kv_cache)
         self._stages.begin(prompt, pause)
         return states
 
-    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, HeldRequest[DecoderKnobs]]:
-        """See `SplitStages.finish`."""
-        begun = self._stages.begun
-        check_rest(tuple(active_blocks), begun.pause)
+    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, PrefilledRequest[DecoderKnobs]]:
+        """See `PausedPrefillStages.finish`."""
+        paused_request = self._stages.paused_request
+        check_rest(tuple(active_blocks), paused_request.pause)
         knobs = DecoderKnobs(*self._model.checked_setting(top_k, active_blocks))
-        logits = self._stages.engines.split.finish(knobs, self._stages.store)
-        return logits, self._stages.hold(knobs, begun.prompt, begun.pause)
+        logits = self._stages.engines.split.finish(knobs, self._stages.kv_cache)
+        return logits, self._stages.hold(knobs, paused_request.prompt, paused_request.pause)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `SplitStages.decoding`: engines switch nothing."""
+        """See `PausedPrefillStages.decoding`: engines switch nothing."""
         return nullcontext()
 
-    def decode_step(self, token: torch.Tensor, state: HeldRequest[DecoderKnobs]) -> torch.Tensor:
-        """See `SplitStages.decode_step`."""
+    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+        """See `PausedPrefillStages.decode_step`."""
         return self._stages.decode_step(token, state)
 
     def first_token(self, logits: torch.Tensor) -> None:
         """Put the likeliest token where the first step reads it."""
         self.last_token.copy_(logits.argmax(dim=-1))
 
-    def advance(self, state: HeldRequest[DecoderKnobs]) -> None:
+    def advance(self, state: PrefilledRequest[DecoderKnobs]) -> None:
         """A decode step from the last token, and the choice of the next."""
         self._stages.step(state)

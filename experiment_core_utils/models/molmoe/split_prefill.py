@@ -1,6 +1,6 @@
 """In: a prompt, its features and rows to append; out: the prefill in two parts, with a pause behind a chosen block.
 
-Rows that are appended stand behind the prompt: they see all of it and, the attention being causal, no token of it sees
+Rows that are appended is behind the prompt: they see all of it and, the attention being causal, no token of it sees
 them. What they leave in the cache is dropped at the pause. So the prompt's states, its positions and its cache are
 those of a plain prefill, whatever the rows are.
 """
@@ -43,7 +43,7 @@ def check_pause(blocks_run: int, num_total_blocks: int) -> None:
     """Raises ConfigurationError for a pause that is not behind 1 to all of the blocks."""
     if not 1 <= blocks_run <= num_total_blocks:
         raise ConfigurationError(
-            f"a pause behind {blocks_run} blocks is not possible; give 1 to {num_total_blocks} blocks"
+            f"a pause after {blocks_run} blocks is not possible; give 1 to {num_total_blocks} blocks"
         )
 
 
@@ -112,7 +112,7 @@ def finish_prefill(
 
 @dataclass(frozen=True)
 class TracedPrefill:
-    """What stands behind each of the first P blocks, not normalised.
+    """What is behind each of the first P blocks, not normalised.
 
     Attributes:
         last: [P, H] of the prompt's last token.
@@ -140,17 +140,17 @@ def trace_prefill(
     states = model.model.embed(input_ids, features)
     appended = rows.to(states.dtype)[:, None]
     cache = DynamicCache(config=model.config.text_config)
-    last, behind = [], []
+    last, suffix = [], []
     for block in range(blocks):
         states = run_blocks(model, [block], states, cache)
-        appended = run_blocks(model, [block], appended, BehindPrompt(cache, len(rows)), start=states.shape[1])
+        appended = run_blocks(model, [block], appended, SuffixedPrompt(cache, len(rows)), start=states.shape[1])
         last.append(states[0, -1])
-        behind.append(appended[:, 0])
-    return TracedPrefill(torch.stack(last), torch.stack(behind))
+        suffix.append(appended[:, 0])
+    return TracedPrefill(torch.stack(last), torch.stack(suffix))
 
 
-class BehindPrompt:
-    """A cache for what stands behind a prompt and is not kept.
+class SuffixedPrompt:
+    """A cache for what is behind a prompt and is not kept.
 
     Args:
         rows: so many stand there, each alone; they are a batch.
@@ -176,7 +176,7 @@ def run_blocks(
     model: MolmoeForConditionalGeneration,
     blocks: Sequence[int],
     states: torch.Tensor,
-    cache: Cache | BehindPrompt,
+    cache: Cache | SuffixedPrompt,
     start: int = 0,
 ) -> torch.Tensor:
     """[B, T, H] through these blocks as one prompt from position `start`; of T = 1 all of the cache is seen."""
@@ -193,7 +193,7 @@ def run_placed(
     model: MolmoeForConditionalGeneration,
     blocks: Sequence[int],
     states: torch.Tensor,
-    cache: Cache | BehindPrompt,
+    cache: Cache | SuffixedPrompt,
     positions: torch.Tensor,
     mask: Any,
 ) -> torch.Tensor:

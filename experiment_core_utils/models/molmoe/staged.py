@@ -16,13 +16,13 @@ from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.architecture import implementations, stored_bytes
 from experiment_core_utils.models.components import Component
 from experiment_core_utils.models.graph_capture import refused_without_memory
-from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
-from experiment_core_utils.models.held_request import HeldRequest
+from experiment_core_utils.models.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.held_request import PrefilledRequest
 from experiment_core_utils.models.memory_parts import step_weights
 from experiment_core_utils.models.molmoe.batched_execution import BatchedExecution
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import LaunchFreeStages, launch_free_stages
+from experiment_core_utils.models.molmoe.execution import EngineStages, engine_stages
 from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.memory import cache_elements
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
@@ -32,7 +32,11 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.prompt_traces import PromptTraces
-from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
+from experiment_core_utils.models.molmoe.split_execution import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+)
 from experiment_core_utils.models.prompt_layout import UNUSABLE, check_prompt
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, first_line
@@ -41,10 +45,10 @@ from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import (
     KnobProof,
-    MarkedTokens,
     PreparedRequest,
     RequestShape,
     StageFlops,
+    TimedTokens,
     VisionGeometry,
 )
 from experiment_core_utils.tasks.interface import Sample
@@ -81,14 +85,16 @@ class MolmoeStagedModel:
         self.default_top_k = model.default_top_k
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
-        self._asked = execution
+        self._requested = execution
         self._eager = EagerStages(model)
-        self._launch_free, self._executed = launch_free_stages(model, execution, eager_reason)
-        self._batched = None if self._launch_free is None else BatchedExecution(self._launch_free)
+        self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
+        self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
         self._refused: dict[DecoderKnobs, str] = {}
         self._unbatched: dict[DecoderKnobs, str] = {}
-        self._split: EagerSplit | LaunchFreeSplit = (
-            EagerSplit(model, self._eager) if self._launch_free is None else LaunchFreeSplit(model, self._launch_free)
+        self._split: EagerPausedPrefill | EnginePausedPrefill = (
+            EagerPausedPrefill(model, self._eager)
+            if self._engine_stages is None
+            else EnginePausedPrefill(model, self._engine_stages)
         )
 
     @property
@@ -173,8 +179,8 @@ class MolmoeStagedModel:
         self.model.set_knobs(setting.experts, setting.active_blocks)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """See `StagedModel.kept`."""
+    def restored_afterwards(self) -> Iterator[None]:
+        """See `StagedModel.restored_afterwards`."""
         top_k, blocks = self.model.active_setting
         try:
             yield
@@ -183,7 +189,7 @@ class MolmoeStagedModel:
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`; engines call no modules."""
-        if isinstance(self._stages, LaunchFreeStages):
+        if isinstance(self._stages, EngineStages):
             return {}
         decoder = self.model.get_decoder()
         blocks = list(decoder.layers)
@@ -202,26 +208,26 @@ class MolmoeStagedModel:
         return DecoderKnobs(*self.model.active_setting)
 
     @property
-    def _stages(self) -> EagerStages | LaunchFreeStages:
-        """Of the setting in force."""
-        return self._eager if self._launch_free is None or self._knobs in self._refused else self._launch_free
+    def _stages(self) -> EagerStages | EngineStages:
+        """Stages of the setting in force."""
+        return self._eager if self._engine_stages is None or self._knobs in self._refused else self._engine_stages
 
-    def make_ready(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.make_ready`; a setting that cannot be made ready runs eagerly from then on."""
-        stages, knobs = self._launch_free, self._knobs
+    def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """See `StagedModel.warm_up`; a setting that cannot be warmed up runs eagerly from then on."""
+        stages, knobs = self._engine_stages, self._knobs
         if stages is None or knobs in self._refused:
             return
         try:
             with refused_without_memory(inputs["input_ids"].shape[1], max_new_tokens):
-                stages.make_ready(knobs, inputs, max_new_tokens)
+                stages.warm_up(knobs, inputs, max_new_tokens)
         except ConfigurationError as error:
             self._refused[knobs] = str(error)
         # Not in the handler: until its end the error holds what was half made.
         self._give_up_refused(knobs)
 
     def _give_up_refused(self, knobs: DecoderKnobs) -> None:
-        if self._launch_free is not None and knobs in self._refused:
-            self._launch_free.give_up(knobs)
+        if self._engine_stages is not None and knobs in self._refused:
+            self._engine_stages.give_up(knobs)
             release_cached_memory(self.device)
 
     @property
@@ -240,30 +246,30 @@ class MolmoeStagedModel:
         return weight.to("cpu").float().numpy()
 
     @property
-    def split(self) -> EagerSplit | LaunchFreeSplit:
+    def split(self) -> EagerPausedPrefill | EnginePausedPrefill:
         """The stages with a pause inside the prefill, by what runs the whole ones."""
         return self._split
 
-    def make_split_ready(self, shapes: Sequence[SplitShape]) -> None:
-        """Everything that such requests need; where that cannot be made ready, all run eagerly from then on."""
-        stages, refusal = self._launch_free, None
+    def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
+        """Everything that such requests need; where that cannot be warmed up, all run eagerly from then on."""
+        stages, unsupported_reason = self._engine_stages, None
         if stages is None:
             return
         try:
             with refused_without_memory(*max((shape.tokens, shape.max_new_tokens) for shape in shapes)):
-                self._split.make_ready(shapes)
+                self._split.warm_up(shapes)
         except ConfigurationError as error:
-            refusal = str(error)
-        if refusal is not None:
+            unsupported_reason = str(error)
+        if unsupported_reason is not None:
             # Not in the handler: until its end the error holds what was half made.
-            self._split = EagerSplit(self.model, self._eager, refusal)
+            self._split = EagerPausedPrefill(self.model, self._eager, unsupported_reason)
             stages.drop_unready()
             release_cached_memory(self.device)
 
     @cached_property
     def prompt_traces(self) -> PromptTraces:
         """Traces of the first blocks, by what runs the whole requests."""
-        return PromptTraces(self.model, self._launch_free)
+        return PromptTraces(self.model, self._engine_stages)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
@@ -271,7 +277,7 @@ class MolmoeStagedModel:
 
     def prefill(
         self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
-    ) -> tuple[torch.Tensor, DecodeState | HeldRequest[DecoderKnobs]]:
+    ) -> tuple[torch.Tensor, DecodeState | PrefilledRequest[DecoderKnobs]]:
         """See `StagedModel.prefill`."""
         return self._stages.prefill(self._knobs, inputs, features)
 
@@ -279,24 +285,24 @@ class MolmoeStagedModel:
         """See `Stages.decoding`; engines switch nothing."""
         return self._eager.decoding() if self._stages is self._eager else nullcontext()
 
-    def decode_step(self, token: torch.Tensor, state: DecodeState | HeldRequest[DecoderKnobs]) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: DecodeState | PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
-    def generate_marked(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> MarkedTokens:
-        """See `StagedModel.generate_marked`."""
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        """See `StagedModel.generate_timed`."""
         stages = self._stages
-        if isinstance(stages, LaunchFreeStages) and stages.is_captured:
-            stages.make_ready(self._knobs, inputs, max_new_tokens)
-            return generate_ahead(stages.ahead(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
+        if isinstance(stages, EngineStages) and stages.is_graphed:
+            stages.warm_up(self._knobs, inputs, max_new_tokens)
+            return generate_async(stages.async_stages(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
-    def rewind(self, state: DecodeState | HeldRequest[DecoderKnobs], steps: int) -> None:
+    def rewind(self, state: DecodeState | PrefilledRequest[DecoderKnobs], steps: int) -> None:
         """See `StagedModel.rewind`."""
         self._stages_of(state).rewind(state, steps)
 
-    def _stages_of(self, state: DecodeState | HeldRequest[DecoderKnobs]) -> Any:
-        return self._launch_free if isinstance(state, HeldRequest) else self._eager
+    def _stages_of(self, state: DecodeState | PrefilledRequest[DecoderKnobs]) -> Any:
+        return self._engine_stages if isinstance(state, PrefilledRequest) else self._eager
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
@@ -328,17 +334,17 @@ class MolmoeStagedModel:
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; by the stages that the setting runs with.
 
-        Engines that are found wrong fail the setting where they were asked for; under `auto` it runs eagerly.
+        Engines that are found wrong fail the setting where they were requested; under `auto` it runs eagerly.
 
         Raises:
-            KnobDidNotAct: see `LaunchFreeStages.prove`.
+            KnobDidNotAct: see `EngineStages.prove`.
         """
         self.apply(setting)
-        knobs, by_engines = self._knobs, self._stages is self._launch_free
+        knobs, by_engines = self._knobs, self._stages is self._engine_stages
         try:
             proof = self._stages.prove(knobs, inputs)
         except KnobDidNotAct as error:
-            if not by_engines or self._asked != "auto":
+            if not by_engines or self._requested != "auto":
                 raise KnobDidNotAct(f"{error}; run it with --execution eager" if by_engines else str(error)) from error
             self._refused[knobs] = str(error)
         if by_engines and knobs in self._refused:
@@ -378,8 +384,8 @@ class MolmoeStagedModel:
             "first_block_top_k": self.default_top_k,
             "num_experts": self.num_experts,
             "num_total_blocks": self.num_total_blocks,
-            "cache": "dynamic" if self._launch_free is None else "static",
-            "execution_asked": self._asked,
+            "cache": "dynamic" if self._engine_stages is None else "static",
+            "execution_asked": self._requested,
             "execution": self._executed.mode,
             "execution_reason": self._executed.reason,
             "execution_stages": dict(self._executed.stages),

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights
 
 # Up to so many rows the number of operations counts, beyond it what each of them does.
 FEW_ROWS = 8
@@ -33,7 +33,7 @@ class RotaryTable:
 
     @classmethod
     @torch.inference_mode(False)
-    def of(cls, decoder: PackedDecoder, positions: int) -> "RotaryTable":
+    def of(cls, decoder: DecoderWeights, positions: int) -> "RotaryTable":
         """Angles in float32, as transformers takes them."""
         steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
         angles = torch.outer(steps, decoder.inverse_frequencies)
@@ -45,32 +45,32 @@ class RotaryTable:
         """The factors of some positions."""
         return RotaryTable(self.cosine[which], self.sine[which])
 
-    def turned(self, heads: torch.Tensor) -> torch.Tensor:
+    def applied(self, heads: torch.Tensor) -> torch.Tensor:
         """[T, N, D] -> [T, N, D], row t by position t."""
         halves = heads.unflatten(2, (2, heads.shape[2] // 2)).flip(2).flatten(2)
         return torch.addcmul(heads * self.cosine, halves, self.sine)
 
 
-class _Straight:
+class _Reference:
     """What prefill and decode have in common."""
 
-    def __init__(self, decoder: PackedDecoder) -> None:
+    def __init__(self, decoder: DecoderWeights) -> None:
         self._decoder = decoder
         self._rotary = RotaryTable.of(decoder, 0)
-        self._chosen: dict[int, torch.Tensor] = {}
+        self._topk_ids: dict[int, torch.Tensor] = {}
         self._eps = decoder.head.new_full((1, 1, 1), decoder.norm_eps)
 
     @property
-    def chosen_experts(self) -> Mapping[int, torch.Tensor]:
-        """See `NotedExperts.chosen_experts`; of the last call, in the order in which the blocks ran.
+    def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
+        """See `ExpertTrace.topk_expert_ids`; of the last call, in the order in which the blocks ran.
 
         T is 1 in the last block of a prefill.
         """
-        return self._chosen
+        return self._topk_ids
 
     def forget_experts(self) -> None:
-        """See `NotedExperts.forget_experts`."""
-        self._chosen = {}
+        """See `ExpertTrace.forget_experts`."""
+        self._topk_ids = {}
 
     def _rotary_for(self, positions: int) -> RotaryTable:
         if len(self._rotary.cosine) < positions:
@@ -86,7 +86,7 @@ class _Straight:
         return (states * square[:, 0].rsqrt_()).mul_(weight)
 
     def _projected(
-        self, block: PackedBlock, states: torch.Tensor, rotary: RotaryTable, asking: int
+        self, block: BlockWeights, states: torch.Tensor, rotary: RotaryTable, asking: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[T, H] -> queries [A, Q, D] of the last A rows, keys and values [T, KV, D], normed and turned."""
         width, kv_width = len(block.query_norm), len(block.key_norm)
@@ -99,8 +99,8 @@ class _Straight:
             asked = rotary.rows(slice(-asking, None))
         heads = (-1, self._decoder.head_width)
         return (
-            asked.turned(self._normed(queries, block.query_norm).unflatten(1, heads)),
-            rotary.turned(self._normed(keys, block.key_norm).unflatten(1, heads)),
+            asked.applied(self._normed(queries, block.query_norm).unflatten(1, heads)),
+            rotary.applied(self._normed(keys, block.key_norm).unflatten(1, heads)),
             values.unflatten(1, heads),
         )
 
@@ -119,62 +119,62 @@ class _Straight:
         block = self._decoder.blocks[index]
         states = torch.addmm(states, attended, block.output.t())
         normed = self._normed(states, block.ffn_norm)
-        weights, chosen = self._routed(block, normed, top_k if index else self._decoder.default_top_k)
-        self._chosen[index] = chosen
+        weights, topk_ids = self._routed(block, normed, top_k if index else self._decoder.default_top_k)
+        self._topk_ids[index] = topk_ids
         mixture = _of_one_row if len(normed) == 1 else _grouped
-        return states + mixture(block, normed, weights, chosen)
+        return states + mixture(block, normed, weights, topk_ids)
 
-    def _routed(self, block: PackedBlock, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _routed(self, block: BlockWeights, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [T, k] and experts [T, k]."""
-        shares = torch.softmax(F.linear(normed, block.router), dim=-1, dtype=torch.float32)
-        weights, chosen = shares.topk(top_k, dim=-1)
+        topk_weights = torch.softmax(F.linear(normed, block.router), dim=-1, dtype=torch.float32)
+        weights, topk_ids = topk_weights.topk(top_k, dim=-1)
         if self._decoder.normalise_top_k:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights.to(normed.dtype), chosen
+        return weights.to(normed.dtype), topk_ids
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
 
 
-class StraightPrefill(_Straight):
+class ReferencePrefill(_Reference):
     """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
 
-    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore, tokens: int) -> None:
-        """See `PrefillEngine.make_ready`."""
-        self._rotary_for(store.slots)
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """See `PrefillEngine.warm_up`."""
+        self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
     def prefill(
-        self, embeddings: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0
+        self, embeddings: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
         """See `PrefillEngine.prefill`."""
-        return self.logits_behind(embeddings, knobs, store, request)
+        return self.suffix_logits(embeddings, knobs, kv_cache, request)
 
-    def logits_behind(
-        self, states: torch.Tensor, knobs: DecoderKnobs, store: KeyValueStore, request: int = 0, ran: int = 0
+    def suffix_logits(
+        self, states: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0, ran: int = 0
     ) -> torch.Tensor:
         """States [T, H] in front of the blocks of the setting but the first `ran` -> logits [1, V] of the last one.
 
         Fills the request's slots 0 to T - 1 of those blocks.
         """
-        return self._logits(self.through(states, knobs, store, request, ran, last_alone=True))
+        return self._logits(self.through(states, knobs, kv_cache, request, ran, last_alone=True))
 
     def through(
         self,
         states: torch.Tensor,
         knobs: DecoderKnobs,
-        store: KeyValueStore,
+        kv_cache: KVCache,
         request: int = 0,
         ran: int = 0,
         last_alone: bool = False,
     ) -> torch.Tensor:
-        """As `logits_behind`, [T, H] -> [T, H]; with `last_alone` [1, H] of the last position."""
+        """As `suffix_logits`, [T, H] -> [T, H]; with `last_alone` [1, H] of the last position."""
         tokens = len(states)
-        rotary = self._rotary_for(store.slots).rows(slice(tokens))
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(slice(tokens))
         if not ran:
-            self._chosen = {}
+            self._topk_ids = {}
         for row, index in enumerate(knobs.blocks[ran:], ran):
-            kept = store.keys[row, request, :, :tokens], store.values[row, request, :, :tokens]
+            kept = kv_cache.keys[row, request, :, :tokens], kv_cache.values[row, request, :, :tokens]
             # Behind the last block nothing but the last position is read.
             run = self._last_block if last_alone and row == len(knobs.blocks) - 1 else self._block
             states = run(index, states, kept, rotary, knobs.top_k)
@@ -186,7 +186,7 @@ class StraightPrefill(_Straight):
         """[T, H] -> [T, H]; the block's keys and values go into `kept`, both [KV, T, D]."""
         return self._passed(index, states, kept, rotary, top_k, len(states))
 
-    def tail_block(
+    def suffix_block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
     ) -> torch.Tensor:
         """[T, H] -> [T, H] behind a block with the model's own experts; keys and values go into the last T slots.
@@ -197,11 +197,11 @@ class StraightPrefill(_Straight):
         """
         block, top_k = self._decoder.blocks[index], self._decoder.default_top_k
         queries, keys, values = self._projected(block, states, rotary, len(states))
-        for slots, new in zip(kept, (keys, values), strict=True):
-            _written(slots[:, -len(states) :], new.transpose(0, 1))
-        return self._finished(index, states, self._looked_at(queries.transpose(0, 1), kept, seen), top_k)
+        for max_seq_len, new in zip(kept, (keys, values), strict=True):
+            _written(max_seq_len[:, -len(states) :], new.transpose(0, 1))
+        return self._finished(index, states, self._attend(queries.transpose(0, 1), kept, seen), top_k)
 
-    def _looked_at(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
+    def _attend(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
         """[Q, T, D] -> [T, Q * D]."""
         return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
 
@@ -222,69 +222,71 @@ class StraightPrefill(_Straight):
         return self._finished(index, states[-asking:], attended, top_k)
 
 
-class StraightDecode(_Straight):
+class ReferenceDecode(_Reference):
     """A `DecodeEngine` that runs anywhere and needs nothing prepared but the rotary factors.
 
     It goes by the lengths that the host knows.
     """
 
-    def make_ready(self, knobs: DecoderKnobs, store: KeyValueStore) -> None:
-        """See `DecodeEngine.make_ready`."""
-        self._rotary_for(store.slots)
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache) -> None:
+        """See `DecodeEngine.warm_up`."""
+        self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
-    def step(self, knobs: DecoderKnobs, store: KeyValueStore) -> torch.Tensor:
+    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
         """See `DecodeEngine.step`."""
-        places = _Places(store)
-        rotary = self._rotary_for(store.slots).rows(places.positions)
-        states = F.embedding(store.next_tokens, self._decoder.embedding)
-        self._chosen = {}
+        places = _Places(kv_cache)
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(places.positions)
+        states = F.embedding(kv_cache.next_tokens, self._decoder.embedding)
+        self._topk_ids = {}
         for row, index in enumerate(knobs.blocks):
             queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
-            used_keys = places.written(store.keys[row], keys)
-            used_values = places.written(store.values[row], values)
+            used_keys = places.written(kv_cache.keys[row], keys)
+            used_values = places.written(kv_cache.values[row], values)
             attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
             states = self._finished(index, states, attended, knobs.top_k)
         logits = self._logits(states)
-        store.next_tokens.copy_(logits.argmax(dim=-1))
-        store.device_lengths += 1
+        kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
+        kv_cache.device_lengths += 1
         return logits
 
 
-def _written(slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    slots.copy_(new)
-    return slots
+def _written(max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    max_seq_len.copy_(new)
+    return max_seq_len
 
 
 class _Places:
     """Where the next token of each request goes in a store, and which slots it sees."""
 
-    def __init__(self, store: KeyValueStore) -> None:
-        lengths = store.lengths
+    def __init__(self, kv_cache: KVCache) -> None:
+        lengths = kv_cache.lengths
         self._end = max(lengths) + 1
         self._is_alone = len(lengths) == 1
         self.positions: slice | torch.Tensor = slice(lengths[0], lengths[0] + 1)
         self.mask: torch.Tensor | None = None
         if self._is_alone:
             return
-        device = store.keys.device
+        device = kv_cache.keys.device
         self.positions = torch.tensor(lengths, device=device)
         self._requests = torch.arange(len(lengths), device=device)
         if min(lengths) != max(lengths):
             self.mask = (torch.arange(self._end, device=device) <= self.positions[:, None])[:, None, None]
 
-    def written(self, slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    def written(self, max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """`new` [B, KV, D] into [B, KV, T, D] -> the slots in use, the new one among them."""
         if self._is_alone:
-            slots[:, :, self._end - 1] = new
+            max_seq_len[:, :, self._end - 1] = new
         else:
-            slots[self._requests, :, self.positions] = new
-        return slots[:, :, : self._end]
+            max_seq_len[self._requests, :, self.positions] = new
+        return max_seq_len[:, :, : self._end]
 
 
-def _of_one_row(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _of_one_row(
+    block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
     """One row's experts [1, H] -> [1, H]: each weight is read where it lies, once."""
-    experts = chosen[0].tolist()
+    experts = topk_ids[0].tolist()
     row = normed[0]
     hidden = torch.stack([torch.mv(block.gate_up[expert], row) for expert in experts])
     gate, up = hidden.chunk(2, dim=1)
@@ -295,10 +297,10 @@ def _of_one_row(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor,
     return mixed[None]
 
 
-def _grouped(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _grouped(block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
     """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
-    order, counts, places = by_expert(chosen, len(block.router))
-    given = normed.index_select(0, order // chosen.shape[1])
+    order, counts, places = by_expert(topk_ids, len(block.router))
+    given = normed.index_select(0, order // topk_ids.shape[1])
     hidden = given.new_empty(len(order), block.gate_up.shape[1])
     products_by_expert(given, block.gate_up, counts, hidden)
     gate, up = hidden.chunk(2, dim=1)
@@ -306,15 +308,15 @@ def _grouped(block: PackedBlock, normed: torch.Tensor, weights: torch.Tensor, ch
     products_by_expert(F.silu(gate).mul_(up), block.down, counts, given)
     if given.dtype == torch.float32:
         return F.embedding_bag(places, given, mode="sum", per_sample_weights=weights)
-    return (given.index_select(0, places.flatten()).unflatten(0, chosen.shape) * weights[..., None]).sum(dim=1)
+    return (given.index_select(0, places.flatten()).unflatten(0, topk_ids.shape) * weights[..., None]).sum(dim=1)
 
 
-def by_expert(chosen: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+def by_expert(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
     """Experts [T, k] -> the order that sorts them [T * k], each expert's number, and where each went [T, k]."""
-    flat = chosen.flatten()
+    flat = topk_ids.flatten()
     order = flat.argsort()
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return order, torch.bincount(flat, minlength=num_experts).tolist(), places.view_as(chosen)
+    return order, torch.bincount(flat, minlength=num_experts).tolist(), places.view_as(topk_ids)
 
 
 def products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.joined_layers import joined_biases, joined_rows, packing_problem
+from experiment_core_utils.models.molmoe.joined_layers import fused_biases, fused_rows, fusing_unsupported_reason
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ class FusedVisionBlock:
     qkv_bias: torch.Tensor  # [3 * C]
 
 
-class StraightVision:
+class ReferenceVision:
     """A `VisionEngine` that runs anywhere and needs nothing prepared.
 
     The weights and biases of queries, keys and values in the modules become views of the joint ones.
@@ -42,18 +42,18 @@ class StraightVision:
         vision = model.config.vision_config
         tower = model.model.vision_tower
         layers = tower.layers[: tower.blocks_to_run]
-        problem = None if vision.hidden_act == "quick_gelu" else f"its activation is {vision.hidden_act}"
+        reason = None if vision.hidden_act == "quick_gelu" else f"its activation is {vision.hidden_act}"
         linear = [layer for block in layers for layer in _products(block)]
-        problem = packing_problem(linear, nn.ModuleList(linear).parameters()) or problem
-        if problem is not None:
-            raise ConfigurationError(f"the vision tower cannot be packed: {problem}; run it with --execution eager")
+        reason = fusing_unsupported_reason(linear, nn.ModuleList(linear).parameters()) or reason
+        if reason is not None:
+            raise ConfigurationError(f"the vision tower cannot be packed: {reason}; run it with --execution eager")
         self._tower = tower
         self._connector = model.model.connector
         self._heads = vision.num_attention_heads
-        self._blocks = [_packed(layer) for layer in layers]
+        self._blocks = [_fuse_weights(layer) for layer in layers]
 
-    def make_ready(self, crops: int) -> None:
-        """See `VisionEngine.make_ready`."""
+    def warm_up(self, crops: int) -> None:
+        """See `VisionEngine.warm_up`."""
 
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
@@ -101,10 +101,10 @@ def _products(block: Any) -> tuple[nn.Module, ...]:
     return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, block.mlp.fc1, block.mlp.fc2
 
 
-def _packed(layer: Any) -> FusedVisionBlock:
+def _fuse_weights(layer: Any) -> FusedVisionBlock:
     attention = layer.self_attn
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return FusedVisionBlock(layer, joined_rows(projections), joined_biases(projections))
+    return FusedVisionBlock(layer, fused_rows(projections), fused_biases(projections))
 
 
 def padding_crops(pixel_values: torch.Tensor) -> list[int]:

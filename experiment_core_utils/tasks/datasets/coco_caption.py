@@ -21,7 +21,7 @@ CAPTION_QUESTION = "Provide a one-sentence caption for the provided image."
 
 
 class CocoCaption(PublishedTask):
-    """Every picture is asked for with the same words."""
+    """Every picture is requested with the same words."""
 
     name = "coco_caption"
     metric = "cider_score"

@@ -44,7 +44,7 @@ class HubDataset:
 
     Attributes:
         config: None for the hub's only or default configuration.
-        revision: commit, tag or branch that is asked for; the commit that it gave is in the table's `source`.
+        revision: commit, tag or branch that is requested; the commit that it gave is in the table's `source`.
     """
 
     id: str
@@ -106,7 +106,7 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
         raise ConfigurationError(shown(first_line(error))) from error
     commit = _commit_of(rows)
     if _COMMIT.fullmatch(hub.revision) and commit != hub.revision:
-        raise ConfigurationError(f"revision {hub.revision} was asked for, and the cache holds {commit}")
+        raise ConfigurationError(f"revision {hub.revision} was requested, and the cache contains {commit}")
     source = {
         "read_from": "hub",
         "hub_id": hub.id,
@@ -174,7 +174,9 @@ def _saved(folder: Path, split: str) -> HubTable:
     for path in (each for pattern in ("*.json", "*.arrow") for each in folder.rglob(pattern)):
         # Reading a pipe or a device may never end.
         if not path.is_file() and not path.is_dir():
-            raise ConfigurationError(f"{folder} cannot be read: {path.name} is no regular file; copy the folder again")
+            raise ConfigurationError(
+                f"{folder} cannot be read: {path.name} is not a regular file; copy the folder again"
+            )
     saved = datasets.load_from_disk(str(folder))
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
@@ -183,7 +185,7 @@ def _saved(folder: Path, split: str) -> HubTable:
     else:
         rows = saved
         if rows.split is not None and str(rows.split) != split:
-            raise ConfigurationError(f"{folder} was saved from split {str(rows.split)!r}, and {split!r} was asked for")
+            raise ConfigurationError(f"{folder} was saved from split {str(rows.split)!r}, and {split!r} was requested")
     stated = split if rows.split is not None else f"{split}, as asked; the folder does not state it"
     source = {"read_from": "saved dataset", "path": str(folder), "split": stated, "fingerprint": rows._fingerprint}
     return HubTable(rows.flatten_indices() if rows._indices is not None else rows, (folder,), source)

@@ -30,7 +30,7 @@ def literal_list(text: str, what: str) -> list[Any]:
         raise SampleError(f"{what} is not a list: {shown(repr(text))}")
     odd = [each for each in found if not isinstance(each, str | int | float)]
     if odd:
-        raise SampleError(f"{what} holds {shown(repr(odd[0]))}, neither a text nor a number")
+        raise SampleError(f"{what} contains {shown(repr(odd[0]))}, neither a text nor a number")
     return found
 
 

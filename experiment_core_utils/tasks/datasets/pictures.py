@@ -116,7 +116,7 @@ def _check_regular(path: Path, name: str) -> None:
         return
     where = shown(str(path))
     if os.path.lexists(path):
-        raise SampleError(f"picture {name} cannot be read: {where} is no regular file")
+        raise SampleError(f"picture {name} cannot be read: {where} is not a regular file")
     raise SampleError(f"picture {name} is missing: there is no file {where}")
 
 

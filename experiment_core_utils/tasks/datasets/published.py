@@ -364,12 +364,12 @@ def _blobs_of(folder: Path) -> tuple[Path, ...]:
 
 
 def check_texts(asked: QuestionRow) -> None:
-    """Raises SampleError where the question, an answer, an option or an id is no text, or the rest is not JSON."""
+    """Raises SampleError where the question, an answer, an option or an id is not a text, or the rest is not JSON."""
     if not is_text(asked.question) or not asked.question.strip():
         raise SampleError(f"the question is {shown(repr(asked.question))}, not a text")
     odd = [text for text in (*asked.answers, *asked.options) if not is_text(text)]
     if odd:
-        raise SampleError(f"{shown(repr(odd[0]))} stands among the answers or options, which are texts")
+        raise SampleError(f"{shown(repr(odd[0]))} is among the answers or options, which must be texts")
     for name, value in (("question's id", asked.question_id), ("picture's name", asked.image_id)):
         if not is_text(value):
             raise SampleError(f"the {name} is {shown(repr(value))}, not a text")
@@ -406,5 +406,5 @@ def file_stem(picture: Mapping[str, Any] | None) -> str | None:
 
 
 def present(row: Row, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the named columns that the row has."""
+    """The named columns that the row has."""
     return {name: row[name] for name in names if name in row}

@@ -78,16 +78,16 @@ def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[Questio
 def _simple(kinds: Mapping[str, int], colours: Mapping[str, int], rng: random.Random) -> list[QuestionAnswer]:
     absent_kind = [kind for kind in KINDS if kind not in kinds]
     absent_colour = [colour for colour in COLOURS if colour not in colours]
-    asked_kinds = [*kinds, *rng.sample(absent_kind, min(1, len(absent_kind)))]
-    asked_colours = [*colours, *rng.sample(absent_colour, min(1, len(absent_colour)))]
+    requested_kinds = [*kinds, *rng.sample(absent_kind, min(1, len(absent_kind)))]
+    requested_colours = [*colours, *rng.sample(absent_colour, min(1, len(absent_colour)))]
     return [
         *(
             _counted(f"how many {plural(kind)} are there?", kinds.get(kind, 0), "simple", "count_kind")
-            for kind in asked_kinds
+            for kind in requested_kinds
         ),
         *(
             _counted(f"how many {colour} shapes are there?", colours.get(colour, 0), "simple", "count_colour")
-            for colour in asked_colours
+            for colour in requested_colours
         ),
     ]
 

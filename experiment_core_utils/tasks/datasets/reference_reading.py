@@ -34,7 +34,7 @@ def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[Questio
     """Every question about all items of the scene, of one colour or of one kind, and some about two items.
 
     Items are read row by row, except where the question itself names them in another order. `text_height_px` and
-    `h_rel` are those of the smallest text that is asked for.
+    `h_rel` are those of the smallest text that is requested.
     """
     ordered = reading_order(scene.items)
     questions = [_about("read all the text.", ordered, "all")]

@@ -187,7 +187,7 @@ class GeneratedTask:
         if split not in self.splits:
             raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
         if num_samples is not None and num_samples < 1:
-            raise ConfigurationError(f"{self.name} was asked for {num_samples} samples: ask for at least 1")
+            raise ConfigurationError(f"{self.name} was requested {num_samples} samples: ask for at least 1")
         self._split: Split = split
         self.split: str = split
         self.seed = seed
@@ -214,7 +214,7 @@ class GeneratedTask:
         return self._length
 
     def __getitem__(self, index: int) -> Sample:
-        asked, image_index = self._asked(index)
+        asked, image_index = self._requested(index)
         scene = self.scene(image_index)
         rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
         return Sample(
@@ -238,13 +238,13 @@ class GeneratedTask:
 
     def question_type(self, index: int) -> str:
         """The type of the question at `index`, from the scene's plan alone."""
-        return self._asked(index)[0].question_type
+        return self._requested(index)[0].question_type
 
     def prompt(self, sample: Sample) -> str:
         """The prompt text; the answer follows it as a space and the text."""
         return prompt_of(sample.question, sample.options)
 
-    def _asked(self, index: int) -> tuple[QuestionAnswer, int]:
+    def _requested(self, index: int) -> tuple[QuestionAnswer, int]:
         if not 0 <= index < self._length:
             raise IndexError(f"{self.name} {self.split} has samples 0 to {self._length - 1}, not {index}")
         image_index, place = divmod(index, self.questions_per_image)

@@ -166,17 +166,17 @@ def _shape_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
 def _count_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
     kinds = Counter(item.kind for item in scene.items)
     colours = Counter(item.colour for item in scene.items)
-    asked_kinds = [*kinds, *_one_absent(KINDS, kinds, rng)]
-    asked_colours = [*colours, *_one_absent(tuple(COLOURS), colours, rng)]
+    requested_kinds = [*kinds, *_one_absent(KINDS, kinds, rng)]
+    requested_colours = [*colours, *_one_absent(tuple(COLOURS), colours, rng)]
     return [
         _about_all("how many shapes are there?", str(len(scene.items)), "count", "count_all"),
         *(
             _about_all(f"how many {plural(kind)} are there?", str(kinds[kind]), "count", "count_kind")
-            for kind in asked_kinds
+            for kind in requested_kinds
         ),
         *(
             _about_all(f"how many {colour} shapes are there?", str(colours[colour]), "count", "count_colour")
-            for colour in asked_colours
+            for colour in requested_colours
         ),
     ]
 

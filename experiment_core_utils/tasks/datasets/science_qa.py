@@ -52,7 +52,7 @@ class ScienceQAImages(PublishedTask):
         options = listed(row["choices"], "options")
         # Joined below, where anything would become a text.
         if not is_text(row["question"]) or not (row["hint"] is None or is_text(row["hint"])):
-            raise SampleError(f"question or hint is no text: {shown(repr((row['question'], row['hint'])))}")
+            raise SampleError(f"question or hint is not a text: {shown(repr((row['question'], row['hint'])))}")
         if not 0 <= row["answer"] < len(options):
             raise SampleError(f"the answer is option {row['answer']} of {len(options)}, counted from 0")
         question_id = str(row["question_id"]) if "question_id" in row else f"{self.split}-{place.row}"

@@ -42,7 +42,7 @@ class Table(Protocol):
         ...
 
     def has_picture(self, column: str) -> list[bool]:
-        """For every row, whether there is a picture in `column`; decodes none."""
+        """Whether, for every row, there is a picture in `column`; decodes none."""
         ...
 
 
@@ -124,7 +124,7 @@ def find_files(folder: Path, patterns: Sequence[str]) -> list[Path] | None:
     missing = [pattern for pattern, found in matches.items() if not found]
     if missing:
         there = ", ".join(found[-1].name for found in matches.values() if found)
-        raise ConfigurationError(f"{folder} has {there} but not {', '.join(missing)}: put it beside")
+        raise ConfigurationError(f"{folder} has {there} but not {', '.join(missing)}: put it next to them")
     return [found[-1] for found in matches.values()]
 
 
@@ -132,7 +132,9 @@ def read_official(path: Path) -> OfficialFile:
     """The parsed file; raises ConfigurationError where it cannot be read, is not JSON or is above `MOST_BYTES`."""
     # Reading a pipe or a device may never end.
     if not path.is_file():
-        raise ConfigurationError(f"{path} cannot be read as JSON: it is no regular file; put the official file there")
+        raise ConfigurationError(
+            f"{path} cannot be read as JSON: it is not a regular file; put the official file there"
+        )
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigurationError(

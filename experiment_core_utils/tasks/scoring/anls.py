@@ -69,7 +69,7 @@ def anls(prediction: str, references: Sequence[str]) -> float:
 
 
 def ansl_em(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """Both figures of the document tasks: `{"anls": anls(…), "em": em(…)}`; the name is published misspelt.
+    """The two figures of the document tasks: `{"anls": anls(…), "em": em(…)}`; the name is published misspelt.
 
     Raises:
         SampleError: there are no references.

@@ -28,7 +28,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """In how many images' references each n-gram occurs; what CIDEr's inverse document frequencies come from.
+    """The number of images in whose references each n-gram occurs; what CIDEr's inverse document frequencies come from.
 
     Made by `document_frequencies`. An n-gram is found by its first n - 1 tokens' place in the level below and its last
     token, so that a whole split's n-grams are four sorted arrays.
@@ -137,7 +137,7 @@ def score_captions(
 
     Args:
         captions: the captions to score.
-        set_of: for each caption, which of `reference_sets` it is judged against.
+        set_of: for each caption, which of `reference_sets` it is scored against.
         reference_sets: (image id, its references). An image that stands here twice is counted once in the document
             frequencies.
         frequencies: as in `cider_score`.

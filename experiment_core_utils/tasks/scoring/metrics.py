@@ -24,14 +24,14 @@ class AnswerMetric:
     """A metric that looks at each answer alone.
 
     Attributes:
-        name, best, judges_alone: as in `Metric`.
+        name, best, scores_each_answer: as in `Metric`.
         score_answer: the score of one answer.
     """
 
     name: str
     score_answer: Callable[[Answer], Score]
     best: float = 1.0
-    judges_alone: bool = True
+    scores_each_answer: bool = True
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """The scores of a run, their mean, the means of their details, and `unparsed`: how many could not be read.
@@ -53,12 +53,12 @@ class CiderMetric:
     frequencies: DocumentFrequencies | None = None
     name: str = "cider_score"
     best: float = BEST
-    judges_alone: bool = False
+    scores_each_answer: bool = False
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """The scores of a run, their mean, `idf`: where the document frequencies are from, and `unparsed`.
 
-        Outputs of one picture may have different references; each is judged against its own, and the picture has
+        Outputs of one picture may have different references; each is scored against its own, and the picture has
         an n-gram if any of them has it. With document frequencies of fewer than two pictures no answer has a value.
 
         Raises:

@@ -3,7 +3,7 @@
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.models.graph_capture import Recorder
+from experiment_core_utils.models.graph_capture import GraphCapturer
 from experiments.controller.device_odds import USUAL_IDS, DeviceOdds
 from experiments.controller.host_networks import Odds
 from experiments.controller.knob_choices import KnobSpace
@@ -18,7 +18,7 @@ WIDTH, VOCABULARY = 200, 30
 
 
 @torch.inference_mode()
-def compared(device: torch.device, dtype: torch.dtype, recorder: Recorder | None) -> dict[str, float | bool]:
+def compared(device: torch.device, dtype: torch.dtype, graph_capturer: GraphCapturer | None) -> dict[str, float | bool]:
     """Prompts of no ids to more than there is room for at first.
 
     Returns:
@@ -29,7 +29,7 @@ def compared(device: torch.device, dtype: torch.dtype, recorder: Recorder | None
     networks = trained_looking(TwoStageNetworks(action_space(SPACE, SCORES), WIDTH, embedding_rms=0.03, seed=4))
     generator = torch.Generator().manual_seed(2)
     table = (torch.randn(VOCABULARY, WIDTH, generator=generator) + 0.2).to(dtype)
-    ours = DeviceOdds(networks.to(device), table.to(device), recorder)
+    ours = DeviceOdds(networks.to(device), table.to(device), graph_capturer)
     host = HostOdds(networks, table.float().numpy(), torch.device("cpu"))
     worst, same, chosen = 0.0, True, set()
     for place, length in enumerate((0, 5, USUAL_IDS + 1)):

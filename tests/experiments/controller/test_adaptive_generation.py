@@ -43,7 +43,7 @@ def asked(with_picture: bool = True) -> AdaptiveRequest:
 
 def plain_tokens(model: MolmoeStagedModel, request: AdaptiveRequest, setting: KnobSetting) -> tuple[int, ...]:
     prepared = model.prepare(request.sample, request.prompt, setting.vision.crops)
-    with model.kept():
+    with model.restored_afterwards():
         model.apply(setting)
         return run_staged(model, model.to_device(prepared.inputs), request.max_new_tokens).token_ids
 

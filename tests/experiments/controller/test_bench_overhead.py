@@ -41,9 +41,9 @@ def test_one_request(tmp_path: Path, capsys: pytest.CaptureFixture[str], executi
     assert 0 < at["controller_ms"] < at["adaptive_total_ms"]
 
 
-@pytest.mark.parametrize(("blocks", "code", "said"), [(5, 0, '"num_runs": 1'), (6, 2, "blocks 5 in place of 6")])
+@pytest.mark.parametrize(("blocks", "code", "output"), [(5, 0, '"num_runs": 1'), (6, 2, "blocks 5 in place of 6")])
 def test_trained_networks_run_on_random_weights_that_they_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], blocks: int, code: int, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], blocks: int, code: int, output: str
 ) -> None:
     """Of a shape there are no weights to compare; the checkpoint is of some others, of five blocks."""
     knobs = KnobSpace(("low", "medium"), (4,), (4, 5), num_total_blocks=5, first_top_k=4)
@@ -52,7 +52,7 @@ def test_trained_networks_run_on_random_weights_that_they_fit(
     flags = ["--shape", str(tmp_path), "--rounds", "1", "--num_samples", "1", "--checkpoint", str(made)]
     assert main([*flags, "--device", "cpu", "--num_threads", "1", "--max_new_tokens", "2"]) == code
     found = capsys.readouterr()
-    assert said in (found.err if code else found.out)
+    assert output in (found.err if code else found.out)
 
 
 def test_no_rounds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,11 +65,11 @@ def test_all_that_may_be_decided(networks: TwoStageNetworks, odds: HostOdds) -> 
 def test_draws_follow_the_odds(networks: TwoStageNetworks, odds: HostOdds) -> None:
     decider = NetworkDecider(odds, networks.space, torch.Generator().manual_seed(5))
     ids = torch.tensor([7, 9])
-    shares = networks.log_odds(
+    fractions = networks.log_odds(
         EMBEDDINGS[ids].mean(dim=0)[None], torch.tensor([0.5], dtype=torch.float64), torch.zeros(1, 2, 192),
         torch.tensor([[0, 0]]),
     )[0].exp()[0]  # fmt: skip
     drawn = [PUBLISHED.tiers.index(decider.first(ids, 0.5)[0].tier) for _ in range(2000)]
     counts = torch.bincount(torch.tensor(drawn), minlength=3) / 2000
     # Three standard deviations of a share of one half.
-    torch.testing.assert_close(counts, shares.detach(), rtol=0, atol=0.034)
+    torch.testing.assert_close(counts, fractions.detach(), rtol=0, atol=0.034)

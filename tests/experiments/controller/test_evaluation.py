@@ -110,7 +110,7 @@ def test_the_command_writes_json_csv_and_figures(folder: Path, capsys):
     assert (out / "controller_evaluation.png").stat().st_size > 1000
     # Half of the eight samples are behind the lookup.
     assert "n = 4 requests, 2 settings" in (out / "controller_evaluation.svg").read_text(encoding="utf-8")
-    assert any("requests stand behind" in caveat for caveat in content["caveats"])
+    assert any("too few to compare policies" in caveat for caveat in content["caveats"])
     assert "budget 400.0 ms, which no setting can meet" in capsys.readouterr().out
 
 
@@ -120,7 +120,7 @@ def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path, 
     assert main([*arguments, "--output_dir", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
     assert content["num_requests"] == 8
-    assert "the lookup was built of 8 of the 8 requests that it is judged on" in content["caveats"]
+    assert "the lookup was built of 8 of the 8 requests that it is evaluated on" in content["caveats"]
     assert "caveat: the lookup was built of 8 of the 8 requests" in capsys.readouterr().out
 
 
@@ -143,7 +143,7 @@ def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path
         (["--budgets_ms", "0"], 2, "give one above 0"),
         (["--static", "tier-low_topk9_blocks3"], 2, "--static tier-low_topk9_blocks3 is not measured"),
         (["--num_samples", "3"], 2, "unknown flag --num_samples"),
-        (["--calibration_share", "1"], 2, "give a share between 0 and 1"),
+        (["--calibration_share", "1"], 2, "give a fraction between 0 and 1"),
         (["--mode", "live", "--calibration_share", "0.3"], 2, "with --mode live nothing is parted; drop one"),
         (["--lookup", "some.json", "--calibration_share", "0.3"], 2, "with --lookup nothing is parted; drop one"),
         (["--evaluation_seed", "-1"], 2, "--evaluation_seed -1 is not possible; give at least 0"),
@@ -153,7 +153,7 @@ def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path
         (["--margin", "0.1"], 2, "--margin 0.1 is of the guardrail, which needs --estimator FILE"),
         (["--margin", "0"], 2, "which needs --estimator FILE; give one, or drop it"),
         (["--tolerance", "inf"], 2, "--tolerance inf is not possible; give a finite number of at least 0"),
-        (["--calibration_share", "nan"], 2, "--calibration_share nan is not possible; give a share between 0 and 1"),
+        (["--calibration_share", "nan"], 2, "--calibration_share nan is not possible; give a fraction between 0 and 1"),
         (["--lookup", "nowhere.json"], 1, "nowhere.json cannot be read"),
         (["--mode", "live", "--learned", "nowhere.pt", "--model_path", "no_model"], 1, "nowhere.pt"),
         (

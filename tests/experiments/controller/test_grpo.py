@@ -29,7 +29,7 @@ def plan(updates: int, seed: int = 0, **changes: float) -> TrainingPlan:
 
 
 def mean_reward(environment: TabledEnvironment, rolled: RollOut) -> float:
-    return float(rewards(REWARD, rolled.accuracy, rolled.latency_s, rolled.asks.budgets_s).mean())
+    return float(rewards(REWARD, rolled.accuracy, rolled.latency_s, rolled.budgeted.budgets_s).mean())
 
 
 def greedy(environment: TabledEnvironment, networks: TwoStageNetworks) -> RollOut:
@@ -75,7 +75,7 @@ def test_the_known_best_policy_is_what_the_tables_say() -> None:
     environment = synthetic_environment(num_samples=3, num_budgets=12, seed=0)
     found = [
         (KNOBS.tiers[tier], KNOBS.top_ks[top_k], KNOBS.block_counts[blocks])
-        for tier, top_k, blocks in environment.taught_choices(REWARD, "per_sample").flatten(0, 1).tolist()
+        for tier, top_k, blocks in environment.trained_choices(REWARD, "per_sample").flatten(0, 1).tolist()
     ]
     # Budgets are 0.12, 0.15, … 0.45 s. The easy sample is asked at the fastest choice, 0.1 + 0.001 x 4 x 12 = 0.148 s;
     # the others at the fastest that is right where the budget allows it: to see well takes 0.3 + 0.048 = 0.348 s (from
@@ -102,8 +102,8 @@ def test_fresh_samples_are_of_the_same_kinds_and_shown_by_other_noise() -> None:
 
 def test_grpo_finds_the_best_policy() -> None:
     environment = synthetic_environment(num_samples=30, num_budgets=12, seed=0)
-    asks = environment.every_ask()
-    table = environment.reward_table(asks, REWARD).flatten(1)
+    budgeted = environment.every_ask()
+    table = environment.reward_table(budgeted, REWARD).flatten(1)
     best = float(table.amax(dim=1).mean())
     by_level = table.unflatten(0, (-1, 12)).mean(dim=0)
     lookup = float(by_level.amax(dim=1).mean())
@@ -155,7 +155,7 @@ def test_another_training_is_not_resumed(tmp_path: Path) -> None:
         TrainingRun(networks_for(elsewhere), elsewhere, plan(6)).resume(tmp_path / CHECKPOINT)
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
     with pytest.raises(
-        ResultsError, match="broken.pt is no controller_training, or not the whole of one; give the checkpoint.pt"
+        ResultsError, match="broken.pt is not a controller_training, or not the whole of one; give the checkpoint.pt"
     ):
         TrainingRun(networks_for(environment), environment, plan(6)).resume(tmp_path / "broken.pt")
 
@@ -167,7 +167,7 @@ def test_a_warm_start_chooses_as_its_teacher(teacher: str, at_least: float) -> N
     generator = torch.Generator().manual_seed(0)
     losses = warm_start(networks, environment, REWARD, teacher, 300, 3e-3, generator)  # type: ignore[arg-type]
     rolled = greedy(environment, networks)
-    wanted = environment.taught_choices(REWARD, teacher).flatten(0, 1)  # type: ignore[arg-type]
+    wanted = environment.trained_choices(REWARD, teacher).flatten(0, 1)  # type: ignore[arg-type]
     same = (rolled.actions[:, [0, 2, 3]] == wanted).all(dim=1).double().mean()
     assert losses[-1] < 0.2 * losses[0]
     assert float(same) > at_least

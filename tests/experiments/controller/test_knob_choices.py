@@ -37,7 +37,7 @@ def test_another_model_has_its_own_number_of_blocks_and_experts():
     "limits",
     [
         KnobLimits(16, None, None),
-        KnobLimits(16, 64, 8, vision_refusal="its pictures are not cut"),
+        KnobLimits(16, 64, 8, vision_unsupported_reason="its pictures are not cut"),
         KnobLimits(4, 64, 8),
         KnobLimits(16, 64, 2),
     ],

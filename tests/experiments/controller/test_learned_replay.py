@@ -50,10 +50,10 @@ def test_it_chooses_as_in_its_training(tmp_path: Path, parts):
     outcomes = replay(found.policy, found.grid, BUDGETS.tolist())
     states = states_of(networks_with(0), range(8))
     environment = replay_environment(rest, states)
-    asks = environment.every_ask()
+    budgeted = environment.every_ask()
     run = TrainingRun(networks_with(0), environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
     run.networks.load_state_dict(torch.load(tmp_path / CHECKPOINT, weights_only=True)["networks"])
-    tiers = environment.roll_out(run.networks, asks, None).actions[:, 0].reshape(len(rest), len(BUDGETS)).T
+    tiers = environment.roll_out(run.networks, budgeted, None).actions[:, 0].reshape(len(rest), len(BUDGETS)).T
     assert [[KNOBS.tiers.index(choice.tier) for choice in row] for row in outcomes.choices] == tiers.tolist()
 
 
@@ -150,7 +150,9 @@ def test_a_training_that_began_from_another_is_judged_by_both(tmp_path: Path, pa
 
 
 def test_requests_without_states_are_counted_apart_from_those_without_times(folder: Path, tmp_path: Path, parts):
-    """All eight are judged by a lookup of another grid; one was never recorded, one has no score at the high tier."""
+    """All eight are evaluated by a lookup of another grid; one was never recorded, one has no score at the high
+    tier.
+    """
     checkpoint = trained(tmp_path, parts[0], num_states=7)
     high = [measured_sample(at, staged_run(vision_s=0.5)) for at in range(8) if at != 2]
     low = [measured_sample(at, staged_run()) for at in range(8)]
@@ -160,7 +162,7 @@ def test_requests_without_states_are_counted_apart_from_those_without_times(fold
     content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
     assert (content["num_requests"], content["num_dropped"], content["num_without_states"]) == (6, 2, 1)
     assert any(
-        caveat.startswith("1 of 7 samples have no states: it was not asked for when the states were recorded (1); no")
+        caveat.startswith("1 of 7 samples have no states: it was not requested when the states were recorded (1); no")
         for caveat in content["caveats"]
     )
     assert main([str(holed), "--calibration", str(folder), "--budgets_ms", "600"]) == 0

@@ -75,7 +75,7 @@ def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny
     checkpoint = trained(job, tmp_path)
     caveats = live_caveats(job, checkpoint, controllers_of(job, checkpoint))
     assert not any("eagerly" in caveat for caveat in caveats)
-    assert "two_stage was trained on 2 of the 2 requests that it is judged on" in caveats
+    assert "two_stage was trained on 2 of the 2 requests that it is evaluated on" in caveats
     without = replace(job, max_new_tokens=10**13)
     found = live_caveats(without, checkpoint, controllers_of(without, checkpoint))
     eager = [caveat for caveat in found if "eagerly" in caveat]
@@ -86,12 +86,12 @@ def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny
 
 
 def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_checkpoint: Path):
-    """A policy's own setting, without a two-stage controller; what could be made ready is in no line."""
+    """A policy's own setting, without a two-stage controller; what could be warmed up is in no line."""
     job = opened(tiny_checkpoint)
     inputs = job.model.to_device(job.requests[0].prepared["low"].inputs)
     for top_k, num_blocks, tokens in ((4, 4, 3), (2, 4, 10**13), (2, 3, 3)):
         job.model.apply(job.space.setting(KnobChoice("low", top_k, num_blocks), job.blocks))
-        job.model.make_ready(inputs, tokens)
+        job.model.warm_up(inputs, tokens)
     eager = [caveat for caveat in live_caveats(job, None, []) if "eagerly" in caveat]
     assert len(eager) == 1
     assert eager[0].startswith("top-k 2 with 4 blocks ran eagerly, whatever tier and whichever policy but two_stage")
@@ -102,11 +102,11 @@ def test_settings_of_the_same_reason_share_a_line():
     found = refusal_caveats(
         {(8, (0, 1)): "no room", (4, (0, 1)): "no room", (4, (0, 1, 2)): "no kernel", (None, (0, 1, 2)): "x"}
     )
-    said = "ran eagerly, whatever tier and whichever policy but two_stage chose it"
+    output = "ran eagerly, whatever tier and whichever policy but two_stage chose it"
     assert found == [
-        f"top-k 8 with 2 blocks, top-k 4 with 2 blocks {said}: no room",
-        f"top-k 4 with 3 blocks {said}: no kernel",
-        f"3 blocks {said}: x",
+        f"top-k 8 with 2 blocks, top-k 4 with 2 blocks {output}: no room",
+        f"top-k 4 with 3 blocks {output}: no kernel",
+        f"3 blocks {output}: x",
     ]
 
 
@@ -139,14 +139,14 @@ def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Pa
     space = action_space(job.space, job.blocks)
     networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
     assert isinstance(job.model, MolmoeStagedModel)
-    for reason, said in (
+    for reason, output in (
         ("no Triton", ["two_stage computed its networks on the host and not on the model's device: no Triton"]),
         (None, []),
     ):
         odds = HostOdds(networks, job.model.host_embeddings, job.model.device, reason)
         two_stage = TwoStageController(odds, space, job.model, job.blocks, 3)
-        assert host_caveats([two_stage]) == said
-        assert [each for each in live_caveats(job, checkpoint, [two_stage]) if "on the host" in each] == said
+        assert host_caveats([two_stage]) == output
+        assert [each for each in live_caveats(job, checkpoint, [two_stage]) if "on the host" in each] == output
 
 
 @pytest.mark.parametrize("other", ["grid", "controller"])
@@ -167,10 +167,10 @@ def test_a_grid_or_a_controller_of_another_model_is_refused_before_samples_are_d
 
 def test_random_weights_under_a_trained_controller_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
     job = opened(tiny_checkpoint)
-    said = "the model's weights are random, and not those that two_stage was trained with"
+    output = "the model's weights are random, and not those that two_stage was trained with"
     checkpoint = trained(job, tmp_path)
-    assert said not in live_caveats(job, checkpoint, [])
-    assert said in live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint, [])
+    assert output not in live_caveats(job, checkpoint, [])
+    assert output in live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint, [])
 
 
 def test_a_live_evaluation_says_that_its_grid_is_of_another_task(tmp_path: Path):

@@ -96,14 +96,16 @@ def test_parts_have_no_picture_in_common():
         assert len(set(calibration.pictures)) == 1
         assert not set(calibration.pictures) & set(rest.pictures)
         assert len(calibration) + len(rest) == 4
-    with pytest.raises(ResultsError, match="3 pictures cannot be parted at 0.1"):
+    with pytest.raises(ResultsError, match="3 pictures cannot be split at 0.1"):
         split_by_picture(made, 0.1, 0)
 
 
 @pytest.mark.parametrize("share", [-0.5, 0.0, 1.0, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(share: float):
     """A negative one would cut the drawn pictures from behind."""
-    with pytest.raises(ConfigurationError, match=f"--calibration_share {share:g} is not possible; give a share betw"):
+    with pytest.raises(
+        ConfigurationError, match=f"--calibration_share {share:g} is not possible; give a fraction betw"
+    ):
         split_by_picture(grid(), share, 0)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.controller.outcomes import AnsweredRequests, Outcomes, figures_at, paired, share_of_gain
+from experiments.controller.outcomes import AnsweredRequests, Outcomes, figures_at, fraction_of_gain, paired
 from tests.experiments.controller.hand_made_requests import FAST, SLOW
 
 # Two tasks, of which the second is scored from 0 to 10.
@@ -50,10 +50,10 @@ def test_absent_scores_do_not_count_and_are_not_0():
 
 
 def test_the_share_of_the_oracles_gain():
-    assert share_of_gain(0.75, 0.5, 1.0) == 0.5
-    assert share_of_gain(0.25, 0.5, 1.0) == -0.5
-    assert share_of_gain(0.75, 1.0, 1.0) is None
-    assert share_of_gain(None, 0.5, 1.0) is None
+    assert fraction_of_gain(0.75, 0.5, 1.0) == 0.5
+    assert fraction_of_gain(0.25, 0.5, 1.0) == -0.5
+    assert fraction_of_gain(0.75, 1.0, 1.0) is None
+    assert fraction_of_gain(None, 0.5, 1.0) is None
 
 
 def test_a_difference_that_every_request_shares_may_hide_others():

@@ -11,9 +11,9 @@ from PIL import Image
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.greedy import generate_ahead
+from experiment_core_utils.models.greedy import generate_async
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit
+from experiment_core_utils.models.molmoe.split_execution import EagerPausedPrefill, EnginePausedPrefill
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import SettingError
@@ -22,7 +22,7 @@ from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRequest
 from experiments.controller.deciders import FixedDecider, NetworkDecider
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
-from experiments.controller.paused_stages import AheadPausedStages, PausedStages
+from experiments.controller.paused_stages import AsyncPausedStages, PausedStages
 from experiments.controller.stage_odds import odds_for
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from tests.models.molmoe.executions import eager_and_graph
@@ -47,8 +47,8 @@ def request_(models: dict[str, MolmoeStagedModel]) -> AdaptiveRequest:
 
 
 def test_what_is_asked_for_runs(models: dict[str, MolmoeStagedModel]) -> None:
-    assert isinstance(models["eager"].split, EagerSplit)
-    assert isinstance(models["graph"].split, LaunchFreeSplit)
+    assert isinstance(models["eager"].split, EagerPausedPrefill)
+    assert isinstance(models["graph"].split, EnginePausedPrefill)
 
 
 @pytest.mark.parametrize("pause", [1, 2, 3, 4])
@@ -63,7 +63,7 @@ def test_answers_are_those_of_the_modules(
         found = {}
         for execution, model in models.items():
             adaptive = AdaptiveModel(model, decider, BlockChoice())
-            adaptive.make_ready([request_])
+            adaptive.warm_up([request_])
             found[execution] = adaptive.adaptive_generate(request_, 0.5)
         assert found["graph"].token_ids == found["eager"].token_ids
         assert len(found["graph"].token_ids) == LIMIT
@@ -104,7 +104,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
 ) -> None:
     model, knobs = models["graph"], DecoderKnobs(2, (0, 1, 3))
     split = model.split
-    assert isinstance(split, LaunchFreeSplit)
+    assert isinstance(split, EnginePausedPrefill)
     inputs = model.to_device(request_.prepared["low"].inputs)
     plain = PausedStages(split, model.device, frozenset(), 2, None, LIMIT, lambda _: knobs)
     with pytest.raises(SettingError, match="chosen inside the prefill"):
@@ -116,8 +116,8 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
             expected.append(int(plain.decode_step(torch.tensor([expected[-1:]]), state).argmax()))
     assert plain.chosen == knobs
     ends = frozenset() if ends_at is None else frozenset({expected[ends_at]})
-    stages, marks = AheadPausedStages(split, model.device, ends, 2, None, LIMIT, lambda _: knobs), HostMarks()
-    found = generate_ahead(stages, inputs, LIMIT, ends, marks).token_ids
+    stages, marks = AsyncPausedStages(split, model.device, ends, 2, None, LIMIT, lambda _: knobs), HostMarks()
+    found = generate_async(stages, inputs, LIMIT, ends, marks).token_ids
     length = LIMIT if ends_at is None else expected.index(expected[ends_at]) + 1
     assert found == tuple(expected[:length])
     # Vision, prefill and steps.
@@ -139,7 +139,7 @@ def test_captured_answers_are_those_of_the_modules(tiny_checkpoint: Path, reques
         assert odds.reason is None
         deciders = [NetworkDecider(odds, space, torch.Generator().manual_seed(seed)) for seed in range(4)]
         for adaptive in (AdaptiveModel(model, decider, BlockChoice()) for decider in deciders):
-            adaptive.make_ready([request_])
+            adaptive.warm_up([request_])
             run = adaptive.adaptive_generate(request_, 0.5)
             runs.setdefault(execution, []).append((run.token_ids, run.choice, run.pause))
     assert runs["graph"] == runs["eager"] and len(set(runs["graph"])) > 1

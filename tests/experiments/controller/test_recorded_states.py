@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import sample_lines
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.picture_questions import asked_by_picture
+from experiments.controller.picture_questions import questions_by_picture
 from experiments.controller.recorded_states import RecordedStates, record_states
 from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
 from tests.models.molmoe.executions import eager_and_graph
@@ -66,10 +66,10 @@ def networks() -> TwoStageNetworks:
     return TwoStageNetworks(SPACE, WIDTH, embedding_rms=0.2, seed=2)
 
 
-def recorded(model: MolmoeStagedModel, networks: TwoStageNetworks, said: io.StringIO) -> RecordedStates:
+def recorded(model: MolmoeStagedModel, networks: TwoStageNetworks, output: io.StringIO) -> RecordedStates:
     first, second = tasks()
     asked = [(second, 1), (first, 0), (first, 2), (second, 2), (first, 1), (second, 0)]
-    progress = sample_lines("recording states", len(asked), said)
+    progress = sample_lines("recording states", len(asked), output)
     return record_states(model, asked, networks, BUDGETS_S, {"name": "tiny"}, progress)
 
 
@@ -77,18 +77,18 @@ def recorded(model: MolmoeStagedModel, networks: TwoStageNetworks, said: io.Stri
 def test_states_are_those_of_each_sample_alone_in_the_order_asked(
     models: dict[str, MolmoeStagedModel], networks: TwoStageNetworks, execution: str
 ) -> None:
-    model, said = models[execution], io.StringIO()
-    states = recorded(model, networks, said)
+    model, output = models[execution], io.StringIO()
+    states = recorded(model, networks, output)
     assert states.keys == (("second", 1), ("first", 0), ("first", 1), ("second", 0))
     assert states.last.shape == (4, 3, 3, WIDTH) and states.tokens.shape == (4, 3, 3, 3, WIDTH)
     # 3000 words are longer than the context, which is no reason against the other question about that picture.
     assert set(states.failed) == {"first 2", "second 2"} and states.failed["first 2"] == "gone"
     assert states.failed["second 2"].startswith("sample 2: its prompt of")
-    first, *_, last = said.getvalue().splitlines()
+    first, *_, last = output.getvalue().splitlines()
     assert first == "recording states: 0/6 samples; 00:00 gone, ? left"
     assert last.startswith("recording states: 6/6 samples; ") and last.endswith(", 00:00 left")
     by_name, eager = {task.name: task for task in tasks()}, models["eager"]
-    with torch.no_grad(), eager.kept():
+    with torch.no_grad(), eager.restored_afterwards():
         rows = networks.budget_token(torch.tensor(BUDGETS_S, dtype=torch.float64))
         for place, (name, index) in enumerate(states.keys):
             sample = by_name[name][index]
@@ -120,7 +120,7 @@ def test_modules_run_where_they_are_asked_for_alone_and_the_setting_stays(
 def test_samples_are_put_together_by_their_pixels(models: dict[str, MolmoeStagedModel]) -> None:
     first, second = tasks()
     asked = [(first, 1), (second, 0), (first, 0), (second, 1), (first, 2), (first, 1)]
-    pictures, failed = asked_by_picture(models["eager"], asked)
+    pictures, failed = questions_by_picture(models["eager"], asked)
     keys = [[question.key for question in questions] for questions in pictures]
     assert keys == [[("first", 1), ("second", 1)], [("second", 0)], [("first", 0)]]
     assert failed == {("first", 2): "gone"} and first.reads == [1, 0, 2]

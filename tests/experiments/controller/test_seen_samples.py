@@ -18,7 +18,7 @@ from experiments.controller.two_stage_networks import TwoStageNetworks
 from tests.experiments.controller.hand_made_requests import grid
 
 TASK = load_task("reference_vqa", "validation")
-MAY_HAVE = "it may have seen those that it is judged on"
+MAY_HAVE = "it may have seen those that it is evaluated on"
 
 
 def live(split: str, sample_ids: list[int], task: str = TASK.name) -> dict[str, object]:
@@ -48,7 +48,7 @@ def without_start(checkpoint: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("trained_on", "said"),
+    ("trained_on", "output"),
     [
         (live("validation", [7, 5, 9]), "two_stage was trained on 2 of the 3 requests"),
         (live("validation", [7, 8]), None),
@@ -62,13 +62,13 @@ def without_start(checkpoint: Path) -> Path:
         (None, "is not known"),
     ],
 )
-def test_samples_of_the_training_are_a_caveat_where_they_are_known_and_where_they_are_not(trained_on, said):
+def test_samples_of_the_training_are_a_caveat_where_they_are_known_and_where_they_are_not(trained_on, output):
     caveats = training_caveats(trained_on, TASK, [9, 1, 5])
-    if said is None:
+    if output is None:
         assert caveats == []
     else:
         assert len(caveats) == 1
-        assert said in caveats[0]
+        assert output in caveats[0]
 
 
 def test_a_live_evaluation_looks_at_all_trainings_behind_the_checkpoint(tmp_path: Path):
@@ -76,15 +76,15 @@ def test_a_live_evaluation_looks_at_all_trainings_behind_the_checkpoint(tmp_path
     first = trained(tmp_path / "first", replayed(TASK.name, [1, 5]))
     second = trained(tmp_path / "second", live("validation", [7]), first)
     third = trained(tmp_path / "third", live("validation", [8]), second)
-    said = (
+    output = (
         f"two_stage was started from a training on a replay of {TASK.name}, of whose samples only a digest is known: "
         f"{MAY_HAVE}"
     )
-    assert live_leaks(third, TASK, [9, 1, 5]) == live_leaks(second, TASK, [9, 1, 5]) == [said]
+    assert live_leaks(third, TASK, [9, 1, 5]) == live_leaks(second, TASK, [9, 1, 5]) == [output]
     assert live_leaks(trained(tmp_path / "other", live("validation", [8])), TASK, [9, 1, 5]) == []
     again = trained(tmp_path / "again", live("validation", [8]), trained(tmp_path / "a", live("validation", [5, 9])))
     assert live_leaks(again, TASK, [9, 1, 5]) == [
-        "two_stage was started from a training on 2 of the 3 requests that it is judged on"
+        "two_stage was started from a training on 2 of the 3 requests that it is evaluated on"
     ]
 
 
@@ -110,32 +110,32 @@ def test_a_training_that_goes_on_keeps_its_start(tmp_path: Path):
 
 
 def parts() -> tuple[MeasuredGrid, MeasuredGrid]:
-    """Requests 0 and 1 for calibration; 2 and 3 are judged."""
+    """Requests 0 and 1 for calibration; 2 and 3 are evaluated."""
     whole = grid()
     return whole.take(torch.tensor([0, 1]).numpy()), whole.take(torch.tensor([2, 3]).numpy())
 
 
 def test_a_replay_looks_at_all_trainings_behind_the_checkpoint(tmp_path: Path):
-    calibration, judged = parts()
+    calibration, validated = parts()
     own = {"kind": "replay", "samples": fingerprints(calibration)}
     fair = trained(tmp_path / "fair", own)
-    assert replay_leaks(fair, calibration, judged) == []
-    assert replay_leaks(trained(tmp_path / "twice", own, fair), calibration, judged) == []
-    others = trained(tmp_path / "others", {"kind": "replay", "samples": fingerprints(judged)})
-    assert replay_leaks(trained(tmp_path / "hidden", own, others), calibration, judged) == [
+    assert replay_leaks(fair, calibration, validated) == []
+    assert replay_leaks(trained(tmp_path / "twice", own, fair), calibration, validated) == []
+    others = trained(tmp_path / "others", {"kind": "replay", "samples": fingerprints(validated)})
+    assert replay_leaks(trained(tmp_path / "hidden", own, others), calibration, validated) == [
         "two_stage was started from a training on other samples than the calibration ones, and may have seen those "
-        "that it is judged on"
+        "that it is evaluated on"
     ]
     counted = trained(tmp_path / "counted", own, trained(tmp_path / "live", live("validation", [0, 3, 9], "signs")))
-    assert replay_leaks(counted, calibration, judged) == [
-        "two_stage was started from a training on 1 of the 2 requests that it is judged on"
+    assert replay_leaks(counted, calibration, validated) == [
+        "two_stage was started from a training on 1 of the 2 requests that it is evaluated on"
     ]
-    assert replay_leaks(without_start(fair), calibration, judged) == [NOT_KNOWN]
+    assert replay_leaks(without_start(fair), calibration, validated) == [NOT_KNOWN]
 
 
 def test_without_calibration_samples_a_training_may_have_seen_anything(tmp_path: Path):
-    calibration, judged = parts()
+    calibration, validated = parts()
     fair = trained(tmp_path, {"kind": "replay", "samples": fingerprints(calibration)})
     nothing = calibration.take(torch.zeros(2, dtype=torch.bool).numpy())
-    (caveat,) = replay_leaks(fair, nothing, judged)
+    (caveat,) = replay_leaks(fair, nothing, validated)
     assert caveat.startswith("two_stage was trained on other samples than the calibration ones")

@@ -32,7 +32,7 @@ def environment() -> TabledEnvironment:
 
 def test_each_sample_has_its_own_best_choice_at_each_budget() -> None:
     # Of equal rewards the first: at 0.35 s the lucky samples take (low, 3).
-    assert environment().taught_choices(REWARD, "per_sample").tolist() == [
+    assert environment().trained_choices(REWARD, "per_sample").tolist() == [
         [[0, 0, 0], [1, 0, 0], [1, 0, 0]],
         [[0, 0, 0], [0, 0, 0], [0, 0, 0]],
         [[0, 0, 0], [0, 0, 1], [0, 0, 1]],
@@ -43,7 +43,7 @@ def test_each_sample_has_its_own_best_choice_at_each_budget() -> None:
 def test_a_table_by_budget_is_the_same_for_all_samples() -> None:
     # At 0.35 s (low, 3), (low, 4) and (high, 3) are right for half of the samples; at 0.45 s (high, 4) for all.
     expected = [[[0, 0, 0], [0, 0, 0], [1, 0, 1]]] * 4
-    assert environment().taught_choices(REWARD, "per_budget").tolist() == expected
+    assert environment().trained_choices(REWARD, "per_budget").tolist() == expected
 
 
 def test_similar_prompts_share_what_they_need() -> None:
@@ -53,5 +53,5 @@ def test_similar_prompts_share_what_they_need() -> None:
     asked = torch.tensor([[40.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     assert made.best_for_prompts(asked, REWARD, neighbourhood=0.5).tolist() == [first, second]
     # With all four as neighbours it is the table by budget; a fifth of four is a sample alone.
-    assert made.best_for_prompts(PROMPTS, REWARD, neighbourhood=1.0).equal(made.taught_choices(REWARD, "per_budget"))
-    assert made.taught_choices(REWARD, "per_neighbours").equal(made.taught_choices(REWARD, "per_sample"))
+    assert made.best_for_prompts(PROMPTS, REWARD, neighbourhood=1.0).equal(made.trained_choices(REWARD, "per_budget"))
+    assert made.trained_choices(REWARD, "per_neighbours").equal(made.trained_choices(REWARD, "per_sample"))

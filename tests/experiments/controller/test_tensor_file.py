@@ -15,10 +15,10 @@ from experiments.controller.train import main as train
 from experiments.controller.training_run import (
     CHECKPOINT,
     TRAINING,
+    earlier_trainings,
     load_networks,
     start_of,
     stored_environment,
-    trainings_behind,
 )
 from tests.experiments.controller.hand_made_states import networks_with, states_of
 from tests.experiments.hand_made_sweep import result, setting, write
@@ -44,12 +44,12 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
 
 
-NO_TENSORS = " is no controller_states, or not the whole of one"
-NO_PLAIN_VALUES = " is no controller_states: it holds more than tensors and plain values, or is damaged"
+NO_TENSORS = " is not a controller_states, or not the whole of one"
+NO_PLAIN_VALUES = " is not a controller_states: it contains more than tensors and plain values, or is damaged"
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "output"),
     [
         (lambda path: path.write_text("{}"), NO_TENSORS),
         # Read as a pickle these words are a look-up of what was never stored.
@@ -59,22 +59,22 @@ NO_PLAIN_VALUES = " is no controller_states: it holds more than tensors and plai
         (cut, NO_TENSORS),
         (zipped, NO_PLAIN_VALUES),
         (lambda path: torch.save(torch.nn.Linear(2, 2), path), NO_PLAIN_VALUES),
-        (lambda path: torch.save([1], path), " is no controller_states of version 1"),
-        (lambda path: torch.save({1: 2}, path), " is no controller_states of version 1"),
+        (lambda path: torch.save([1], path), " is not a controller_states of version 1"),
+        (lambda path: torch.save({1: 2}, path), " is not a controller_states of version 1"),
         (
             lambda path: torch.save({"kind": "controller_training", "version": 2}, path),
-            " is no controller_states of version 1, but a controller_training of version 2",
+            " is not a controller_states of version 1, but a controller_training of version 2",
         ),
         (lambda path: path.mkdir(), " cannot be read as a controller_states (Is a directory)"),
         (lambda path: None, " cannot be read as a controller_states (No such file or directory)"),
     ],
 )
-def test_any_other_file_is_named_in_one_line(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+def test_any_other_file_is_named_in_one_line(tmp_path: Path, make: Callable[[Path], object], output: str) -> None:
     path = tmp_path / "given"
     make(path)
     with pytest.raises(ResultsError) as caught:
         read_tensor_file(path, STATES)
-    assert str(caught.value) == f"{path}{said}{ADVICE}"
+    assert str(caught.value) == f"{path}{output}{ADVICE}"
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_commands_say_it_of_what_they_were_given(
     ):
         assert command(given) == 1
         error = capsys.readouterr().err
-        assert f"{wrong} is no controller_" in error and f"give the {usual} that" in error
+        assert f"{wrong} is not a controller_" in error and f"give the {usual} that" in error
         assert error.count("\n") == 1 and "weights_only" not in error
 
 
@@ -115,13 +115,13 @@ def test_content_that_lacks_something_is_named_with_its_file(tmp_path: Path, err
     path = tmp_path / "given"
     with pytest.raises(ResultsError) as caught, broken_content_named(path, STATES):
         raise error
-    said = str(caught.value)
-    assert said.startswith(f"{path} is a broken {STATES.kind} (") and said.endswith(STATES.advice)
+    output = str(caught.value)
+    assert output.startswith(f"{path} is a broken {STATES.kind} (") and output.endswith(STATES.advice)
 
 
 def test_a_checkpoint_without_its_parts_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     write_tensor_file(path, TRAINING, {"plan": {}})
-    for read in (load_networks, stored_environment, start_of, trainings_behind):
+    for read in (load_networks, stored_environment, start_of, earlier_trainings):
         with pytest.raises(ResultsError, match=f"{path} is a broken {TRAINING.kind}"):
             read(path)

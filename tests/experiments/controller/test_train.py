@@ -64,7 +64,7 @@ def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
     flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "4"]
     assert main(flags) == 0
     assert main(flags) == 2
-    assert "add --resume to go on" in capsys.readouterr().err
+    assert "add --resume to resume" in capsys.readouterr().err
     before = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["rows"]
     assert main([*flags, "--resume"]) == 0
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["rows"] == before
@@ -89,7 +89,7 @@ def test_curves_that_a_finished_training_lacks_are_written_when_it_goes_on(tmp_p
     [
         (["--environment", "synthetic", "--model_path", "x"], "takes no grid, model or task; drop --model_path"),
         (["--environment", "synthetic", "--grid", "x"], "takes no grid, model or task; drop --grid"),
-        (["--environment", "synthetic", "--resume"], "checkpoint.pt to go on from; drop --resume"),
+        (["--environment", "synthetic", "--resume"], "checkpoint.pt to resume from; drop --resume"),
         (
             ["--environment", "replay", "--grid", "x", "--split_seed", "-1"],
             "--split_seed -1 is not possible; give at least 0",
@@ -105,7 +105,7 @@ def test_curves_that_a_finished_training_lacks_are_written_when_it_goes_on(tmp_p
         (["--environment", "synthetic", "--learning_rate", "nan"], "learning_rate nan is not possible; give a finite"),
         (["--environment", "synthetic", "--over_budget_penalty", "inf"], "over_budget_penalty inf is not possible"),
         (["--environment", "replay", "--grid", "x", "--calibration_share", "-0.5"], "share -0.5 is not possible; give"),
-        (["--environment", "replay", "--grid", "x", "--calibration_share", "nan"], "give a share between 0 and 1"),
+        (["--environment", "replay", "--grid", "x", "--calibration_share", "nan"], "give a fraction between 0 and 1"),
         (
             ["--environment", "synthetic", "--states", "x"],
             "synthetic takes no states and no split of a grid; drop --st",

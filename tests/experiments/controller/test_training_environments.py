@@ -18,12 +18,12 @@ from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.controller.adaptive_generation import AdaptiveModel
 from experiments.controller.deciders import NetworkDecider
-from experiments.controller.environment import Asks
+from experiments.controller.environment import BudgetedRequests
 from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.learned_policy import RecordedTwoStage, TwoStageController
 from experiments.controller.live import LiveRequest, prepare_requests
-from experiments.controller.live_environment import LiveEnvironment, measured_range, request_of, shares_among
+from experiments.controller.live_environment import LiveEnvironment, measured_range, request_of, score_fractions_among
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies import RequestFeatures
 from experiments.controller.recorded_states import RecordedStates, load_states, record_states
@@ -104,7 +104,7 @@ def test_states_come_back_from_their_file(states: RecordedStates, tmp_path: Path
     assert found.splits == {TASK.name: "validation"}
     assert torch.equal(found.tokens, states.tokens) and torch.equal(found.budgets_s, states.budgets_s)
     torch.save({"kind": "else"}, tmp_path / "other.pt")
-    with pytest.raises(ResultsError, match="is no controller_states of version 1"):
+    with pytest.raises(ResultsError, match="is not a controller_states of version 1"):
         load_states(tmp_path / "other.pt")
 
 
@@ -127,8 +127,8 @@ def test_a_replay_gives_what_the_grid_measured(networks: TwoStageNetworks, state
     environment = replay_environment(grid(), states)
     # The grid's samples are 5 and 0, the second and the first that were recorded.
     assert torch.equal(environment.tables.prompts, states.prompts[[1, 0]])
-    asks = Asks(torch.tensor([0, 1]), torch.tensor([0, 1]), environment.tables.budgets_s)
-    rolled = environment.roll_out(networks, asks, None)
+    budgeted = BudgetedRequests(torch.tensor([0, 1]), torch.tensor([0, 1]), environment.tables.budgets_s)
+    rolled = environment.roll_out(networks, budgeted, None)
     for row, (tier, _, top_k, blocks) in enumerate(rolled.actions.tolist()):
         place = 4 * tier + 2 * top_k + blocks
         score = place / 10 + 0.1 * row
@@ -136,7 +136,7 @@ def test_a_replay_gives_what_the_grid_measured(networks: TwoStageNetworks, state
         assert rolled.accuracy[row].item() == pytest.approx(score / 2)
         assert rolled.latency_s[row].item() == pytest.approx(2 * score + 0.05)
     # Sample 5 within 0.4 s: seconds 0.05, 0.25, 0.45, … so the second choice is the last that fits.
-    at = Asks(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.4], dtype=torch.float64))
+    at = BudgetedRequests(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.4], dtype=torch.float64))
     assert environment.reward_table(at, RewardRecipe(0.01, 1.0)).flatten(1).argmax(dim=1).tolist() == [1]
 
 
@@ -172,10 +172,10 @@ def test_live_roll_outs_are_adaptive_runs_and_train(
         model, get_metric(TASK.metric), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {"kind": "live"}
     )
     generator = torch.Generator().manual_seed(0)
-    asks = environment.draw(50, generator)
-    assert 0.2 <= asks.budgets_s.min() < 0.22 and 0.28 < asks.budgets_s.max() <= 0.3
-    assert set(asks.samples.tolist()) == {0, 1}
-    few = Asks(asks.samples[:3], asks.levels[:3], asks.budgets_s[:3])
+    budgeted = environment.draw(50, generator)
+    assert 0.2 <= budgeted.budgets_s.min() < 0.22 and 0.28 < budgeted.budgets_s.max() <= 0.3
+    assert set(budgeted.samples.tolist()) == {0, 1}
+    few = BudgetedRequests(budgeted.samples[:3], budgeted.levels[:3], budgeted.budgets_s[:3])
     rolled = environment.roll_out(networks, few, generator)
     assert rolled.prompts.shape == (3, WIDTH) and rolled.states.shape == (3, 2, WIDTH)
     assert rolled.actions.shape == (3, 4) and (rolled.latency_s > 0).all()
@@ -212,8 +212,10 @@ def test_a_caption_is_worth_the_same_whatever_else_is_asked() -> None:
         Answer("one two five six", each.sample.answers, image_id=each.sample.image_id) for each in requests[:2]
     )
     expected = (0.11989 + 0.06377) / 4
-    assert shares_among(metric, requests, [of_a]) == pytest.approx([expected], abs=1e-5)
-    assert shares_among(metric, requests, [of_a, of_b, of_a]) == pytest.approx([expected, 1.0, expected], abs=1e-5)
+    assert score_fractions_among(metric, requests, [of_a]) == pytest.approx([expected], abs=1e-5)
+    assert score_fractions_among(metric, requests, [of_a, of_b, of_a]) == pytest.approx(
+        [expected, 1.0, expected], abs=1e-5
+    )
 
 
 class CountsPictures:
@@ -221,7 +223,7 @@ class CountsPictures:
 
     name = "pictures"
     best = 2.0
-    judges_alone = False
+    scores_each_answer = False
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         worth = float(len({answer.image_id for answer in answers}))
@@ -232,8 +234,10 @@ def test_live_roll_outs_of_one_picture_are_scored_among_all(
     model: MolmoeStagedModel, requests: list[LiveRequest], networks: TwoStageNetworks
 ) -> None:
     environment = LiveEnvironment(model, CountsPictures(), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {})
-    asks = Asks(torch.tensor([1, 1]), torch.tensor([0, 0]), torch.tensor([0.2, 0.2], dtype=torch.float64))
-    assert environment.roll_out(networks, asks, torch.Generator().manual_seed(0)).accuracy.tolist() == [1.0, 1.0]
+    budgeted = BudgetedRequests(
+        torch.tensor([1, 1]), torch.tensor([0, 0]), torch.tensor([0.2, 0.2], dtype=torch.float64)
+    )
+    assert environment.roll_out(networks, budgeted, torch.Generator().manual_seed(0)).accuracy.tolist() == [1.0, 1.0]
 
 
 def test_requests_that_have_no_score_are_refused_before_they_are_run(model: MolmoeStagedModel) -> None:

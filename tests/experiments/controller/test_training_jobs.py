@@ -92,15 +92,15 @@ def test_states_from_before_splits_were_kept_are_taken_with_a_caveat(
 def test_samples_without_states_are_counted_and_kept_with_why(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Six of eight are recorded, one failed, the last was not asked for."""
+    """Six of eight are recorded, one failed, the last was not requested."""
     path = tmp_path / "states.pt"
     replace(states_of(networks_with(0), range(6)), failed={"signs 6": "no picture"}).save(path)
     job = opened(folder, path)
     assert job.left_out == {
         "signs 6": "no picture",
-        "signs 7": "it was not asked for when the states were recorded",
+        "signs 7": "it was not requested when the states were recorded",
     }
-    assert "caveat: 2 of 8 samples have no states: no picture (1); it was not asked for" in capsys.readouterr().err
+    assert "caveat: 2 of 8 samples have no states: no picture (1); it was not requested" in capsys.readouterr().err
     run = TrainingRun(job.networks, job.environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
     assert summary_of(job, run, {})["left_out"] == job.left_out
 
@@ -112,7 +112,7 @@ def test_states_of_other_knobs_or_networks_are_named_with_what_differs(folder: P
     replace(states_of(networks_with(0), range(8)), space=wider.space).save(path)
     with pytest.raises(
         ConfigurationError,
-        match=r"states.pt holds states for other knobs than the grid's \(tiers low, medium, high in place of low, "
+        match=r"states.pt contains states for other knobs than the grid's \(tiers low, medium, high in place of low, "
         r"high\); delete it",
     ):
         opened(folder, path)

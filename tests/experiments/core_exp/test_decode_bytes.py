@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights
 
 # The benchmark imports the kernels.
 pytest.importorskip("triton")
 from experiments.core_exp.bench_decode_kernels import kernel_bytes, step_bytes
 
 
-def molmoe_1b() -> PackedDecoder:
+def molmoe_1b() -> DecoderWeights:
     def weight(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
-    block = PackedBlock(
+    block = BlockWeights(
         input_norm=weight(2048),
         qkv=weight(6144, 2048),
         query_norm=weight(2048),
@@ -25,7 +25,7 @@ def molmoe_1b() -> PackedDecoder:
         gate_up=weight(64, 2048, 2048),
         down=weight(64, 2048, 1024),
     )
-    return PackedDecoder(
+    return DecoderWeights(
         blocks=(block,) * 16,
         embedding=weight(50304, 2048),
         final_norm=weight(2048),

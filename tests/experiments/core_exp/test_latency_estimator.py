@@ -70,26 +70,26 @@ def test_more_crops_hide_launches_and_the_first_token_is_not_earlier() -> None:
 
 
 def test_intervals_hold_their_share_of_new_samples_at_new_settings() -> None:
-    shares: dict[str, list[float]] = {name: [] for name in PREDICTED}
+    fractions: dict[str, list[float]] = {name: [] for name in PREDICTED}
     for seed in range(1, 4):
         fitted = LatencyEstimator(0.8).fit(working_samples(noise=0.1, seed=seed, samples_each=12))
         fresh = working_samples(noise=0.1, seed=seed + 100, samples_each=40)
         found, measured = fitted.predict(fresh.requests), measured_times(fresh)
         for name in PREDICTED:
             inside = (found.low[name] <= measured[name]) & (measured[name] <= found.high[name])
-            shares[name].append(float(inside.mean()))
+            fractions[name].append(float(inside.mean()))
     # Each end is an order statistic of 324 ratios: 0.8 +- 0.03 for one fit, +- 0.02 for the mean of three.
-    assert {name: pytest.approx(float(np.mean(each)), abs=0.06) for name, each in shares.items()} == dict.fromkeys(
+    assert {name: pytest.approx(float(np.mean(each)), abs=0.06) for name, each in fractions.items()} == dict.fromkeys(
         PREDICTED, 0.8
     )
 
 
 def test_a_file_gives_the_same_predictions(tmp_path: Path) -> None:
-    path, asked = tmp_path / "model.json", working_samples().requests
+    path, requested = tmp_path / "model.json", working_samples().requests
     NOISY["launching"]().save(path)
     loaded = LatencyEstimator.load(path)
     assert loaded.fitted == NOISY["launching"]().fitted and loaded.level == 0.9
-    before, after = NOISY["launching"]().predict(asked), loaded.predict(asked)
+    before, after = NOISY["launching"]().predict(requested), loaded.predict(requested)
     for name in PREDICTED:
         # Float64 of the same numbers at other addresses, which may be summed in another order: some 1e-15.
         np.testing.assert_allclose(after.times[name], before.times[name], rtol=1e-12)
@@ -101,7 +101,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     NOISY["working"]().save(path)
     content = json.loads(path.read_text())
     for change, words in (
-        ({"schema_version": 2}, "is no latency_estimator of version 1"),
+        ({"schema_version": 2}, "is not a latency_estimator of version 1"),
         ({"kind": "validation"}, "it has kind 'validation'"),
         ({"stages": 3}, "is broken: stages is 3"),
         ({"stages": {}}, "it lacks T_LLM_prefill"),

@@ -22,7 +22,7 @@ def quick_law(shape: ConvShape) -> float:
 
 def inference(
     model: str,
-    asked: AlgorithmName,
+    requested: AlgorithmName,
     size: int,
     law: Law = quick_law,
     refuses: Callable[[ConvShape], bool] = lambda shape: False,
@@ -34,8 +34,8 @@ def inference(
         MeasuredLayer(
             name,
             shape,
-            asked,
-            "implicit gemm" if refuses(shape) or asked == "guess" else asked,
+            requested,
+            "implicit gemm" if refuses(shape) or requested == "guess" else requested,
             refuses(shape),
             "too large" if refuses(shape) else None,
             fallback(shape) if refuses(shape) else law(shape),
@@ -47,7 +47,9 @@ def inference(
     whole_s = max(device_s, HOST_S * len(layers))
     flops = sum(layer.shape.flops for layer in layers)
     energy_j = WHOLE_W * whole_s + FLOP_J * flops
-    return MeasuredInference("NVIDIA H200", "fma", model, asked, size, 1, layers, device_s, whole_s, energy_j, whole_s)
+    return MeasuredInference(
+        "NVIDIA H200", "fma", model, requested, size, 1, layers, device_s, whole_s, energy_j, whole_s
+    )
 
 
 def measurements(inferences: Sequence[MeasuredInference]) -> Measurements:

@@ -78,7 +78,7 @@ def test_a_prediction_has_its_error_beside_it(
     assert main(["predict", "vgg16", "--from", str(fitted[0]), "--input-size", "300", "600", "--layers"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"300  winograd nonfused +\d+\.\d+ ± \d+\.\d%", printed)
-    assert "size 600 lies outside the measured 224 to 512 pixels" in printed
+    assert "size 600 is outside the measured 224 to 512 pixels" in printed
     assert "no energy: energy was measured of 0 inferences" in printed
     assert "best mix at 300: " in printed and "features.28" in printed
 
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_one_line_that_says_what_is(
 
 def test_files_that_are_none_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(tmp_path), "--output", str(tmp_path / "m.json")]) == 1
-    assert "holds no *_overall.csv" in capsys.readouterr().err
+    assert "contains no *_overall.csv" in capsys.readouterr().err
     (tmp_path / "m.json").write_text('{"schema": "another"}')
     assert main(["predict", "vgg16", "--input-size", "300", "--from", str(tmp_path / "m.json")]) == 1
     assert "is not of schema convolution-latency/1" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_support_is_what_was_answered_and_else_what_alike_layers_say() -> None:
     assert not between.granted and "between is not known" in between.basis
     assert rules.of(sided(900, 5)).granted
     never = rules.of(sided(10, 7))
-    assert not never.granted and never.basis == "no layer with kernel 7x7 and stride 1x1 was asked for fft"
+    assert not never.granted and never.basis == "no layer with kernel 7x7 and stride 1x1 was requested fft"
 
 
 def test_where_the_side_does_not_decide_the_nearest_layer_does() -> None:

@@ -71,7 +71,7 @@ def test_a_size_that_another_process_has_written_is_not_written_twice(tmp_path: 
 def test_rows_of_something_else_are_refused(tmp_path: Path, name: str) -> None:
     ResultTables(tmp_path, "cpu", WHO).append(overall(64), layers(64))
     others = ResultTables(tmp_path, "cpu", {**WHO, name: "y"})
-    with pytest.raises(ResultsError, match=f"holds rows of {name} .*, not 'y'; choose another --output-dir"):
+    with pytest.raises(ResultsError, match=f"contains rows of {name} .*, not 'y'; choose another --output-dir"):
         others.done_sizes()
 
 

@@ -30,9 +30,9 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_check_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--check-cuda"])
-    told = capsys.readouterr().out
-    assert f"torch {torch.__version__}" in told
-    assert torch.cuda.is_available() or (code == 1 and "no GPU that torch sees" in told)
+    known = capsys.readouterr().out
+    assert f"torch {torch.__version__}" in known
+    assert torch.cuda.is_available() or (code == 1 and "no GPU that torch sees" in known)
 
 
 def test_stages_have_their_folders_and_numbers_of_sizes() -> None:
@@ -67,9 +67,9 @@ def test_a_combination_that_is_not_covered_ends_with_2_and_leaves_nothing(
 ) -> None:
     argv = ["--model", "alexnet", "--algorithm", "winograd", "--test", "--sizes", "64", "--output-dir", str(tmp_path)]
     assert main([*argv, *SHORT]) == 2
-    told = capsys.readouterr().err
-    assert "winograd does not cover 2 of 5 convolutions of alexnet" in told
-    assert "winograd takes kernels of 3x3, this is 11x11: features.0" in told
+    known = capsys.readouterr().err
+    assert "winograd does not cover 2 of 5 convolutions of alexnet" in known
+    assert "winograd takes kernels of 3x3, this is 11x11: features.0" in known
     assert not list(tmp_path.rglob("*.csv"))
 
 

@@ -12,13 +12,13 @@ import torch
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.batched_kernels.batch_tiles import BatchTiles
 from experiment_core_utils.models.molmoe.batched_kernels.batched_step import BatchBuffers, BatchedStep
-from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SharedTile, shared_product
+from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SmallBatchTile, small_batch_gemm
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
 from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.models.molmoe.prefill_kernels import grouped_product
 from tests.conftest import tiny_config
 from tests.models.molmoe.routers import router_logits
@@ -35,9 +35,9 @@ TILES = StepTiles(
 )
 # The largest chunk of an expert has two parts, and popular experts need several chunks.
 EXPERTS = grouped_product.ProductTile(16, 16, head=2, tail=1, warps=4, stages=2)
-SHARED = SharedTile(32, 16, warps=4, stages=2)
+SHARED = SmallBatchTile(32, 16, warps=4, stages=2)
 BATCH_TILES = BatchTiles(SHARED, TILES.attention, 3, SHARED, (EXPERTS, EXPERTS), SHARED)
-SLOTS = 12
+MAX_SEQ_LEN = 12
 
 
 def model_with(heads: int, kv_heads: int, width: int, experts: int, normalise: bool) -> MolmoeForConditionalGeneration:
@@ -59,20 +59,20 @@ def against_modules(
     model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, prompts: list[int], steps: int, together: bool = False
 ) -> dict:
     """Largest difference of a logit, whether tokens and experts are the modules', and the lengths at the end."""
-    decoder = pack_decoder(model)
-    store = KeyValueStore.allocate(decoder, SLOTS, len(prompts), len(knobs.blocks))
+    decoder = fuse_decoder_weights(model)
+    kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN, len(prompts), len(knobs.blocks))
     states, tokens = [], []
     for request, length in enumerate(prompts):
         ids = torch.randint(6, 500, (1, length))
         logits, state = model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
         for row, layer in enumerate(state.past_key_values.layers):
-            store.keys[row, request, :, :length] = layer.keys[0]
-            store.values[row, request, :, :length] = layer.values[0]
+            kv_cache.keys[row, request, :, :length] = layer.keys[0]
+            kv_cache.values[row, request, :, :length] = layer.values[0]
         states.append(state)
         tokens.append(logits.argmax(dim=-1, keepdim=True))
-    store.set_lengths(prompts)
-    store.next_tokens.copy_(torch.cat(tokens)[:, 0])
-    step, record = any_step(decoder, store, together)
+    kv_cache.set_lengths(prompts)
+    kv_cache.next_tokens.copy_(torch.cat(tokens)[:, 0])
+    step, record = any_step(decoder, kv_cache, together)
     worst, same, used, routed = 0.0, True, [], []
     for _ in range(steps):
         record.forget()
@@ -82,32 +82,32 @@ def against_modules(
         routed.append(likeliest)
         tokens = list(expected.argmax(dim=-1, keepdim=True).split(1))
         worst = max(worst, float((logits - expected).abs().max()))
-        same = same and store.next_tokens.tolist() == expected.argmax(dim=-1).tolist()
+        same = same and kv_cache.next_tokens.tolist() == expected.argmax(dim=-1).tolist()
     return {
         "worst": worst,
         "same": same,
-        "lengths": store.device_lengths.tolist(),
+        "lengths": kv_cache.device_lengths.tolist(),
         "used": used,
         "routed": routed,
     }
 
 
 def any_step(
-    decoder: PackedDecoder, store: KeyValueStore, together: bool
+    decoder: DecoderWeights, kv_cache: KVCache, together: bool
 ) -> tuple[DecodeStep | BatchedStep, ExpertRecord]:
     """The step that reads weights once for all requests, or once for each; and where it notes experts."""
     if together:
-        shared = BatchBuffers.allocate(decoder, store.batch, SLOTS, BATCH_TILES)
-        return BatchedStep(decoder, store, shared, BATCH_TILES, overlap=False), shared.used
-    buffers = StepBuffers.allocate(decoder, store.batch, SLOTS, TILES)
-    return DecodeStep(decoder, store, buffers, TILES, overlap=False), buffers.used
+        shared = BatchBuffers.allocate(decoder, kv_cache.batch, MAX_SEQ_LEN, BATCH_TILES)
+        return BatchedStep(decoder, kv_cache, shared, BATCH_TILES, use_pdl=False), shared.used
+    buffers = StepBuffers.allocate(decoder, kv_cache.batch, MAX_SEQ_LEN, TILES)
+    return DecodeStep(decoder, kv_cache, buffers, TILES, use_pdl=False), buffers.used
 
 
 def many_rows() -> dict:
     """70 rows, which take two programs, times a weight of 40, which fills no block, added to ones."""
     given, weight = torch.randn(70, 32), torch.randn(40, 32)
     found, best = torch.ones(70, 40), (torch.empty(70, 2), torch.empty(70, 2, dtype=torch.int32))
-    shared_product(given, weight, found, SHARED, overlap=False, best=best, added=True)
+    small_batch_gemm(given, weight, found, SHARED, use_pdl=False, best=best, added=True)
     expected = given @ weight.t() + 1
     blocks = [expected[:, :32].max(dim=1), expected[:, 32:].max(dim=1)]
     return {
@@ -132,23 +132,23 @@ def modules_step(
     return torch.cat(logits), likeliest
 
 
-def equal_logits(decoder: PackedDecoder) -> dict:
+def equal_logits(decoder: DecoderWeights) -> dict:
     """What is chosen where router and head are zero: every logit is 0, every expert's weight 1/8."""
     block = replace(decoder.blocks[0], router=torch.zeros_like(decoder.blocks[0].router))
     decoder = replace(decoder, blocks=(block,), head=torch.zeros_like(decoder.head))
-    store = KeyValueStore.allocate(decoder, SLOTS)
-    store.next_tokens.fill_(9)
-    buffers = StepBuffers.allocate(decoder, 1, SLOTS, TILES)
-    DecodeStep(decoder, store, buffers, TILES, overlap=False).launch(DecoderKnobs(4, (0,)))
-    shares = buffers.shares[0].tolist()
-    several = KeyValueStore.allocate(decoder, SLOTS, 2)
+    kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN)
+    kv_cache.next_tokens.fill_(9)
+    buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, TILES)
+    DecodeStep(decoder, kv_cache, buffers, TILES, use_pdl=False).launch(DecoderKnobs(4, (0,)))
+    topk_weights = buffers.topk_weights[0].tolist()
+    several = KVCache.allocate(decoder, MAX_SEQ_LEN, 2)
     several.next_tokens.fill_(9)
     step, record = any_step(decoder, several, together=True)
     step.launch(DecoderKnobs(4, (0,)))
     return {
-        "chosen": buffers.chosen[0].tolist(),
-        "shares": shares,
-        "token": store.next_tokens.tolist(),
+        "topk_ids": buffers.topk_ids[0].tolist(),
+        "topk_weights": topk_weights,
+        "token": kv_cache.next_tokens.tolist(),
         "together": [record.of_tokens(2)[0].tolist(), several.next_tokens.tolist()],
     }
 
@@ -166,7 +166,7 @@ def main() -> None:
                 "together": against_modules(plain, DecoderKnobs(3, (0, 1, 3)), [8, 1, 5, 3, 8], 2, together=True),
                 "grouped together": against_modules(grouped, DecoderKnobs(10, (0, 2)), [1, 7], 1, together=True),
                 "many": many_rows(),
-                "equal": equal_logits(pack_decoder(plain)),
+                "equal": equal_logits(fuse_decoder_weights(plain)),
             }
         )
     )

@@ -10,16 +10,16 @@ import torch
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_vision import cut_patches, real_crops
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
-from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import fuse_decoder_weights
+from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
 from experiment_core_utils.models.molmoe.prefill_kernels import prefill as prefill_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels import split_prefill as split_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels import vision as vision_kernels
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks, route
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import align_blocks, route
 from experiment_core_utils.models.molmoe.split_prefill import begin_prefill, finish_prefill
 from tests.conftest import tiny_config
 from tests.models.molmoe.routers import router_logits
@@ -54,16 +54,16 @@ def with_small_pictures(config: Any) -> None:
 
 def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: int, top_k: int, blocks: Any) -> None:
     """Logits, keys and values of a padded prompt against the modules'."""
-    decoder = pack_decoder(model)
+    decoder = fuse_decoder_weights(model)
     ids = torch.randint(0, 100, (1, tokens))
     with router_logits(model) as routed:
         logits, state = model.prefill(ids, top_k=top_k, active_blocks=blocks)
-    store = KeyValueStore.allocate(decoder, padded + 3)
+    kv_cache = KVCache.allocate(decoder, padded + 3)
     hidden = torch.randn(padded, decoder.width)
     hidden[:tokens] = decoder.embedding[ids[0]]
     rotary = prefill_kernels.rotary_table(decoder.inverse_frequencies, padded)
     length = torch.tensor([tokens])
-    keys, values = store.keys[: len(blocks), 0], store.values[: len(blocks), 0]
+    keys, values = kv_cache.keys[: len(blocks), 0], kv_cache.values[: len(blocks), 0]
     record = ExpertRecord.allocate(decoder, padded * 4 + 5)
     ours = prefill_kernels.prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary, record.ids)
     print("logits", error(ours, logits))
@@ -81,16 +81,16 @@ def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: in
 
 def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, blocks: Any) -> None:
     """A prompt of 11 tokens with a row behind it, padded to 16: states at the pause, logits, and what is stored."""
-    decoder = pack_decoder(model)
+    decoder = fuse_decoder_weights(model)
     tokens, padded, rest = 11, 16, blocks[pause:]
     ids, row = torch.randint(0, 100, (1, tokens)), torch.randn(1, 1, decoder.width)
     paused = begin_prefill(model, ids, None, pause, row)
     logits, state = finish_prefill(model, paused, top_k, blocks)
-    store = KeyValueStore.allocate(decoder, padded + 3)
+    kv_cache = KVCache.allocate(decoder, padded + 3)
     hidden = torch.randn(padded, decoder.width)
     hidden[:tokens], hidden[tokens] = decoder.embedding[ids[0]], row[0, 0]
     rotary = split_kernels.rotary_table(decoder.inverse_frequencies, padded)
-    keys, values = store.keys[:, 0], store.values[:, 0]
+    keys, values = kv_cache.keys[:, 0], kv_cache.values[:, 0]
     used = ExpertRecord.allocate(decoder, padded * 4).ids
     ours = split_kernels.begin(decoder, hidden, torch.tensor([tokens + 1]), pause, keys, values, rotary, used)
     print("states", error(ours[: tokens + 1], torch.cat([paused.states, paused.appended], dim=1)[0]))
@@ -103,34 +103,34 @@ def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, b
 
 def check_experts(model: MolmoeForConditionalGeneration, tile: ProductTile, tokens: int, top_k: int) -> None:
     """Chunks of every kind: with a second part, with one part, with a small one."""
-    decoder = pack_decoder(model)
+    decoder = fuse_decoder_weights(model)
     block = decoder.blocks[1]
     hidden = torch.randn(tokens, decoder.width)
     mixture = model.all_blocks[1]
     theirs = mixture.post_attention_layernorm(hidden)
     length = torch.tensor([tokens - 2])
     normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
-    chosen = torch.empty(tokens, top_k, dtype=torch.int32)
-    shares = route(normed, block.router, length, chosen, decoder.normalise_top_k)
+    topk_ids = torch.empty(tokens, top_k, dtype=torch.int32)
+    topk_weights = route(normed, block.router, length, topk_ids, decoder.normalise_top_k)
     print("norm", error(normed, theirs))
     mixture.mlp.gate.top_k = top_k
     _, their_shares, their_choice = mixture.mlp.gate(theirs)
-    assert torch.equal(chosen[:-2].long(), their_choice[:-2])
-    assert bool((chosen[-2:] == decoder.num_experts).all())
-    print("shares", error(shares, their_shares))
-    order, chunks = plan_chunks(chosen, decoder.num_experts, tile.chunk)
-    expected = chosen.flatten().sort(stable=True).indices[: (tokens - 2) * top_k]
+    assert torch.equal(topk_ids[:-2].long(), their_choice[:-2])
+    assert bool((topk_ids[-2:] == decoder.num_experts).all())
+    print("topk_weights", error(topk_weights, their_shares))
+    order, row_blocks = align_blocks(topk_ids, decoder.num_experts, tile.chunk)
+    expected = topk_ids.flatten().sort(stable=True).indices[: (tokens - 2) * top_k]
     assert torch.equal(order[: len(expected)].long(), expected)
-    total = int(chunks[0])
-    assert int(chunks[1 : 1 + 3 * total].view(total, 3)[:, 2].sum()) == len(expected)
-    rows = expert_rows(normed, block.gate_up, block.down, chosen, (tile, tile))
-    summed = (rows.view(tokens, top_k, -1) * shares[..., None]).sum(1)
+    total = int(row_blocks[0])
+    assert int(row_blocks[1 : 1 + 3 * total].view(total, 3)[:, 2].sum()) == len(expected)
+    rows = expert_rows(normed, block.gate_up, block.down, topk_ids, (tile, tile))
+    summed = (rows.view(tokens, top_k, -1) * topk_weights[..., None]).sum(1)
     print("experts", error(summed[:-2], mixture.mlp.experts(theirs, their_choice, their_shares)[:-2]))
 
 
 def check_vision(model: MolmoeForConditionalGeneration) -> None:
     """Three crops, one of them padding, with patches that are padding wholly and in part."""
-    vision = pack_vision(model)
+    vision = fuse_vision_weights(model)
     side = model.config.vision_config.image_size
     patches = model.config.patches_per_side**2
     pixels = torch.randn(3, 3, side, side)

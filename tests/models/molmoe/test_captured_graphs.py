@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.graph_capture import Reruns
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import OutOfMemory
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class RecordsUpTo:
 
 
 def test_the_graph_that_was_not_used_for_longest_goes() -> None:
-    graphs, counts = CapturedGraphs(2, Reruns()), torch.zeros(4)
+    graphs, counts = CudaGraphPool(2, Reruns()), torch.zeros(4)
     for name in range(2):
         graphs.capture(name, lambda name=name: counts[name].add_(1))  # type: ignore[misc]
     assert float(graphs.replay(0)) == 2
@@ -38,7 +38,7 @@ def test_the_graph_that_was_not_used_for_longest_goes() -> None:
 
 
 def test_a_capture_without_memory_leaves_the_others() -> None:
-    graphs = CapturedGraphs(1, RecordsUpTo(1))
+    graphs = CudaGraphPool(1, RecordsUpTo(1))
     graphs.capture("first", lambda: torch.tensor(7))
     with pytest.raises(OutOfMemory):
         graphs.capture("second", lambda: torch.tensor(8))

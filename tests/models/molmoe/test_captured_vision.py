@@ -7,12 +7,12 @@ import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.captured_vision import (
-    CapturedVision,
-    captured_vision_problem,
+    GraphedVision,
     cut_patches,
+    graphed_vision_unsupported_reason,
     real_crops,
 )
-from experiment_core_utils.models.molmoe.packed_vision import PackedVision, pack_vision
+from experiment_core_utils.models.molmoe.packed_vision import VisionWeights, fuse_vision_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -41,14 +41,14 @@ def test_a_crop_is_padding_where_all_its_pixels_are() -> None:
 
 
 def test_without_a_gpu_the_reason_says_so() -> None:
-    vision = pack_vision(model_on("cpu"))
-    assert captured_vision_problem(vision) == "its weights are on cpu, not on a CUDA device"
+    vision = fuse_vision_weights(model_on("cpu"))
+    assert graphed_vision_unsupported_reason(vision) == "its weights are on cpu, not on a CUDA device"
     with pytest.raises(ConfigurationError, match="the vision tower cannot be captured: its weights are on cpu"):
-        CapturedVision(vision)
+        GraphedVision(vision)
 
 
 @dataclass(frozen=True)
-class OnAGpu(PackedVision):
+class OnAGpu(VisionWeights):
     """Weights that say they are on one."""
 
     device = torch.device("cuda")  # type: ignore[assignment]
@@ -56,7 +56,7 @@ class OnAGpu(PackedVision):
 
 def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
-    found = captured_vision_problem(OnAGpu(**vars(pack_vision(model_on("cpu")))))
+    found = graphed_vision_unsupported_reason(OnAGpu(**vars(fuse_vision_weights(model_on("cpu")))))
     assert found == "its kernels are for CUDA, and this torch is built for ROCm 6.4.0"
 
 
@@ -65,8 +65,8 @@ def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_features_are_those_of_the_modules(crops: int) -> None:
     torch.backends.cudnn.allow_tf32 = False
     model = model_on("cuda")
-    engine = CapturedVision(pack_vision(model))
-    engine.make_ready(crops)
+    engine = GraphedVision(fuse_vision_weights(model))
+    engine.warm_up(crops)
     for seed in range(2):
         torch.manual_seed(seed)
         pixels, masks = torch.randn(crops, 3, 336, 336, device="cuda"), torch.ones(crops, 576, device="cuda")

@@ -1,4 +1,4 @@
-"""The compiler is found as it was asked for, and whatever stands in its way is one named error."""
+"""The compiler is found as it was requested, and whatever stands in its way is one named error."""
 
 import ctypes
 import shlex
@@ -27,7 +27,7 @@ def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "output"),
     [
         (
             "no-such-launcher g++",
@@ -36,9 +36,9 @@ def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("g++ 'open", r"^CXX=g\+\+ 'open cannot be read as a command: No closing quotation$"),
     ],
 )
-def test_what_is_no_compiler_is_said(asked: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_compiler_is_said(asked: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", asked)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=output):
         built("rows.cpp")
 
 
@@ -76,7 +76,7 @@ def test_clang_is_taken_where_torch_has_loaded_its_openmp(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "output"),
     [
         ("echo 'included from x:' >&2; echo 'x:3: error: no such' >&2; exit 1", "x:3: error: no such"),
         ("echo 'cannot start' >&2; exit 1", "cannot start"),
@@ -84,10 +84,10 @@ def test_clang_is_taken_where_torch_has_loaded_its_openmp(tmp_path: Path, monkey
     ],
 )
 def test_the_first_error_of_the_compiler_is_the_reason(
-    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", a_compiler(tmp_path, script))
-    with pytest.raises(ConfigurationError, match=rf"^the C\+\+ compiler refuses an empty file: {said}$"):
+    with pytest.raises(ConfigurationError, match=rf"^the C\+\+ compiler refuses an empty file: {output}$"):
         built("rows.cpp")
 
 

@@ -33,21 +33,21 @@ def test_heads_are_normed_turned_and_put_where_they_are_kept(kernels: RowKernels
     """
     joint = torch.tensor([[3.0, 4.0, 0.0, 0.0, 3.0, 4.0, 7.0, 8.0]])
     norms = torch.ones(4), torch.tensor([1.0, 0.5])
-    turns = torch.zeros(1, 1, 2), torch.tensor([[[-1.0, 1.0]]])
-    store = torch.full((2, 1, 3, 2), 9.0)
+    cos_sin = torch.zeros(1, 1, 2), torch.tensor([[[-1.0, 1.0]]])
+    kv_cache = torch.full((2, 1, 3, 2), 9.0)
     queries = torch.empty(2, 1, 2)
-    kernels.place(joint, norms, turns, 0.0, (queries, store[0, :, :1], store[1, :, :1]))
+    kernels.place(joint, norms, cos_sin, 0.0, (queries, kv_cache[0, :, :1], kv_cache[1, :, :1]))
     torch.testing.assert_close(queries[:, 0], torch.tensor([[-1.6, 1.2], [0.0, 0.0]]))
-    torch.testing.assert_close(store[0, 0, 0], torch.tensor([-2.0, 3.0]) * 2**0.5 / 5)
-    assert store[1, 0, 0].tolist() == [7.0, 8.0]
-    assert bool((store[:, :, 1:] == 9.0).all())
+    torch.testing.assert_close(kv_cache[0, 0, 0], torch.tensor([-2.0, 3.0]) * 2**0.5 / 5)
+    assert kv_cache[1, 0, 0].tolist() == [7.0, 8.0]
+    assert bool((kv_cache[:, :, 1:] == 9.0).all())
 
 
 def test_a_store_whose_slots_are_apart_is_refused(kernels: RowKernels) -> None:
     apart = torch.zeros(1, 4, 2)[:, ::2]
-    ones, turns = torch.ones(2), torch.zeros(2, 1, 2)
+    ones, cos_sin = torch.ones(2), torch.zeros(2, 1, 2)
     with pytest.raises(ValueError, match="neighbours"):
-        kernels.place(torch.zeros(2, 6), (ones, ones), (turns, turns), 0.0, (torch.zeros(1, 2, 2), apart, apart))
+        kernels.place(torch.zeros(2, 6), (ones, ones), (cos_sin, cos_sin), 0.0, (torch.zeros(1, 2, 2), apart, apart))
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,12 @@ def test_what_does_not_fit_the_tokens_is_refused_before_anything_is_written(
 
 
 def test_keys_and_values_in_unlike_stores_are_refused(kernels: RowKernels) -> None:
-    keys, ones, turns = torch.zeros(2, 4, 2)[:, :2], torch.ones(4), torch.zeros(2, 1, 2)
+    keys, ones, cos_sin = torch.zeros(2, 4, 2)[:, :2], torch.ones(4), torch.zeros(2, 1, 2)
     for values in (torch.zeros(2, 5, 2)[:, :2], keys.double()):
         with pytest.raises(ValueError, match="keys and values"):
-            kernels.place(torch.zeros(2, 12), (ones, ones), (turns, turns), 0.0, (torch.zeros(2, 2, 2), keys, values))
+            kernels.place(
+                torch.zeros(2, 12), (ones, ones), (cos_sin, cos_sin), 0.0, (torch.zeros(2, 2, 2), keys, values)
+            )
 
 
 def test_gates_open_as_silu_does(kernels: RowKernels) -> None:

@@ -64,7 +64,7 @@ def test_the_experts_that_are_noted_are_those_with_the_largest_logits(results: A
 
 
 def test_of_equal_logits_the_lowest_index_comes_first(results: Any) -> None:
-    assert results["equal"]["chosen"] == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert results["equal"]["shares"] == [0.125] * 8
+    assert results["equal"]["topk_ids"] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert results["equal"]["topk_weights"] == [0.125] * 8
     assert results["equal"]["token"] == [0]
     assert results["equal"]["together"] == [[[0, 1, 2, 3], [0, 1, 2, 3]], [0, 0]]

@@ -11,12 +11,12 @@ import torch
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
-from experiment_core_utils.models.greedy import generate_ahead, generate_greedily
+from experiment_core_utils.models.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor, batched_execution
-from experiment_core_utils.models.molmoe.captured_decode import CapturedDecode
+from experiment_core_utils.models.molmoe.captured_decode import GraphedDecode
 from experiment_core_utils.models.molmoe.engine_choice import decode_engine
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
+from experiment_core_utils.models.molmoe.execution import EngineStages
 from experiment_core_utils.models.molmoe.kernels.tiles import untuned_reason
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks, NoMarks, out_of_memory_named
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_eager(
         model.apply(setting)
         runs = []
         for inputs in requests:
-            model.make_ready(inputs, NEW_TOKENS)
+            model.warm_up(inputs, NEW_TOKENS)
             runs.append(run_staged(model, inputs, NEW_TOKENS).token_ids)
         found[execution] = runs
     assert found["graph"] == found["eager"]
@@ -98,7 +98,7 @@ def test_the_proof_counts_what_ran(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_captured_stages_prove_themselves() -> None:
     torch.manual_seed(7)
-    stages = LaunchFreeStages(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda"))
+    stages = EngineStages(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda"))
     inputs = {"input_ids": torch.randint(6, 100, (1, 70), device="cuda")}
     for knobs in (DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(2, (0, 2))):
         proof = stages.prove(knobs, inputs)
@@ -137,7 +137,7 @@ def wide(config: Any) -> None:
 
 def half_the_weights_lost(model: MolmoeStagedModel, stage: str) -> None:
     """As a kernel would compute that reads past its weights: all else, its noted experts among it, stays."""
-    stages = model._launch_free
+    stages = model._engine_stages
     assert stages is not None
     engines: Any = stages.engines
     if stage == "vision":
@@ -168,20 +168,20 @@ CPU_ENGINES = {"vision": "cpu blocks", "prefill": "cpu blocks", "decode": "cpu s
 def test_an_engine_that_computes_something_else_is_refused(
     models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], stage: str
 ) -> None:
-    """Fails the setting where engines were asked for; by itself it runs eagerly and says why."""
-    said = f"^the {CPU_ENGINES[stage]} engine of the {stage} differs by .*% from "
+    """Fails the setting where engines were requested; by itself it runs eagerly and says why."""
+    output = f"^the {CPU_ENGINES[stage]} engine of the {stage} differs by .*% from "
     model = staged(wide, models["eager"], "graph")
     assert [model.prove(setting, requests[0]).execution for setting in SETTINGS[1:3]] == ["cpu", "cpu"]
     half_the_weights_lost(model, stage)
     for setting in SETTINGS[1:3]:
-        with pytest.raises(KnobDidNotAct, match=f"{said}.*; run it with --execution eager$"):
+        with pytest.raises(KnobDidNotAct, match=f"{output}.*; run it with --execution eager$"):
             model.prove(setting, requests[0])
     by_itself = staged(wide, models["eager"], "auto")
     assert by_itself.describe()["execution_stages"] == CPU_ENGINES
     half_the_weights_lost(by_itself, stage)
     proof = by_itself.prove(SETTINGS[2], requests[0])
     assert (proof.execution, proof.blocks_run) == ("eager", SETTINGS[2].active_blocks)
-    assert re.match(said, str(proof.execution_reason))
+    assert re.match(output, str(proof.execution_reason))
     assert by_itself.refused_settings == {(2, (0, 2)): proof.execution_reason}
     eager = staged(wide, models["eager"], "eager")
     for each in (eager, by_itself):
@@ -210,7 +210,7 @@ def test_a_decoder_that_cannot_be_packed_runs_eagerly(
     described = model.describe()
     assert (described["execution_asked"], described["execution"], described["cache"]) == ("graph", "eager", "dynamic")
     assert "clip_qkv 8.0" in described["execution_reason"]
-    model.make_ready(requests[0], NEW_TOKENS)
+    model.warm_up(requests[0], NEW_TOKENS)
     assert len(run_staged(model, requests[0], NEW_TOKENS).token_ids) >= 1
     proof = model.prove(SETTINGS[0], requests[0])
     assert proof.execution == "eager" and "clip_qkv" in str(proof.execution_reason)
@@ -245,8 +245,8 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_spans(
     eager.eos_token_ids = ends
     expected = generate_greedily(eager, requests[0], max_new_tokens, NoMarks())
     eager.eos_token_ids = frozenset()
-    stages, marks = LaunchFreeStages(eager.model), HostMarks()
-    found = generate_ahead(stages.ahead(knobs), requests[0], max_new_tokens, ends, marks)
+    stages, marks = EngineStages(eager.model), HostMarks()
+    found = generate_async(stages.async_stages(knobs), requests[0], max_new_tokens, ends, marks)
     assert found == expected
     assert len(marks.seconds()) == len(found.spans)
 
@@ -258,7 +258,7 @@ def test_stages_can_be_repeated_each_by_itself(
     model, inputs = models["graph"], requests[0]
     model.apply(SETTINGS[2])
     expected = run_staged(model, inputs, NEW_TOKENS).token_ids
-    model.make_ready(inputs, NEW_TOKENS)
+    model.warm_up(inputs, NEW_TOKENS)
     request = StagedRequest(model, inputs, NEW_TOKENS, model.rewind)
     for act in (request.decode, request.whole, request.decode, request.prefill, request.vision, request.decode):
         act()
@@ -274,14 +274,14 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(
     5 tokens above 10^13, a multiple of 512, are 512 slots above it; a slot's keys are 4 blocks x 2 heads x 16 floats.
     """
     model = staged(lambda config: None, models["eager"])
-    stages, prompt = model._launch_free, requests[2]
+    stages, prompt = model._engine_stages, requests[2]
     assert stages is not None
-    for first, slots_left in ((at(1, (0, 1)), 0), (at(2, (0, 1)), 512)):
-        if slots_left:
+    for first, cache_left in ((at(1, (0, 1)), 0), (at(2, (0, 1)), 512)):
+        if cache_left:
             model.apply(SETTINGS[0])
-            model.make_ready(prompt, NEW_TOKENS)
+            model.warm_up(prompt, NEW_TOKENS)
         model.apply(first)
-        model.make_ready(prompt, 10**13)
+        model.warm_up(prompt, 10**13)
         proof = model.prove(first, prompt)
         assert (proof.execution, proof.blocks_run) == ("eager", (0, 1))
         assert proof.execution_reason == (
@@ -289,14 +289,14 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(
             f"(DefaultCPUAllocator: can't allocate memory: you tried to allocate {(10**13 + 512) * 512} bytes)"
         )
         assert model.refused_settings[first.experts, first.active_blocks] == proof.execution_reason
-        assert stages._store.slots == slots_left
+        assert stages._kv_cache.max_seq_len == cache_left
         assert len(run_staged(model, prompt, NEW_TOKENS).token_ids) == NEW_TOKENS
     assert model.prove(SETTINGS[0], prompt).execution == "cpu"
     assert list(model.refused_settings) == [(1, (0, 1)), (2, (0, 1))]
     model.apply(SETTINGS[0])
-    model.make_ready(prompt, 10**13)
+    model.warm_up(prompt, 10**13)
     # The last that could run here is given up.
-    assert stages._store.slots == 0
+    assert stages._kv_cache.max_seq_len == 0
 
 
 def test_batches_that_cannot_be_captured_are_answered_eagerly(
@@ -308,7 +308,7 @@ def test_batches_that_cannot_be_captured_are_answered_eagerly(
     """The engine that captures says of itself that it cannot here; other settings are tried again."""
     model = staged(lambda config: None, models["eager"])
     model.eos_token_ids = frozenset()
-    monkeypatch.setattr(batched_execution, "decode_engine", CapturedDecode)
+    monkeypatch.setattr(batched_execution, "decode_engine", GraphedDecode)
     model.apply(SETTINGS[1])
     alone = [generate_greedily(model, inputs, NEW_TOKENS, NoMarks()).token_ids for inputs in requests]
     reason = "answers in batches: the decode step cannot be captured: CUDA graphs need a GPU, and the model is on cpu"
@@ -340,7 +340,7 @@ def test_a_store_without_memory_is_for_fewer_requests_and_at_last_for_none(
 
 
 def test_a_batch_steps_by_the_engine_of_one_request(models: dict[str, MolmoeStagedModel]) -> None:
-    stages = models["graph"]._launch_free
+    stages = models["graph"]._engine_stages
     assert stages is not None
     assert type(decode_engine(stages.decoder)) is type(stages.engines.decode)
 
@@ -359,7 +359,7 @@ def test_a_state_is_lost_with_the_next_request(
     model.apply(SETTINGS[0])
     logits, state = model.prefill(requests[2], None)
     model.prefill({"input_ids": torch.tensor([[1, 2, 3]])}, None)
-    with pytest.raises(SettingError, match="holds another request"):
+    with pytest.raises(SettingError, match="contains another request"):
         model.decode_step(logits.argmax(dim=-1, keepdim=True), state)
 
 
@@ -369,8 +369,8 @@ def test_an_answer_longer_than_was_announced_finds_room() -> None:
     model = MolmoeForConditionalGeneration(tiny_config()).eval()
     knobs = DecoderKnobs(2, (0, 1, 2, 3))
     prompt = torch.randint(6, 100, (1, 510))
-    stages = LaunchFreeStages(model)
-    stages.make_ready(knobs, {"input_ids": prompt}, 2)
+    stages = EngineStages(model)
+    stages.warm_up(knobs, {"input_ids": prompt}, 2)
     found, state = stages.prefill(knobs, {"input_ids": prompt}, None)
     with torch.inference_mode():
         expected, eager = model.prefill(prompt, top_k=2)
@@ -387,17 +387,17 @@ def test_steps_that_feed_themselves_give_the_same_tokens(
 ) -> None:
     model = models["graph"]
     model.apply(setting)
-    stages = model._launch_free
+    stages = model._engine_stages
     assert stages is not None
     for inputs in requests:
         expected = generate_greedily(model, inputs, NEW_TOKENS, NoMarks())
         marks = HostMarks()
-        model.make_ready(inputs, NEW_TOKENS)
-        found = generate_ahead(stages.ahead(model._knobs), inputs, NEW_TOKENS, frozenset(), marks)
+        model.warm_up(inputs, NEW_TOKENS)
+        found = generate_async(stages.async_stages(model._knobs), inputs, NEW_TOKENS, frozenset(), marks)
         assert found == expected
         assert len(marks.seconds()) == len(found.spans)
         # The step behind the end token is launched in vain, and its mark is taken back.
-        ended = generate_ahead(
-            stages.ahead(model._knobs), inputs, NEW_TOKENS, frozenset({expected.token_ids[0]}), HostMarks()
+        ended = generate_async(
+            stages.async_stages(model._knobs), inputs, NEW_TOKENS, frozenset({expected.token_ids[0]}), HostMarks()
         )
         assert ended.token_ids == expected.token_ids[:1]

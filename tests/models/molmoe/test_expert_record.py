@@ -12,7 +12,7 @@ from experiment_core_utils.models.molmoe.expert_record import (
     last_experts_agree,
     refuse_other_experts,
 )
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from tests.conftest import tiny_config
 
@@ -21,12 +21,12 @@ FOUR = torch.tensor([[0, 1, 2, 3], [7, 6, 5, 4]])
 
 
 @pytest.fixture(scope="module")
-def decoder() -> PackedDecoder:
+def decoder() -> DecoderWeights:
     """4 blocks of 8 experts, 4 for each token of block 0."""
-    return pack_decoder(MolmoeForConditionalGeneration(tiny_config()).eval())
+    return fuse_decoder_weights(MolmoeForConditionalGeneration(tiny_config()).eval())
 
 
-def test_blocks_that_wrote_nothing_are_not_there(decoder: PackedDecoder) -> None:
+def test_blocks_that_wrote_nothing_are_not_there(decoder: DecoderWeights) -> None:
     record = ExpertRecord.allocate(decoder, 10)
     assert record.of_tokens(2) == {}
     record.ids[0, :8] = torch.tensor([0, 1, 2, 3, 7, 6, 5, 4])
@@ -43,7 +43,7 @@ def test_the_last_token_decides_whether_experts_agree() -> None:
     assert not last_experts_agree({0: FOUR}, {0: FOUR, 2: FOUR})
 
 
-def test_one_block_may_have_run_for_one_token_alone(decoder: PackedDecoder) -> None:
+def test_one_block_may_have_run_for_one_token_alone(decoder: DecoderWeights) -> None:
     record = ExpertRecord.allocate(decoder, 10)
     record.ids[0, :8] = FOUR.flatten()
     record.ids[2, :2] = torch.tensor([6, 3])
@@ -51,14 +51,14 @@ def test_one_block_may_have_run_for_one_token_alone(decoder: PackedDecoder) -> N
     assert {block: ids.tolist() for block, ids in found.items()} == {0: FOUR.tolist(), 2: [[6, 3]]}
 
 
-def test_what_was_left_out_stays_visible(decoder: PackedDecoder) -> None:
+def test_what_was_left_out_stays_visible(decoder: DecoderWeights) -> None:
     """Of two tokens' three experts each, the third of both and all of the last: 4 ids reach over 2 a token."""
     record = ExpertRecord.allocate(decoder, 9)
     record.ids[1, :5] = torch.tensor([4, 2, NOT_WRITTEN, 1, 3])
     assert record.of_tokens(2)[1].tolist() == [[4, 2, NOT_WRITTEN], [1, 3, NOT_WRITTEN]]
 
 
-def test_experts_are_counted_by_block(decoder: PackedDecoder) -> None:
+def test_experts_are_counted_by_block(decoder: DecoderWeights) -> None:
     used = {0: FOUR, 2: torch.tensor([[3, 0], [1, 2]])}
     assert count_experts("prefill", used, decoder, TOP_2) == (4, 2)
     assert count_experts("decode", {2: torch.tensor([[0, 7]])}, decoder, TOP_2) == (2,)
@@ -73,16 +73,16 @@ def test_experts_are_counted_by_block(decoder: PackedDecoder) -> None:
         ([[3, 0, 1], [1, 2, 3]], "block 2 used 3 experts, not 2, for 2 of 2 tokens in the decode"),
     ],
 )
-def test_more_or_fewer_experts_than_asked_for(decoder: PackedDecoder, ids: list[list[int]], seen: str) -> None:
+def test_more_or_fewer_experts_than_asked_for(decoder: DecoderWeights, ids: list[list[int]], seen: str) -> None:
     with pytest.raises(KnobDidNotAct, match=f"^{seen}$"):
         count_experts("decode", {0: FOUR, 2: torch.tensor(ids)}, decoder, TOP_2)
 
 
-def test_the_order_of_a_tokens_experts_does_not_matter(decoder: PackedDecoder) -> None:
+def test_the_order_of_a_tokens_experts_does_not_matter(decoder: DecoderWeights) -> None:
     refuse_other_experts("prefill", {0: FOUR, 1: FOUR}, {0: FOUR.flip(1), 1: FOUR}, decoder)
 
 
-def test_few_other_experts_are_rounding_and_many_are_not(decoder: PackedDecoder) -> None:
+def test_few_other_experts_are_rounding_and_many_are_not(decoder: DecoderWeights) -> None:
     """1 of 20 * 1 choices is 5 %, which may be; 2 are 10 %."""
     expected = torch.zeros(20, 1, dtype=torch.long)
     one, two = expected.clone(), expected.clone()
@@ -92,6 +92,6 @@ def test_few_other_experts_are_rounding_and_many_are_not(decoder: PackedDecoder)
         refuse_other_experts("fast prefill", {1: two}, {1: expected}, decoder)
 
 
-def test_other_blocks_are_named(decoder: PackedDecoder) -> None:
+def test_other_blocks_are_named(decoder: DecoderWeights) -> None:
     with pytest.raises(KnobDidNotAct, match=r"the fast decode ran the blocks \[0\], .* plain torch \[0, 2\]"):
         refuse_other_experts("fast decode", {0: FOUR}, {0: FOUR, 2: FOUR}, decoder)

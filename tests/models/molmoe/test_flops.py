@@ -27,7 +27,7 @@ def model() -> MolmoeForConditionalGeneration:
     return MolmoeForConditionalGeneration(tiny_config()).eval()
 
 
-def grouped_product_flops(rows: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+def grouped_gemm_flops(rows: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
     """[rows, in] by one of [E, in, out]: each row meets one expert."""
     return 2 * rows[0] * rows[1] * weight[2]
 
@@ -42,8 +42,8 @@ def counted(act: Callable[[], Any]) -> int:
     counter = FlopCounterMode(
         display=False,
         custom_mapping={
-            torch.ops.aten._grouped_mm: grouped_product_flops,
-            torch.ops.transformers.grouped_mm_fallback: grouped_product_flops,
+            torch.ops.aten._grouped_mm: grouped_gemm_flops,
+            torch.ops.transformers.grouped_mm_fallback: grouped_gemm_flops,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
         },
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiment_core_utils.models.molmoe.joined_layers import joined_biases, joined_rows, packing_problem
+from experiment_core_utils.models.molmoe.joined_layers import fused_biases, fused_rows, fusing_unsupported_reason
 
 
 def layers() -> list[nn.Linear]:
@@ -15,15 +15,15 @@ def layers() -> list[nn.Linear]:
 def test_rows_and_biases_in_the_order_of_the_layers() -> None:
     first, second = both = layers()
     weights, biases = [layer.weight.clone() for layer in both], [layer.bias.clone() for layer in both]
-    assert torch.equal(joined_rows(both), torch.cat(weights))
-    assert torch.equal(joined_biases(both), torch.cat(biases))
+    assert torch.equal(fused_rows(both), torch.cat(weights))
+    assert torch.equal(fused_biases(both), torch.cat(biases))
     assert torch.equal(first.weight, weights[0]) and torch.equal(second.bias, biases[1])
 
 
 def test_the_layers_own_are_views_that_can_be_written_to() -> None:
     _, second = both = layers()
     with torch.inference_mode():
-        rows, biases = joined_rows(both), joined_biases(both)
+        rows, biases = fused_rows(both), fused_biases(both)
     with torch.no_grad():
         second.weight[1, 3] = 42.0
         second.bias[2] = 43.0
@@ -37,7 +37,7 @@ class Replaced(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("also", "weights", "problem"),
+    ("also", "weights", "reason"),
     [
         ([], [torch.zeros(2), torch.ones(3)], None),
         ([Replaced(4, 4)], [torch.zeros(2)], "its weights are quantised"),
@@ -47,5 +47,5 @@ class Replaced(nn.Linear):
         ([], [torch.zeros(2), torch.zeros(2).half()], "its weights are in several dtypes (float16, float32)"),
     ],
 )
-def test_what_is_against_packing(also: list[nn.Module], weights: list[torch.Tensor], problem: str | None) -> None:
-    assert packing_problem([*layers(), *also], iter(weights)) == problem
+def test_what_is_against_packing(also: list[nn.Module], weights: list[torch.Tensor], reason: str | None) -> None:
+    assert fusing_unsupported_reason([*layers(), *also], iter(weights)) == reason

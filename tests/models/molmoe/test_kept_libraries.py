@@ -137,7 +137,7 @@ def open_file(kept: Path, _: pytest.MonkeyPatch) -> None:
 
 
 REFUSED = pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "output"),
     [
         (given_away, r"cpu_kernels belongs to user \d+, not to this user \(\d+\); remove it, or set XDG_CACHE_HOME"),
         (open_folder, r"other users may write to .*cpu_kernels; run: chmod go-w .*cpu_kernels$"),
@@ -148,13 +148,13 @@ REFUSED = pytest.mark.parametrize(
 
 @REFUSED
 def test_what_another_user_may_have_written_is_not_read(
-    make: Callable[[Path, pytest.MonkeyPatch], None], said: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Path, pytest.MonkeyPatch], None], output: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = cache / "library.so"
     keep(SOURCES[0], kept)
     assert verified_content(kept) == SOURCES[0].read_bytes()
     make(kept, monkeypatch)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=output):
         verified_content(kept)
 
 

@@ -166,10 +166,10 @@ W1 = "transformer.blocks.1.ffn.experts.mlp.w1"
         (lambda folder: torch.save({"model": {}}, folder / "model.pt"), "no state dict of tensors"),
         (lambda folder: (folder / "model.pt").write_bytes(b"half"), "cannot be read as a state dict"),
         (lambda folder: torch.save(Path("code"), folder / "model.pt"), "cannot be read as a state dict"),
-        (lambda folder: (folder / "model.pt").unlink(), "holds no model.pt"),
-        (lambda folder: (folder / "config.yaml").unlink(), "holds no config.yaml"),
+        (lambda folder: (folder / "model.pt").unlink(), "contains no model.pt"),
+        (lambda folder: (folder / "config.yaml").unlink(), "contains no config.yaml"),
         (lambda folder: (folder / "config.yaml").write_text("a: ["), "is not YAML"),
-        (lambda folder: (folder / "config.yaml").write_text("model: 3"), "holds no model config"),
+        (lambda folder: (folder / "config.yaml").write_text("model: 3"), "contains no model config"),
         (lambda folder: write_config(folder, without="moe_num_experts"), "lacks the key 'moe_num_experts'"),
         (lambda folder: write_config(folder, block_type="sequential"), "not a MolmoE config"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer.json in .* --tokenizer"),
@@ -190,7 +190,7 @@ def test_a_precision_that_does_not_hold_the_values_leaves_no_half_written_folder
 ) -> None:
     change_weights(original, lambda tensors: tensors["transformer.ln_f.weight"].fill_(70000.0))
     with pytest.raises(
-        ConfigurationError, match=r"transformer.ln_f.weight has values that torch.float16 does not hold"
+        ConfigurationError, match=r"transformer.ln_f.weight has values that torch.float16 does not contain"
     ):
         convert_original_checkpoint(original, tmp_path / "made", "float16", shard_bytes=5_000_000)
     assert left_in(tmp_path) == ["original"]

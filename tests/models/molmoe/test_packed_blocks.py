@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
+from experiment_core_utils.models.molmoe.packed_blocks import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
@@ -32,7 +32,7 @@ def test_rows_are_queries_then_keys_then_values() -> None:
     """Two query heads of width 16 and one key head: rows 0..31, 32..47 and 48..63 of the packed tensor."""
     model = built(with_one_kv_head)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    packed = pack_decoder(model)
+    packed = fuse_decoder_weights(model)
     attention = "model.language_model.layers.2.self_attn."
     qkv = packed.blocks[2].qkv
     assert qkv.shape == (64, 32)
@@ -43,7 +43,7 @@ def test_rows_are_queries_then_keys_then_values() -> None:
 
 
 def test_sizes_are_read_off_the_weights() -> None:
-    packed = pack_decoder(built())
+    packed = fuse_decoder_weights(built())
     assert (packed.width, packed.num_experts, packed.expert_width, packed.default_top_k) == (32, 8, 16, 4)
     assert len(packed.blocks) == 4
     assert packed.inverse_frequencies.shape == (8,)
@@ -52,7 +52,7 @@ def test_sizes_are_read_off_the_weights() -> None:
 
 def test_modules_and_packed_weights_share_their_memory() -> None:
     model = built()
-    packed = pack_decoder(model)
+    packed = fuse_decoder_weights(model)
     block, mine = model.all_blocks[1], packed.blocks[1]
     with torch.no_grad():
         block.self_attn.k_proj.weight[0, 0] = 42.0
@@ -67,7 +67,7 @@ def test_eager_runs_and_saved_files_do_not_change(tmp_path: Path) -> None:
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     with torch.inference_mode():
         expected, _ = model.prefill(PROMPT)
-        pack_decoder(model)
+        fuse_decoder_weights(model)
         found, _ = model.prefill(PROMPT)
     assert_same_floats(found, expected)
     model.save_pretrained(tmp_path)
@@ -78,7 +78,7 @@ def test_eager_runs_and_saved_files_do_not_change(tmp_path: Path) -> None:
 def test_blocks_that_are_skipped_are_packed_too() -> None:
     model = built()
     model.set_knobs(2, (0, 3))
-    assert len(pack_decoder(model).blocks) == 4
+    assert len(fuse_decoder_weights(model).blocks) == 4
 
 
 def clipped(text: Any) -> None:
@@ -103,21 +103,21 @@ def scaled(text: Any) -> None:
 )
 def test_other_arithmetic_is_refused(change: Callable[[Any], None], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
-        pack_decoder(built(change))
+        fuse_decoder_weights(built(change))
 
 
 def test_weights_that_are_not_loaded_are_refused() -> None:
     with torch.device("meta"):
         model = MolmoeForConditionalGeneration(tiny_config())
     with pytest.raises(ConfigurationError, match="not loaded"):
-        pack_decoder(model)
+        fuse_decoder_weights(model)
 
 
 def test_mixed_dtypes_are_refused() -> None:
     model = built()
     model.lm_head.half()
     with pytest.raises(ConfigurationError, match="several dtypes .float16, float32"):
-        pack_decoder(model)
+        fuse_decoder_weights(model)
 
 
 def test_replaced_linear_layers_are_refused() -> None:
@@ -129,4 +129,4 @@ def test_replaced_linear_layers_are_refused() -> None:
     model = built()
     model.all_blocks[0].self_attn.o_proj = Replaced(32, 32, bias=False)
     with pytest.raises(ConfigurationError, match="quantised"):
-        pack_decoder(model)
+        fuse_decoder_weights(model)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.packed_vision import pack_vision
+from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -24,7 +24,7 @@ def model() -> MolmoeForConditionalGeneration:
 def test_joint_rows_are_queries_keys_values_with_their_biases(model: MolmoeForConditionalGeneration) -> None:
     """The tower is 16 wide: rows 0..15, 16..31, 32..47."""
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    packed = pack_vision(model)
+    packed = fuse_vision_weights(model)
     prefix = "model.vision_tower.layers.1.self_attn."
     for position, part in enumerate(("q_proj", "k_proj", "v_proj")):
         rows = slice(16 * position, 16 * position + 16)
@@ -36,7 +36,7 @@ def test_joint_rows_are_queries_keys_values_with_their_biases(model: MolmoeForCo
 
 
 def test_nothing_is_held_twice(model: MolmoeForConditionalGeneration) -> None:
-    packed = pack_vision(model)
+    packed = fuse_vision_weights(model)
     layer: Any = model.model.vision_tower.layers[0]
     with torch.no_grad():
         layer.self_attn.v_proj.weight[3, 2] = 42.0
@@ -49,7 +49,7 @@ def test_nothing_is_held_twice(model: MolmoeForConditionalGeneration) -> None:
 
 def test_the_patch_embedding_gets_columns_of_zeros(model: MolmoeForConditionalGeneration) -> None:
     """3 * 14 * 14 = 588 pixels of a patch; the next multiple of 16 is 592."""
-    packed = pack_vision(model)
+    packed = fuse_vision_weights(model)
     assert packed.patch_weight.shape == (16, 592)
     assert torch.equal(
         packed.patch_weight[:, :588], model.model.vision_tower.embeddings.patch_embedding.weight.flatten(1)
@@ -60,21 +60,21 @@ def test_the_patch_embedding_gets_columns_of_zeros(model: MolmoeForConditionalGe
 def test_the_unused_last_block_is_left_out_unless_it_is_kept() -> None:
     config = tiny_config()
     config.vision_feature_layers = (-2, -2)
-    assert len(pack_vision(MolmoeForConditionalGeneration(config)).blocks) == 1
+    assert len(fuse_vision_weights(MolmoeForConditionalGeneration(config)).blocks) == 1
     config.keep_unused_vision_blocks = True
-    assert len(pack_vision(MolmoeForConditionalGeneration(config)).blocks) == 2
+    assert len(fuse_vision_weights(MolmoeForConditionalGeneration(config)).blocks) == 2
 
 
 def test_another_activation_is_refused() -> None:
     config = tiny_config()
     config.vision_config.hidden_act = "gelu"
     with pytest.raises(ConfigurationError, match="use gelu, not quick_gelu; run it with --execution eager"):
-        pack_vision(MolmoeForConditionalGeneration(config))
+        fuse_vision_weights(MolmoeForConditionalGeneration(config))
 
 
 def test_weights_that_are_not_loaded_or_of_two_dtypes_are_refused(model: MolmoeForConditionalGeneration) -> None:
     model.model.connector.half()
     with pytest.raises(ConfigurationError, match=r"in several dtypes \(float16, float32\)"):
-        pack_vision(model)
+        fuse_vision_weights(model)
     with pytest.raises(ConfigurationError, match="not loaded"):
-        pack_vision(model.float().to("meta"))
+        fuse_vision_weights(model.float().to("meta"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
-CHECKED = {"logits", "keys", "values", "norm", "shares", "experts", "features", "states"}
+CHECKED = {"logits", "keys", "values", "norm", "topk_weights", "experts", "features", "states"}
 
 
 def test_the_kernels_in_tritons_interpreter() -> None:

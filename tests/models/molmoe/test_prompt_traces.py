@@ -9,16 +9,16 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
-from experiment_core_utils.models.molmoe.fused_prefill import FusedPrefill
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.execution import EngineStages
+from experiment_core_utils.models.molmoe.fused_prefill import CpuFusedPrefill
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
-from experiment_core_utils.models.molmoe.prompt_tail import tail_mask, tail_positions
+from experiment_core_utils.models.molmoe.packed_blocks import fuse_decoder_weights
+from experiment_core_utils.models.molmoe.prompt_tail import suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.prompt_traces import PromptTraces
 from experiment_core_utils.models.molmoe.split_prefill import begin_prefill
-from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
-from experiment_core_utils.models.molmoe.straight_tail import StraightTail
+from experiment_core_utils.models.molmoe.straight_decoder import ReferencePrefill
+from experiment_core_utils.models.molmoe.straight_tail import ReferenceSuffix
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.models.molmoe.cpu_compiler import needs_compiler
@@ -82,12 +82,12 @@ def test_every_prompt_is_what_it_is_alone_at_every_pause_with_every_row(
 ) -> None:
     """The longest text is not the first, and one prompt has no text at all."""
     model = model_of(width, kv_heads)
-    stages = LaunchFreeStages(model) if by_engines else None
+    stages = EngineStages(model) if by_engines else None
     if stages is not None:
         # What lies in slots that nobody filled is never read.
         stages.reserve(64)
-        stages.store.keys.fill_(torch.nan)
-        stages.store.values.fill_(torch.nan)
+        stages.kv_cache.keys.fill_(torch.nan)
+        stages.kv_cache.values.fill_(torch.nan)
     traces = PromptTraces(model, stages)
     for lengths in ((3, 17, 0), (1,)):
         Asked(width, lengths).refuse_others(model, traces, 1e-5)
@@ -126,14 +126,14 @@ def lengths_through(model: MolmoeForConditionalGeneration) -> list[int]:
 
 @needs_compiler
 def test_compiled_blocks_run_where_there_are_some() -> None:
-    assert isinstance(LaunchFreeStages(model_of(64, 1)).engines.prefill, FusedPrefill)
+    assert isinstance(EngineStages(model_of(64, 1)).engines.prefill, CpuFusedPrefill)
 
 
 @pytest.mark.parametrize("text", [0, 4])
 def test_a_prompt_without_a_picture_may_share_one_token_alone(text: int) -> None:
     model = model_of(32, 2)
     asked = Asked(32, (text,))
-    (found,) = PromptTraces(model, LaunchFreeStages(model)).trace(asked.shared[:, :1], None, asked.texts, 2, asked.rows)
+    (found,) = PromptTraces(model, EngineStages(model)).trace(asked.shared[:, :1], None, asked.texts, 2, asked.rows)
     prompt = torch.cat([asked.shared[:, :1], asked.texts[0][None]], dim=1)
     alone = begin_prefill(model, prompt, None, 2, asked.rows[None, :1])
     torch.testing.assert_close(found.last[1], alone.states[0, -1], rtol=1e-5, atol=1e-5)
@@ -141,12 +141,12 @@ def test_a_prompt_without_a_picture_may_share_one_token_alone(text: int) -> None
 
 
 def test_where_engines_refuse_modules_run_from_then_on() -> None:
-    class Full(LaunchFreeStages):
+    class Full(EngineStages):
         asked = 0
 
-        def reserve(self, slots: int) -> None:
+        def reserve(self, max_seq_len: int) -> None:
             self.asked += 1
-            raise ConfigurationError(f"no room for {slots} slots")
+            raise ConfigurationError(f"no room for {max_seq_len} slots")
 
     model = model_of(32, 2)
     stages, asked = Full(model), Asked(32, (2, 6))
@@ -159,29 +159,29 @@ def test_where_engines_refuse_modules_run_from_then_on() -> None:
 
 def test_a_row_sees_the_prompt_and_itself_alone() -> None:
     """Two shared tokens, a text of two, two rows."""
-    assert tail_mask(2, 2, 2).int().tolist() == [
+    assert suffix_mask(2, 2, 2).int().tolist() == [
         [1, 1, 1, 0, 0, 0],
         [1, 1, 1, 1, 0, 0],
         [1, 1, 1, 1, 1, 0],
         [1, 1, 1, 1, 0, 1],
     ]
-    assert tail_positions(2, 2, 2).tolist() == [2, 3, 4, 4]
+    assert suffix_positions(2, 2, 2).tolist() == [2, 3, 4, 4]
 
 
 def test_a_store_without_room_is_refused() -> None:
-    decoder = pack_decoder(model_of(32, 2))
-    tail, text = StraightTail(decoder, StraightPrefill(decoder)), torch.randn(3, 32)
-    said = "a prompt of 13 tokens and 5 rows behind it have no room in a key-value store of 17 slots"
-    with pytest.raises(ConfigurationError, match=said):
-        tail.behind_each(text, torch.randn(5, 32), 10, 1, KeyValueStore.allocate(decoder, 17))
-    tail.behind_each(text, torch.randn(5, 32), 10, 1, KeyValueStore.allocate(decoder, 18))
+    decoder = fuse_decoder_weights(model_of(32, 2))
+    suffix, text = ReferenceSuffix(decoder, ReferencePrefill(decoder)), torch.randn(3, 32)
+    output = "a prompt of 13 tokens and 5 rows do not fit into a KV cache of 17 tokens"
+    with pytest.raises(ConfigurationError, match=output):
+        suffix.states_of_each(text, torch.randn(5, 32), 10, 1, KVCache.allocate(decoder, 17))
+    suffix.states_of_each(text, torch.randn(5, 32), 10, 1, KVCache.allocate(decoder, 18))
 
 
 @needs_a_gpu
 def test_captured_prefills_leave_what_the_modules_see() -> None:
     """Padding behind the shared tokens lies where texts and rows go."""
     model = model_of(32, 2).to("cuda")
-    traces = PromptTraces(model, LaunchFreeStages(model))
+    traces = PromptTraces(model, EngineStages(model))
     for lengths in ((3, 17, 0), (40,), (1,)):
         Asked(32, lengths, "cuda").refuse_others(model, traces, 1e-4)
     assert traces.reason is None

@@ -186,7 +186,7 @@ def remove_weights(folder: Path) -> None:
         (cut_shard, r"the weights in .*model-00002-of-00003.safetensors cannot be read: .*download the file again"),
         (repeat_tensor, rf"the tensor {A_NORM} lies in model-00001-of-00003.safetensors and in model-00002-of-00003"),
         (add_file, r"index.json does not name model.safetensors; remove what is not its own"),
-        (spoil_index, "is no index of safetensors"),
+        (spoil_index, "is not an index of safetensors"),
     ],
 )
 def test_a_folder_that_is_not_whole(own_copy: Path, spoil: Callable[[Path], None], message: str) -> None:

@@ -7,16 +7,21 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_graphs import CapturedGraphs
-from experiment_core_utils.models.molmoe.captured_split_prefill import CapturedSplitPrefill
+from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
+from experiment_core_utils.models.molmoe.captured_split_prefill import GraphedPausedPrefill
 from experiment_core_utils.models.molmoe.eager_stages import EagerStages
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.execution import LaunchFreeStages
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
-from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape, SplitStages
-from experiment_core_utils.models.molmoe.straight_decoder import StraightPrefill
-from experiment_core_utils.models.molmoe.straight_split_prefill import StraightSplitPrefill
+from experiment_core_utils.models.molmoe.execution import EngineStages
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import fuse_decoder_weights
+from experiment_core_utils.models.molmoe.split_execution import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+    PausedPrefillStages,
+)
+from experiment_core_utils.models.molmoe.straight_decoder import ReferencePrefill
+from experiment_core_utils.models.molmoe.straight_split_prefill import ReferencePausedPrefill
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from tests.conftest import tiny_config
 
@@ -60,7 +65,7 @@ def asked(tokens: int, seed: int = 0) -> tuple[Mapping[str, Any], torch.Tensor]:
 
 
 def answered(
-    split: SplitStages, inputs: Mapping[str, Any], row: torch.Tensor | None, choice: Any
+    split: PausedPrefillStages, inputs: Mapping[str, Any], row: torch.Tensor | None, choice: Any
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The states behind the pause, and the logits of the prompt and of STEPS likeliest tokens after it."""
     pause, top_k, blocks = choice
@@ -79,14 +84,14 @@ def test_states_and_logits_are_those_of_the_modules(
     model: MolmoeForConditionalGeneration, tokens: int, choice: Any, with_row: bool
 ) -> None:
     inputs, row = asked(tokens)
-    stages = LaunchFreeStages(model)
-    straight = LaunchFreeSplit(model, stages)
-    straight.make_ready([SplitShape(tokens, None, STEPS + 1, ((choice[0], DecoderKnobs(*choice[1:])),))])
+    stages = EngineStages(model)
+    reference = EnginePausedPrefill(model, stages)
+    reference.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, ((choice[0], DecoderKnobs(*choice[1:])),))])
     # What lies in slots that nobody filled is never read.
-    stages.store.keys.fill_(float("nan"))
-    stages.store.values.fill_(float("nan"))
-    found = answered(straight, inputs, row if with_row else None, choice)
-    expected = answered(EagerSplit(model, EagerStages(model)), inputs, row if with_row else None, choice)
+    stages.kv_cache.keys.fill_(float("nan"))
+    stages.kv_cache.values.fill_(float("nan"))
+    found = answered(reference, inputs, row if with_row else None, choice)
+    expected = answered(EagerPausedPrefill(model, EagerStages(model)), inputs, row if with_row else None, choice)
     assert found[0].shape == expected[0].shape == (2 if with_row else 1, WIDTH)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(found[1], expected[1], strict=True):
@@ -95,65 +100,65 @@ def test_states_and_logits_are_those_of_the_modules(
 
 
 def test_requests_follow_each_other_in_the_same_slots(model: MolmoeForConditionalGeneration) -> None:
-    eager, straight = EagerSplit(model, EagerStages(model)), LaunchFreeSplit(model, LaunchFreeStages(model))
+    eager, reference = EagerPausedPrefill(model, EagerStages(model)), EnginePausedPrefill(model, EngineStages(model))
     for seed, (tokens, choice) in enumerate(zip((30, 4, 600, 9), CHOICES, strict=False)):
         inputs, row = asked(tokens, seed)
-        ours, theirs = answered(straight, inputs, row, choice), answered(eager, inputs, row, choice)
+        ours, theirs = answered(reference, inputs, row, choice), answered(eager, inputs, row, choice)
         assert [int(each.argmax()) for each in ours[1]] == [int(each.argmax()) for each in theirs[1]]
 
 
 def test_the_longest_request_makes_the_room_for_all(model: MolmoeForConditionalGeneration) -> None:
     """Stores come in steps of 512 slots: 505 tokens and 7 of an answer just fit into one, 506 do not."""
-    stages = LaunchFreeStages(model)
-    split, choices = LaunchFreeSplit(model, stages), ((1, DecoderKnobs(4, (0, 1))),)
-    split.make_ready([SplitShape(tokens, None, 7, choices) for tokens in (30, 505, 9)])
-    store = stages.store
+    stages = EngineStages(model)
+    split, choices = EnginePausedPrefill(model, stages), ((1, DecoderKnobs(4, (0, 1))),)
+    split.warm_up([PausedPrefillShape(tokens, None, 7, choices) for tokens in (30, 505, 9)])
+    kv_cache = stages.kv_cache
     for tokens in (505, 30):
         split.begin(asked(tokens)[0], None, 1, asked(tokens)[1], 7)
         split.finish(4, (0, 1))
-    assert store.slots == 512 and stages.store is store
+    assert kv_cache.max_seq_len == 512 and stages.kv_cache is kv_cache
     split.begin(asked(506)[0], None, 1, None, 7)
-    assert stages.store.slots == 1024
+    assert stages.kv_cache.max_seq_len == 1024
 
 
 def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGeneration) -> None:
-    split = LaunchFreeSplit(model, LaunchFreeStages(model))
+    split = EnginePausedPrefill(model, EngineStages(model))
     inputs, row = asked(5)
     split.begin(inputs, None, 1, row, STEPS)
     logits, state = split.finish(4, (0, 1))
     split.begin(inputs, None, 1, row, STEPS)
-    with pytest.raises(SettingError, match="holds another request"):
+    with pytest.raises(SettingError, match="contains another request"):
         split.decode_step(logits.argmax(dim=-1, keepdim=True), state)
 
 
-@pytest.mark.parametrize("between", ["prefill", "make_ready", "reserve", "finish", "nothing_begun", "drop_unready"])
+@pytest.mark.parametrize("between", ["prefill", "warm_up", "reserve", "finish", "nothing_begun", "drop_unready"])
 def test_a_beginning_whose_place_something_else_has_is_not_finished(
     model: MolmoeForConditionalGeneration, between: str
 ) -> None:
     """What the first blocks left in the slots is overwritten then, and logits would be of two requests."""
-    stages = LaunchFreeStages(model)
-    split, knobs = LaunchFreeSplit(model, stages), DecoderKnobs(4, (0, 1))
+    stages = EngineStages(model)
+    split, knobs = EnginePausedPrefill(model, stages), DecoderKnobs(4, (0, 1))
     inputs, row = asked(9)
     other, _ = asked(9, seed=1)
     if between != "nothing_begun":
         split.begin(inputs, None, 1, row, STEPS)
     {
         "prefill": lambda: stages.prefill(knobs, other, None),
-        "make_ready": lambda: stages.make_ready(knobs, other, STEPS),
+        "warm_up": lambda: stages.warm_up(knobs, other, STEPS),
         "reserve": lambda: stages.reserve(5),
         "finish": lambda: split.finish(4, (0, 1)),
         "nothing_begun": lambda: None,
         "drop_unready": stages.drop_unready,
     }[between]()
-    with pytest.raises(SettingError, match="the key-value store holds no prefill that was begun: another request came"):
+    with pytest.raises(SettingError, match="the KV cache contains no prefill that was begun: another request came"):
         split.finish(4, (0, 1))
-    expected = answered(EagerSplit(model, EagerStages(model)), inputs, row, (1, 4, (0, 1)))
+    expected = answered(EagerPausedPrefill(model, EagerStages(model)), inputs, row, (1, 4, (0, 1)))
     found = answered(split, inputs, row, (1, 4, (0, 1)))
     torch.testing.assert_close(torch.cat(found[1]), torch.cat(expected[1]), rtol=1e-4, atol=1e-4)
 
 
 def test_a_setting_that_is_refused_can_be_chosen_anew(model: MolmoeForConditionalGeneration) -> None:
-    split = LaunchFreeSplit(model, LaunchFreeStages(model))
+    split = EnginePausedPrefill(model, EngineStages(model))
     inputs, row = asked(5)
     split.begin(inputs, None, 2, row, STEPS)
     with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
@@ -164,7 +169,7 @@ def test_a_setting_that_is_refused_can_be_chosen_anew(model: MolmoeForConditiona
 def test_modules_finish_what_was_begun_whatever_ran_in_between_and_once(model: MolmoeForConditionalGeneration) -> None:
     """Their cache is the request's own."""
     stages = EagerStages(model)
-    split = EagerSplit(model, stages)
+    split = EagerPausedPrefill(model, stages)
     inputs, row = asked(9)
     expected = answered(split, inputs, row, (1, 2, (0, 1)))[1][0]
     split.begin(inputs, None, 1, row, STEPS)
@@ -179,27 +184,27 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
     model: MolmoeForConditionalGeneration,
 ) -> None:
     """The same prompt and knobs; block 1 ran with 1 expert in the whole one, with the model's 4 before the pause."""
-    stages = LaunchFreeStages(model)
-    split, knobs = LaunchFreeSplit(model, stages), DecoderKnobs(1, (0, 1, 2))
+    stages = EngineStages(model)
+    split, knobs = EnginePausedPrefill(model, stages), DecoderKnobs(1, (0, 1, 2))
     inputs, row = asked(5)
     logits, whole = stages.prefill(knobs, inputs, None)
-    token, whole_keys = logits.argmax(dim=-1, keepdim=True), stages.store.keys[:3, :, :, :5].clone()
+    token, whole_keys = logits.argmax(dim=-1, keepdim=True), stages.kv_cache.keys[:3, :, :, :5].clone()
     split.begin(inputs, None, 2, row, STEPS)
     _, paused = split.finish(knobs.top_k, knobs.blocks)
-    assert not torch.allclose(stages.store.keys[:3, :, :, :5], whole_keys)
+    assert not torch.allclose(stages.kv_cache.keys[:3, :, :, :5], whole_keys)
     for refused in (lambda: stages.decode_step(token, whole), lambda: stages.rewind(whole, 0)):
-        with pytest.raises(SettingError, match="holds another request"):
+        with pytest.raises(SettingError, match="contains another request"):
             refused()
     stages.decode_step(token, paused)
     stages.prefill(knobs, inputs, None)
     stages.decode_step(token, whole)
-    with pytest.raises(SettingError, match="holds another request"):
+    with pytest.raises(SettingError, match="contains another request"):
         stages.rewind(paused, 1)
 
 
 def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> None:
     inputs, row = asked(5)
-    for split in (EagerSplit(model, EagerStages(model)), LaunchFreeSplit(model, LaunchFreeStages(model))):
+    for split in (EagerPausedPrefill(model, EagerStages(model)), EnginePausedPrefill(model, EngineStages(model))):
         with pytest.raises(ConfigurationError, match="a pause behind 5 blocks is not possible; give 1 to 4"):
             split.begin(inputs, None, 5, row, STEPS)
         split.begin(inputs, None, 2, row, STEPS)
@@ -217,19 +222,19 @@ def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> Non
 @pytest.mark.parametrize("tokens", [1, 63, 64, 70])
 def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row: bool) -> None:
     pause, knobs = choice[0], DecoderKnobs(*choice[1:])
-    decoder = pack_decoder(model_on("cuda"))
-    captured, straight = (
-        CapturedSplitPrefill(decoder, CapturedGraphs(8)),
-        StraightSplitPrefill(decoder, StraightPrefill(decoder)),
+    decoder = fuse_decoder_weights(model_on("cuda"))
+    graphed, reference = (
+        GraphedPausedPrefill(decoder, CudaGraphPool(8)),
+        ReferencePausedPrefill(decoder, ReferencePrefill(decoder)),
     )
-    ours, theirs = KeyValueStore.allocate(decoder, 100), KeyValueStore.allocate(decoder, 100)
-    captured.make_ready(pause, knobs, ours, tokens)
+    ours, theirs = KVCache.allocate(decoder, 100), KVCache.allocate(decoder, 100)
+    graphed.warm_up(pause, knobs, ours, tokens)
     for seed in range(2):
         inputs, row = asked(tokens, seed)
         given = decoder.embedding[inputs["input_ids"][0].cuda()], row[0, 0].cuda() if with_row else None
-        states = captured.begin(*given, pause, ours).clone()
-        torch.testing.assert_close(states, straight.begin(*given, pause, theirs), rtol=1e-4, atol=1e-4)
-        logits, wanted = captured.finish(knobs, ours), straight.finish(knobs, theirs)
+        states = graphed.begin(*given, pause, ours).clone()
+        torch.testing.assert_close(states, reference.begin(*given, pause, theirs), rtol=1e-4, atol=1e-4)
+        logits, wanted = graphed.finish(knobs, ours), reference.finish(knobs, theirs)
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
         assert ours.next_tokens.tolist() == [int(wanted.argmax())]
         for mine, yours in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
@@ -240,14 +245,14 @@ def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row
 def test_captured_answers_are_those_of_the_modules_at_every_choice() -> None:
     """Graphs of many shapes and choices in turn, in memory that they share."""
     model = model_on("cuda")
-    captured, eager = LaunchFreeSplit(model, LaunchFreeStages(model)), EagerSplit(model, EagerStages(model))
+    graphed, eager = EnginePausedPrefill(model, EngineStages(model)), EagerPausedPrefill(model, EagerStages(model))
     choices = tuple((pause, DecoderKnobs(top_k, blocks)) for pause, top_k, blocks in CHOICES)
-    captured.make_ready([SplitShape(tokens, None, STEPS + 1, choices) for tokens in (130, 5, 64)])
+    graphed.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, choices) for tokens in (130, 5, 64)])
     for seed, tokens in enumerate((5, 130, 64, 5)):
         for choice in CHOICES:
             inputs, row = asked(tokens, seed)
             inputs = {"input_ids": inputs["input_ids"].cuda()}
-            ours, theirs = (answered(split, inputs, row.cuda(), choice) for split in (captured, eager))
+            ours, theirs = (answered(split, inputs, row.cuda(), choice) for split in (graphed, eager))
             torch.testing.assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-3)
             for mine, yours in zip(ours[1], theirs[1], strict=True):
                 torch.testing.assert_close(mine, yours, rtol=1e-3, atol=1e-3)
@@ -255,9 +260,7 @@ def test_captured_answers_are_those_of_the_modules_at_every_choice() -> None:
 
 @needs_a_gpu
 def test_a_prompt_without_room_for_a_row_is_refused() -> None:
-    decoder = pack_decoder(model_on("cuda"))
-    engine = CapturedSplitPrefill(decoder, CapturedGraphs(2))
-    with pytest.raises(
-        ConfigurationError, match="80 tokens and a row behind it have no room in a key-value store of 80"
-    ):
-        engine.make_ready(1, DecoderKnobs(4, (0, 1)), KeyValueStore.allocate(decoder, 80), 80)
+    decoder = fuse_decoder_weights(model_on("cuda"))
+    engine = GraphedPausedPrefill(decoder, CudaGraphPool(2))
+    with pytest.raises(ConfigurationError, match="80 tokens and a row behind it have no room in a KV cache of 80"):
+        engine.warm_up(1, DecoderKnobs(4, (0, 1)), KVCache.allocate(decoder, 80), 80)

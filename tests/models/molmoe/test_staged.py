@@ -9,7 +9,11 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_processor
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.split_execution import EagerSplit, LaunchFreeSplit, SplitShape
+from experiment_core_utils.models.molmoe.split_execution import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+)
 from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.conftest import tiny_config
@@ -42,14 +46,14 @@ def test_a_split_that_is_refused_leaves_no_store_behind(tiny_checkpoint: Path, p
     staged = MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(tiny_config()).eval(), processor, "graph")
     inputs, choices = {"input_ids": torch.tensor([[7, 20, 33]])}, ((1, DecoderKnobs(2, (0, 1))),)
     if plain_is_ready:
-        staged.make_ready(inputs, 4)
-    staged.make_split_ready([SplitShape(600, None, 8, choices)])
+        staged.warm_up(inputs, 4)
+    staged.warm_up_paused_prefill([PausedPrefillShape(600, None, 8, choices)])
     split = staged.split
-    assert isinstance(split, LaunchFreeSplit)
+    assert isinstance(split, EnginePausedPrefill)
     of_the_store = weakref.ref(split.last_token)
     del split
-    staged.make_split_ready([SplitShape(10**13, None, 8, choices)])
-    assert isinstance(staged.split, EagerSplit)
+    staged.warm_up_paused_prefill([PausedPrefillShape(10**13, None, 8, choices)])
+    assert isinstance(staged.split, EagerPausedPrefill)
     assert staged.split.reason is not None and "prompt of 10000000000000 tokens" in staged.split.reason
     assert (of_the_store() is not None) == plain_is_ready
     logits, state = staged.prefill(inputs, None)

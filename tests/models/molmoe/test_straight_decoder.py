@@ -8,9 +8,9 @@ import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder, pack_decoder
-from experiment_core_utils.models.molmoe.straight_decoder import StraightDecode, StraightPrefill
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.models.molmoe.straight_decoder import ReferenceDecode, ReferencePrefill
 from tests.conftest import tiny_config
 
 STEPS = 6
@@ -59,19 +59,19 @@ def eager_run(model: MolmoeForConditionalGeneration, prompt: torch.Tensor, knobs
     return torch.cat(found)
 
 
-def straight_run(decoder: PackedDecoder, prompt: torch.Tensor, knobs: DecoderKnobs) -> torch.Tensor:
+def reference_run(decoder: DecoderWeights, prompt: torch.Tensor, knobs: DecoderKnobs) -> torch.Tensor:
     """As `eager_run`."""
-    store = KeyValueStore.allocate(decoder, slots=prompt.shape[1] + STEPS - 1)
+    kv_cache = KVCache.allocate(decoder, max_seq_len=prompt.shape[1] + STEPS - 1)
     # Slots past the length are never read.
-    store.keys.fill_(float("nan"))
-    store.values.fill_(float("nan"))
-    found = [StraightPrefill(decoder).prefill(decoder.embedding[prompt[0]], knobs, store)]
-    store.set_lengths([prompt.shape[1]])
-    store.next_tokens.copy_(found[0].argmax(dim=-1))
-    decode = StraightDecode(decoder)
+    kv_cache.keys.fill_(float("nan"))
+    kv_cache.values.fill_(float("nan"))
+    found = [ReferencePrefill(decoder).prefill(decoder.embedding[prompt[0]], knobs, kv_cache)]
+    kv_cache.set_lengths([prompt.shape[1]])
+    kv_cache.next_tokens.copy_(found[0].argmax(dim=-1))
+    decode = ReferenceDecode(decoder)
     while len(found) < STEPS:
-        found.append(decode.step(knobs, store))
-        store.note_step()
+        found.append(decode.step(knobs, kv_cache))
+        kv_cache.note_step()
     return torch.cat(found)
 
 
@@ -85,7 +85,7 @@ def test_logits_and_tokens_are_those_of_eager(
 ) -> None:
     model = built(change)
     expected = eager_run(model, prompt, knobs)
-    found = straight_run(pack_decoder(model), prompt, knobs)
+    found = reference_run(fuse_decoder_weights(model), prompt, knobs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(found.argmax(dim=-1), expected.argmax(dim=-1))
 
@@ -98,24 +98,24 @@ def test_bfloat16_is_as_near_to_float32_as_eager_bfloat16() -> None:
     prompt = PROMPTS[0]
     reference = eager_run(exact, prompt, knobs)[:1]
     eager = eager_run(rounded, prompt, knobs)[:1].float()
-    straight = straight_run(pack_decoder(rounded), prompt, knobs)[:1].float()
+    straight = reference_run(fuse_decoder_weights(rounded), prompt, knobs)[:1].float()
     assert (straight - reference).norm() <= 1.5 * (eager - reference).norm()
 
 
 def test_requests_of_different_lengths_decode_together() -> None:
     """Each as it does alone."""
     model, knobs = built(one_kv_head), DecoderKnobs(2, (0, 1, 3))
-    decoder = pack_decoder(model)
-    store = KeyValueStore.allocate(decoder, slots=8 + STEPS, batch=3)
-    prefill, decode = StraightPrefill(decoder), StraightDecode(decoder)
-    first = [prefill.prefill(decoder.embedding[ids[0]], knobs, store, row) for row, ids in enumerate(PROMPTS)]
-    store.set_lengths([8, 3, 1])
+    decoder = fuse_decoder_weights(model)
+    kv_cache = KVCache.allocate(decoder, max_seq_len=8 + STEPS, batch=3)
+    prefill, decode = ReferencePrefill(decoder), ReferenceDecode(decoder)
+    first = [prefill.prefill(decoder.embedding[ids[0]], knobs, kv_cache, row) for row, ids in enumerate(PROMPTS)]
+    kv_cache.set_lengths([8, 3, 1])
     found = [torch.cat(first)]
-    store.next_tokens.copy_(found[0].argmax(dim=-1))
+    kv_cache.next_tokens.copy_(found[0].argmax(dim=-1))
     while len(found) < STEPS:
-        found.append(decode.step(knobs, store))
-        store.note_step()
-    assert store.device_lengths.tolist() == store.lengths == [13, 8, 6]
+        found.append(decode.step(knobs, kv_cache))
+        kv_cache.note_step()
+    assert kv_cache.device_lengths.tolist() == kv_cache.lengths == [13, 8, 6]
     for row, prompt in enumerate(PROMPTS):
         mine = torch.stack([logits[row] for logits in found])
         torch.testing.assert_close(mine, eager_run(model, prompt, knobs), rtol=1e-4, atol=1e-5)
@@ -123,18 +123,18 @@ def test_requests_of_different_lengths_decode_together() -> None:
 
 def test_a_step_notes_what_it_chose() -> None:
     """Block 0 keeps the model's own four experts; the last block of a prefill runs for the last position alone."""
-    decoder, knobs = pack_decoder(built()), DecoderKnobs(2, (0, 2, 3))
-    store = KeyValueStore.allocate(decoder, slots=9)
-    prefill, decode = StraightPrefill(decoder), StraightDecode(decoder)
-    prefill.prefill(decoder.embedding[PROMPTS[0][0]], knobs, store)
-    store.set_lengths([8])
-    decode.step(knobs, store)
-    assert {block: tuple(ids.shape) for block, ids in prefill.chosen_experts.items()} == {
+    decoder, knobs = fuse_decoder_weights(built()), DecoderKnobs(2, (0, 2, 3))
+    kv_cache = KVCache.allocate(decoder, max_seq_len=9)
+    prefill, decode = ReferencePrefill(decoder), ReferenceDecode(decoder)
+    prefill.prefill(decoder.embedding[PROMPTS[0][0]], knobs, kv_cache)
+    kv_cache.set_lengths([8])
+    decode.step(knobs, kv_cache)
+    assert {block: tuple(ids.shape) for block, ids in prefill.topk_expert_ids.items()} == {
         0: (8, 4),
         2: (8, 2),
         3: (1, 2),
     }
-    assert {block: tuple(ids.shape) for block, ids in decode.chosen_experts.items()} == {
+    assert {block: tuple(ids.shape) for block, ids in decode.topk_expert_ids.items()} == {
         0: (1, 4),
         2: (1, 2),
         3: (1, 2),

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.compiled_vision import CompiledVision
+from experiment_core_utils.models.molmoe.compiled_vision import CpuVision
 from experiment_core_utils.models.molmoe.engine_choice import choose_engines
-from experiment_core_utils.models.molmoe.fused_vision import FusedVision
-from experiment_core_utils.models.molmoe.packed_blocks import pack_decoder
-from experiment_core_utils.models.molmoe.straight_vision import StraightVision
+from experiment_core_utils.models.molmoe.fused_vision import CpuFusedVision
+from experiment_core_utils.models.molmoe.packed_blocks import fuse_decoder_weights
+from experiment_core_utils.models.molmoe.straight_vision import ReferenceVision
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.models.molmoe.cpu_compiler import needs_compiler
@@ -28,7 +28,7 @@ def model() -> MolmoeForConditionalGeneration:
 def pictures(padding_crop: bool, padding_patches: bool) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(3)
     pixels, masks = torch.randn(CROPS, 3, 336, 336), torch.ones(CROPS, PATCHES)
-    # A crop with one dark row is no padding.
+    # A crop with one dark row is not a padding.
     pixels[0, 0, 0] = -1.0
     if padding_crop:
         pixels[2] = -1.0
@@ -56,12 +56,12 @@ def wide() -> MolmoeForConditionalGeneration:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("most_copied_bytes", "kind"), [(1 << 30, FusedVision), (0, CompiledVision)])
+@pytest.mark.parametrize(("most_copied_bytes", "kind"), [(1 << 30, CpuFusedVision), (0, CpuVision)])
 def test_with_kernels_features_are_those_of_the_modules(
-    wide: MolmoeForConditionalGeneration, most_copied_bytes: int, kind: type[CompiledVision]
+    wide: MolmoeForConditionalGeneration, most_copied_bytes: int, kind: type[CpuVision]
 ) -> None:
     """Requests of several sizes one after the other, in the same memory; what came out before stays as it was."""
-    engines = choose_engines(wide, pack_decoder(wide), most_copied_bytes)
+    engines = choose_engines(wide, fuse_decoder_weights(wide), most_copied_bytes)
     engine = engines.vision
     assert type(engine) is kind
     assert ("a second copy of the weights" in engines.reasons["vision"]) == (most_copied_bytes == 0)
@@ -86,39 +86,39 @@ def test_features_are_those_of_the_modules(
     places = torch.zeros(1, CROPS, model.config.features_per_crop, dtype=torch.long)
     with torch.inference_mode():
         expected = model.encode_image(pixels[None], masks[None], places).pooler_output[0]
-    found = StraightVision(model).encode(pixels, masks)
+    found = ReferenceVision(model).encode(pixels, masks)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_unused_last_block_is_left_out() -> None:
     config = tiny_config()
     config.vision_feature_layers = (-2, -2)
-    assert len(StraightVision(MolmoeForConditionalGeneration(config).eval())._blocks) == 1
+    assert len(ReferenceVision(MolmoeForConditionalGeneration(config).eval())._blocks) == 1
 
 
 def test_joined_weights_and_biases_are_the_modules_own() -> None:
     """The tower is 16 wide: what is changed in a module, changes the features."""
     model = MolmoeForConditionalGeneration(tiny_config()).eval()
     pixels, masks = pictures(False, False)
-    straight = StraightVision(model)
+    reference = ReferenceVision(model)
     places = torch.zeros(1, CROPS, model.config.features_per_crop, dtype=torch.long)
     with torch.no_grad():
         model.model.vision_tower.layers[0].self_attn.v_proj.bias += 1.0
         model.model.vision_tower.layers[0].self_attn.q_proj.weight *= 3.0
     with torch.inference_mode():
         expected = model.encode_image(pixels[None], masks[None], places).pooler_output[0]
-    torch.testing.assert_close(straight.encode(pixels, masks), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(reference.encode(pixels, masks), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_two_dtypes_are_refused() -> None:
     model = MolmoeForConditionalGeneration(tiny_config())
     model.model.vision_tower.layers[1].mlp.fc2.half()
     with pytest.raises(ConfigurationError, match=r"in several dtypes \(float16, float32\)"):
-        StraightVision(model)
+        ReferenceVision(model)
 
 
 def test_another_activation_is_refused() -> None:
     config = tiny_config()
     config.vision_config.hidden_act = "gelu"
     with pytest.raises(ConfigurationError, match="activation is gelu"):
-        StraightVision(MolmoeForConditionalGeneration(config))
+        ReferenceVision(MolmoeForConditionalGeneration(config))

@@ -100,7 +100,7 @@ def test_other_spellings_and_rows_that_are_none(task: MMMU) -> None:
     ("changes", "words"),
     [
         ({"options": r"['\ud800', 'b']", "answer": "A"}, r"'\\ud800' stands among the answers or options"),
-        ({"options": "[{}, 'b']", "answer": "B"}, "holds {}, neither a text nor a number"),
+        ({"options": "[{}, 'b']", "answer": "B"}, "contains {}, neither a text nor a number"),
         ({"options": "[" * 5000, "answer": "A"}, "is not a list: .*5002 characters"),
         ({"options": "['a']*10**9", "answer": "A"}, "is not a list"),
     ],

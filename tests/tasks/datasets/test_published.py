@@ -160,7 +160,7 @@ def test_a_saved_dataset_opens(tmp_path: Path) -> None:
     datasets.DatasetDict({"validation": rows.select([1, 0])}).save_to_disk(tmp_path / "several")
     assert TextVQA(data_dir=tmp_path / "one")[0].metadata["question_id"] == "1"
     assert TextVQA(data_dir=tmp_path / "several")[1].metadata["question_id"] == "1"
-    with pytest.raises(ConfigurationError, match="saved from split 'validation', and 'train' was asked for"):
+    with pytest.raises(ConfigurationError, match="saved from split 'validation', and 'train' was requested"):
         TextVQA("train", data_dir=tmp_path / "one")
     with pytest.raises(ConfigurationError, match="saved without split 'train': it has validation"):
         TextVQA("train", data_dir=tmp_path / "several")
@@ -201,7 +201,7 @@ def test_the_hubs_cache_serves_without_a_network(tmp_path: Path) -> None:
 
 def test_a_cache_of_another_commit_is_refused(tmp_path: Path) -> None:
     cached_download(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"revision {'f' * 40} was asked for, and the cache holds {COMMIT}"):
+    with pytest.raises(ConfigurationError, match=f"revision {'f' * 40} was requested, and the cache contains {COMMIT}"):
         read_hub(HubDataset("lmms-lab-encoder/textvqa", None, "f" * 40), "validation", tmp_path)
     with pytest.raises(ConfigurationError, match=r"text_vqa train cannot be read from the hub \(Unknown split"):
         TextVQA("train", cache_dir=tmp_path)
@@ -328,7 +328,7 @@ HOSTILE_ENTRIES: list[tuple[str, dict[str, Any], str]] = [
     ("question no tokenizer takes", {"question": "Wh\ud800t?"}, r"the question is 'Wh\\ud800t\?', not a text"),
     ("answer is an object", {"answer": {"a": 1}}, "the answer is .*neither a number nor a text"),
     ("answer is a list", {"answer": DEEP}, "the answer is .*neither a number nor a text"),
-    ("answer no file takes", {"answer": "\udfff"}, "stands among the answers or options"),
+    ("answer no file takes", {"answer": "\udfff"}, "is among the answers or options"),
     ("id with a line break", {"question_id": "1\n2", "question": 3}, r"question 1\\n2: the question is 3"),
 ]
 
@@ -356,9 +356,9 @@ def sparse(path: Path) -> None:
 
 # Case, how the annotation file is made, words of the line.
 HOSTILE_FILES: list[tuple[str, Callable[[Path], Any], str]] = [
-    ("pipe", os.mkfifo, "is no regular file"),
-    ("folder", lambda path: path.mkdir(), "is no regular file"),
-    ("device", lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+    ("pipe", os.mkfifo, "is not a regular file"),
+    ("folder", lambda path: path.mkdir(), "is not a regular file"),
+    ("device", lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
     ("loop", lambda path: path.symlink_to(path.name), "tally_qa test is not in"),
     ("nested 100,000 deep", written(b"[" * 100_000), "nested too deeply"),
     ("nested objects", written(b'{"a":' * 100_000), "nested too deeply"),

@@ -22,7 +22,7 @@ DIFFERENT_FROM_MOLMO = {
     "text_case": (1.0, "is an option's text"),
     "text_lower_article": (1.0, "is an option's text"),
     "substring_trap": (1.0, "is an option's text"),
-    "substring_sentence": (0.0, "names no letter and is no option's text; Molmo happens upon A"),
+    "substring_sentence": (0.0, "names no letter and is not an option's text; Molmo happens upon A"),
     "options_letters_AB": (1.0, "is an option's text"),
     "lower_sentence": (0.0, "a small letter inside a sentence may be a word"),
     "empty_gold_A": (0.0, "nothing is no answer"),

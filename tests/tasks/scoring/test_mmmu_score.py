@@ -27,7 +27,7 @@ def test_vector(row: dict[str, Any]) -> None:
         ("0.336", "0.34", 1.0),  # both to two decimals
         (".5", "0.5", 1.0),
         ("It is 3 of 7", "7", 1.0),  # any number in a candidate
-        ("24 is not it\nthe result is 25", "24", 0.0),  # the candidate is what stands behind the lead
+        ("24 is not it\nthe result is 25", "24", 0.0),  # the candidate is what is behind the lead
         ("24 is not it\nthe result is 25", "25", 1.0),
         ("the answer is 24 so 7", "24", 0.0),  # the shortest of "24 so 7" and "7"
         ("the answer is 24 so 7", "7", 1.0),

@@ -5,9 +5,9 @@ Importing this module needs Triton.
 
 from dataclasses import dataclass
 
-from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SharedTile
+from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SmallBatchTile
 from experiment_core_utils.models.molmoe.kernels import tiles
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
 from experiment_core_utils.models.molmoe.prefill_kernels import grouped_product
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import (
     FEWEST_ROWS,
@@ -24,34 +24,34 @@ ATTENTION_PROGRAMS, FEWEST_SPLITS, MOST_SPLITS = 512, 2, 24
 class BatchTiles:
     """The tiles of a whole step."""
 
-    qkv: SharedTile
+    qkv: SmallBatchTile
     attention: tiles.Tile
     splits: int  # programs that share one head's positions
-    output: SharedTile
+    output: SmallBatchTile
     experts: tuple[grouped_product.ProductTile, grouped_product.ProductTile]  # gate and up; down
-    head: SharedTile
+    head: SmallBatchTile
 
 
-def batch_tiles_for(decoder: PackedDecoder, top_k: int, slots: int, batch: int) -> BatchTiles:
+def batch_tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, batch: int) -> BatchTiles:
     """The tiles that were fastest on an H200 at MolmoE-1B's widths in bfloat16; for others, some that fit."""
     half = decoder.dtype.itemsize == 2
     step = divisor(decoder.width, 128 if half else 32)
-    single = tiles.tiles_for(decoder, top_k, slots)
+    single = tiles.tiles_for(decoder, top_k, max_seq_len)
     programs = batch * decoder.num_heads
     stages = 4 if half else 2
     return BatchTiles(
-        qkv=SharedTile(64, step, 4, stages),
+        qkv=SmallBatchTile(64, step, 4, stages),
         attention=single.attention,
         splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-ATTENTION_PROGRAMS // programs))),
-        output=SharedTile(16, divisor(decoder.num_heads * decoder.head_width, 128 if half else 32), 4, stages),
+        output=SmallBatchTile(16, divisor(decoder.num_heads * decoder.head_width, 128 if half else 32), 4, stages),
         experts=tiles_of_few_rows(
             decoder.width, decoder.expert_width, decoder.head, _rows_of_expert(decoder, top_k, batch)
         ),
-        head=SharedTile(64, step, 4, stages),
+        head=SmallBatchTile(64, step, 4, stages),
     )
 
 
-def _rows_of_expert(decoder: PackedDecoder, top_k: int, batch: int) -> int:
+def _rows_of_expert(decoder: DecoderWeights, top_k: int, batch: int) -> int:
     """The power of two above twice what an expert gets where all are chosen as often."""
     twice = 2 * batch * top_k // decoder.num_experts
     return min(max(1 << twice.bit_length(), FEWEST_ROWS), MOST_ROWS)

@@ -12,13 +12,13 @@ import triton
 
 from experiment_core_utils.models.molmoe.batched_kernels.batch_tiles import BatchTiles, batch_tiles_for
 from experiment_core_utils.models.molmoe.batched_kernels.request_rows import routed_norm, summed_norm
-from experiment_core_utils.models.molmoe.batched_kernels.shared_products import shared_product
+from experiment_core_utils.models.molmoe.batched_kernels.shared_products import small_batch_gemm
 from experiment_core_utils.models.molmoe.engines import DecoderKnobs
 from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
 from experiment_core_utils.models.molmoe.kernels.cached_attention import AttentionBuffers, launch_attention
 from experiment_core_utils.models.molmoe.kernels.launching import launch_next_token
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
 
 __all__ = ["BatchBuffers", "BatchedStep", "batch_tiles_for"]
@@ -39,7 +39,7 @@ class BatchBuffers:
 
     @classmethod
     @torch.inference_mode(False)
-    def allocate(cls, decoder: PackedDecoder, batch: int, slots: int, tiles: BatchTiles) -> "BatchBuffers":
+    def allocate(cls, decoder: DecoderWeights, batch: int, max_seq_len: int, tiles: BatchTiles) -> "BatchBuffers":
         """Beside the decoder's weights, for every setting of a store of this size."""
         rows, width = decoder.head.shape
         blocks = triton.cdiv(rows, tiles.head.rows)
@@ -50,7 +50,7 @@ class BatchBuffers:
         return cls(
             stream=floats(batch, width),
             unit=floats(batch, width).to(decoder.dtype),
-            attention=AttentionBuffers.allocate(decoder, batch, slots, tiles.splits, decoder.dtype),
+            attention=AttentionBuffers.allocate(decoder, batch, max_seq_len, tiles.splits, decoder.dtype),
             counters=torch.zeros(batch, dtype=torch.int32, device=decoder.device),
             used=ExpertRecord.allocate(decoder, batch * decoder.num_experts),
             logits=floats(batch, rows),
@@ -64,23 +64,23 @@ class BatchedStep:
 
     Args:
         buffers: for this store's batch and slots, made with these tiles.
-        overlap: whether a kernel may start while the one before it ends; needs Hopper or newer.
+        use_pdl: whether a kernel may start while the one before it ends; needs Hopper or newer.
     """
 
     def __init__(
-        self, decoder: PackedDecoder, store: KeyValueStore, buffers: BatchBuffers, tiles: BatchTiles, overlap: bool
+        self, decoder: DecoderWeights, kv_cache: KVCache, buffers: BatchBuffers, tiles: BatchTiles, use_pdl: bool
     ) -> None:
         self._decoder = decoder
-        self._store = store
+        self._kv_cache = kv_cache
         self._buffers = buffers
         self._tiles = tiles
-        self._overlap = overlap
+        self._use_pdl = use_pdl
 
     def launch(self, knobs: DecoderKnobs) -> torch.Tensor:
         """As `DecodeEngine.step`."""
         decoder, buffers = self._decoder, self._buffers
         norms = [decoder.blocks[index].input_norm for index in knobs.blocks] + [decoder.final_norm]
-        summed_norm(decoder.embedding, self._store.next_tokens, None, norms[0], *self._normed)
+        summed_norm(decoder.embedding, self._kv_cache.next_tokens, None, norms[0], *self._normed)
         for row, index in enumerate(knobs.blocks):
             block = decoder.blocks[index]
             self._attend(block, row)
@@ -88,37 +88,37 @@ class BatchedStep:
             experts = self._experts(block, buffers.used.ids[index], top_k)
             summed_norm(buffers.stream, None, experts, norms[row + 1], *self._normed)
         best = buffers.best_logits, buffers.best_rows
-        shared_product(buffers.unit, decoder.head, buffers.logits, self._tiles.head, self._overlap, best)
-        launch_next_token(self._store, *best, buffers.logits.shape[1], self._overlap)
+        small_batch_gemm(buffers.unit, decoder.head, buffers.logits, self._tiles.head, self._use_pdl, best)
+        launch_next_token(self._kv_cache, *best, buffers.logits.shape[1], self._use_pdl)
         return buffers.logits
 
     @property
     def _normed(self) -> tuple[torch.Tensor, torch.Tensor, float, bool]:
-        return self._buffers.stream, self._buffers.unit, self._decoder.norm_eps, self._overlap
+        return self._buffers.stream, self._buffers.unit, self._decoder.norm_eps, self._use_pdl
 
-    def _attend(self, block: PackedBlock, row: int) -> None:
+    def _attend(self, block: BlockWeights, row: int) -> None:
         """`unit` -> `stream` behind the output product."""
-        buffers, tiles, overlap = self._buffers, self._tiles, self._overlap
+        buffers, tiles, use_pdl = self._buffers, self._tiles, self._use_pdl
         attention = buffers.attention
-        shared_product(buffers.unit, block.qkv, attention.qkv, tiles.qkv, overlap)
-        launch_attention(self._decoder, block, self._store, row, attention, tiles.attention, tiles.splits, overlap)
-        shared_product(attention.attended, block.output, buffers.stream, tiles.output, overlap, added=True)
+        small_batch_gemm(buffers.unit, block.qkv, attention.qkv, tiles.qkv, use_pdl)
+        launch_attention(self._decoder, block, self._kv_cache, row, attention, tiles.attention, tiles.splits, use_pdl)
+        small_batch_gemm(attention.attended, block.output, buffers.stream, tiles.output, use_pdl, added=True)
 
-    def _experts(self, block: PackedBlock, used: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _experts(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each request's experts' rows [B * k, H] and their shares [B, k]."""
-        buffers, decoder, overlap = self._buffers, self._decoder, self._overlap
+        buffers, decoder, use_pdl = self._buffers, self._decoder, self._use_pdl
         # What the experts' products read is the record itself.
-        chosen = used[: self._store.batch * top_k].view(-1, top_k)
-        shares = routed_norm(
+        topk_ids = used[: self._kv_cache.batch * top_k].view(-1, top_k)
+        topk_weights = routed_norm(
             buffers.stream,
             block.ffn_norm,
             block.router,
             buffers.unit,
-            chosen,
+            topk_ids,
             buffers.counters,
             decoder.norm_eps,
             decoder.normalise_top_k,
-            overlap,
+            use_pdl,
         )
-        rows = expert_rows(buffers.unit, block.gate_up, block.down, chosen, self._tiles.experts, overlap)
-        return rows, shares
+        rows = expert_rows(buffers.unit, block.gate_up, block.down, topk_ids, self._tiles.experts, use_pdl)
+        return rows, topk_weights

@@ -25,7 +25,7 @@ def summed_norm_kernel(  # type: ignore[no-untyped-def]
     source,
     tokens,
     expert_rows,
-    shares,
+    topk_weights,
     norm,
     stream,
     unit,
@@ -47,7 +47,7 @@ def summed_norm_kernel(  # type: ignore[no-untyped-def]
     for choice in tl.static_range(TOP_K):
         slot = request * TOP_K + choice
         part = tl.load(expert_rows + slot * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-        state += tl.load(shares + slot) * part
+        state += tl.load(topk_weights + slot) * part
     tl.store(stream + request * WIDTH + column, state, mask=inside)
     state = normed(state, scale, WIDTH, eps)
     tl.store(unit + request * WIDTH + column, state.to(unit.dtype.element_ty), mask=inside)
@@ -61,8 +61,8 @@ def routed_norm_kernel(  # type: ignore[no-untyped-def]
     unit,
     parts,
     counters,
-    chosen,
-    shares,
+    topk_ids,
+    topk_weights,
     eps,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
@@ -96,14 +96,14 @@ def routed_norm_kernel(  # type: ignore[no-untyped-def]
     part = tl.sum(gate.to(tl.float32) * value[None, :], axis=1)
     tl.store(parts + tl.program_id(1) * E + expert, part, mask=expert < E)
     if is_last(counters + request, blocks):
-        _rank(parts, chosen + request * TOP_K, shares + request * TOP_K, blocks, E, PADDED_E, TOP_K, NORMALISE)
+        _rank(parts, topk_ids + request * TOP_K, topk_weights + request * TOP_K, blocks, E, PADDED_E, TOP_K, NORMALISE)
 
 
 @triton.jit
 def _rank(  # type: ignore[no-untyped-def]
     parts,
-    chosen,
-    shares,
+    topk_ids,
+    topk_weights,
     BLOCKS: tl.constexpr,
     E: tl.constexpr,
     PADDED_E: tl.constexpr,
@@ -122,13 +122,13 @@ def _rank(  # type: ignore[no-untyped-def]
         (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
     )
     rank = tl.sum(before.to(tl.int32), axis=1)
-    share = tl.exp(logit - tl.max(logit, axis=0))
+    prob = tl.exp(logit - tl.max(logit, axis=0))
     among = expert < E
     if NORMALISE:
         among = rank < TOP_K
-    share = share / tl.sum(tl.where(among, share, 0.0), axis=0)
-    tl.store(chosen + rank, expert, mask=rank < TOP_K)
-    tl.store(shares + rank, share, mask=rank < TOP_K)
+    prob = prob / tl.sum(tl.where(among, prob, 0.0), axis=0)
+    tl.store(topk_ids + rank, expert, mask=rank < TOP_K)
+    tl.store(topk_weights + rank, prob, mask=rank < TOP_K)
 
 
 def summed_norm(
@@ -139,7 +139,7 @@ def summed_norm(
     stream: torch.Tensor,
     unit: torch.Tensor,
     eps: float,
-    overlap: bool,
+    use_pdl: bool,
 ) -> None:
     """Each request's row of `source`, and its experts' rows added, -> `stream` [B, H] float32 and its RMS norm `unit`.
 
@@ -149,16 +149,16 @@ def summed_norm(
         unit: [B, H] in the weights' dtype.
     """
     batch, width = stream.shape
-    rows, shares = (stream, stream) if experts is None else experts
+    rows, topk_weights = (stream, stream) if experts is None else experts
     launch(
         summed_norm_kernel,
         (batch,),
         SUMMING_WARPS,
-        overlap,
-        (source, stream if tokens is None else tokens, rows, shares, norm, stream, unit, eps),
+        use_pdl,
+        (source, stream if tokens is None else tokens, rows, topk_weights, norm, stream, unit, eps),
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
-        TOP_K=0 if experts is None else shares.shape[1],
+        TOP_K=0 if experts is None else topk_weights.shape[1],
         EMBED=tokens is not None,
     )
 
@@ -168,13 +168,13 @@ def routed_norm(
     norm: torch.Tensor,
     router: torch.Tensor,
     unit: torch.Tensor,
-    chosen: torch.Tensor,
+    topk_ids: torch.Tensor,
     counters: torch.Tensor,
     eps: float,
     normalise: bool,
-    overlap: bool,
+    use_pdl: bool,
 ) -> torch.Tensor:
-    """The RMS norm of `stream` [B, H] -> `unit`, the best k experts -> `chosen` [B, k] int32; their shares [B, k].
+    """The RMS norm of `stream` [B, H] -> `unit`, the best k experts -> `topk_ids` [B, k] int32; their shares [B, k].
 
     The shares are those of a softmax in float32 over all experts, summing to 1 only where `normalise` says so.
 
@@ -182,17 +182,17 @@ def routed_norm(
         counters: [B] int32, 0 before and after.
     """
     batch, width = stream.shape
-    experts, top_k = router.shape[0], chosen.shape[1]
+    experts, top_k = router.shape[0], topk_ids.shape[1]
     padded = triton.next_power_of_2(width)
     columns = min(padded, ROUTED_COLUMNS)
     parts = torch.empty((batch, padded // columns, experts), dtype=torch.float32, device=stream.device)
-    shares = torch.empty((batch, top_k), dtype=torch.float32, device=stream.device)
+    topk_weights = torch.empty((batch, top_k), dtype=torch.float32, device=stream.device)
     launch(
         routed_norm_kernel,
         (batch, padded // columns),
         ROUTING_WARPS,
-        overlap,
-        (stream, norm, router, unit, parts, counters, chosen, shares, eps),
+        use_pdl,
+        (stream, norm, router, unit, parts, counters, topk_ids, topk_weights, eps),
         WIDTH=width,
         PADDED=padded,
         E=experts,
@@ -201,4 +201,4 @@ def routed_norm(
         COLUMNS=columns,
         NORMALISE=normalise,
     )
-    return shares
+    return topk_weights

@@ -18,7 +18,7 @@ FEWEST_REQUESTS, MOST_REQUESTS = 16, 64
 
 
 @dataclass(frozen=True)
-class SharedTile:
+class SmallBatchTile:
     """Rows of the weight and columns of one step that a program takes, its warps, and its loads in flight."""
 
     rows: int
@@ -28,7 +28,7 @@ class SharedTile:
 
 
 @triton.jit
-def shared_product_kernel(  # type: ignore[no-untyped-def]
+def small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     given,
     weight,
     output,
@@ -80,12 +80,12 @@ def shared_product_kernel(  # type: ignore[no-untyped-def]
         tl.store(best_rows + place, first, mask=request < requests)
 
 
-def shared_product(
+def small_batch_gemm(
     given: torch.Tensor,
     weight: torch.Tensor,
     output: torch.Tensor,
-    tile: SharedTile,
-    overlap: bool,
+    tile: SmallBatchTile,
+    use_pdl: bool,
     best: tuple[torch.Tensor, torch.Tensor] | None = None,
     added: bool = False,
 ) -> None:
@@ -109,10 +109,10 @@ def shared_product(
         "PRECISION": "ieee" if weight.dtype == torch.float32 else "tf32",
     }
     launch(
-        shared_product_kernel,
+        small_batch_gemm_kernel,
         (triton.cdiv(requests, taken), triton.cdiv(rows, tile.rows)),
         tile.warps,
-        overlap,
+        use_pdl,
         (given, weight, output, *((output, output) if best is None else best), rows, requests),
         tile.stages,
         **sizes,

@@ -23,13 +23,13 @@ class _Strides(ctypes.Structure):
 
 
 @cache
-def compiled_attention(head_width: int) -> Attention:
+def cpu_attention(head_width: int) -> Attention:
     """Attention of queries [B, N, T, D] over as many keys and values [B, KV, T, D], N a multiple of KV, in float32.
 
     The elements of a head are neighbours; the other strides are free.
 
     Raises:
-        ConfigurationError: it cannot be compiled here, or the width is no multiple of 32.
+        ConfigurationError: it cannot be compiled here, or the width is not a multiple of 32.
     """
     if head_width % HEAD_STEP:
         raise ConfigurationError(f"the attention kernel takes heads in multiples of {HEAD_STEP}, not {head_width}")

@@ -44,19 +44,19 @@ def built(source: str, **constants: int) -> ctypes.CDLL:
         kept = kept_file([*compiler, *options, source], [*sorted(FOLDER.glob("*.cpp")), *sorted(FOLDER.glob("*.h"))])
     except ConfigurationError:
         # A user without a folder of his own.
-        return _compiled(compiler, options, source, None)
+        return _compile_library(compiler, options, source, None)
     try:
         content = verified_content(kept)
     except ConfigurationError as error:
         _warn_once(str(error))
-        return _compiled(compiler, options, source, None)
+        return _compile_library(compiler, options, source, None)
     if content is not None:
         # Of a system that is no longer this one it may not load; then it is made again.
         with suppress(ConfigurationError), _private_folder(source) as folder:
             library = folder / kept.name
             library.write_bytes(content)
             return _loaded(library, source)
-    return _compiled(compiler, options, source, kept)
+    return _compile_library(compiler, options, source, kept)
 
 
 @cache
@@ -64,7 +64,7 @@ def _warn_once(reason: str) -> None:
     LOGGER.warning("compiled CPU kernels are neither loaded from the cache nor kept there: %s", reason)
 
 
-def _compiled(compiler: Sequence[str], options: Sequence[str], source: str, kept: Path | None) -> ctypes.CDLL:
+def _compile_library(compiler: Sequence[str], options: Sequence[str], source: str, kept: Path | None) -> ctypes.CDLL:
     """A new library, and a copy of it at `kept` where that can be."""
     refuse_other_openmp(compiler)
     with _private_folder(source) as folder:
@@ -142,5 +142,5 @@ def _run(command: list[str], source: str) -> str:
         raise ConfigurationError(f"the C++ compiler takes more than {MOST_S:g} s for {source}") from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.splitlines() or [f"exit code {error.returncode}"]
-        said = next((line for line in lines if "error:" in line), lines[0])
-        raise ConfigurationError(f"the C++ compiler refuses {source}: {said}") from None
+        message = next((line for line in lines if "error:" in line), lines[0])
+        raise ConfigurationError(f"the C++ compiler refuses {source}: {message}") from None

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.molmoe.cpu_kernels.building import built
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights
 
 _PLACE, _WHOLE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-_WEIGHTS = tuple(PackedBlock.__dataclass_fields__)
+_WEIGHTS = tuple(BlockWeights.__dataclass_fields__)
 
 
 class _Block(ctypes.Structure):
-    """`DecodeBlock` of decode_step.cpp; the weights are in the order of `PackedBlock`."""
+    """`DecodeBlock` of decode_step.cpp; the weights are in the order of `BlockWeights`."""
 
     _fields_ = (
         *((name, _PLACE) for name in _WEIGHTS),
-        *((name, _PLACE) for name in ("keys", "values", "chosen")),
+        *((name, _PLACE) for name in ("keys", "values", "topk_ids")),
         ("top_k", _WHOLE),
     )
 
@@ -50,7 +50,7 @@ class DecodeStepKernel:
         ConfigurationError: it cannot be compiled here.
     """
 
-    def __init__(self, decoder: PackedDecoder) -> None:
+    def __init__(self, decoder: DecoderWeights) -> None:
         _decode()
         self._decoder = decoder
         self._weights = [tuple(getattr(block, name).data_ptr() for name in _WEIGHTS) for block in decoder.blocks]
@@ -58,59 +58,59 @@ class DecodeStepKernel:
     def step(
         self,
         state: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        store: KeyValueStore,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: KVCache,
         blocks: Sequence[int],
         experts: Sequence[int],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """State [1, H], overwritten -> logits [1, V], and the experts [1, k] of each block; the next slot is filled.
 
         Args:
-            turn: cosines and signed sines [1, 1, D] of the token's position.
-            store: of one request; it has a slot left.
+            cos_sin: cosines and signed sines [1, 1, D] of the token's position.
+            kv_cache: of one request; it has a slot left.
             blocks: that run, one a row of the store.
             experts: per token, of each of them.
 
         Raises:
             ValueError: a tensor or the store has another shape, dtype or layout; nothing was written.
         """
-        decoder, position = self._decoder, store.lengths[0]
-        self._refuse_others(state, turn, store, blocks, experts)
-        chosen = [torch.empty(1, top_k, dtype=torch.int64) for top_k in experts]
+        decoder, position = self._decoder, kv_cache.lengths[0]
+        self._refuse_others(state, cos_sin, kv_cache, blocks, experts)
+        topk_ids = [torch.empty(1, top_k, dtype=torch.int64) for top_k in experts]
         logits, places = torch.empty(1, len(decoder.head)), (_Block * len(blocks))()
-        for row, (index, noted) in enumerate(zip(blocks, chosen, strict=True)):
-            kept = store.keys[row].data_ptr(), store.values[row].data_ptr(), noted.data_ptr()
+        for row, (index, noted) in enumerate(zip(blocks, topk_ids, strict=True)):
+            kept = kv_cache.keys[row].data_ptr(), kv_cache.values[row].data_ptr(), noted.data_ptr()
             places[row] = _Block(*self._weights[index], *kept, experts[row])
         heads = decoder.num_heads, decoder.num_kv_heads, decoder.head_width
-        rest = decoder.num_experts, decoder.expert_width, len(decoder.head), store.slots, position
+        rest = decoder.num_experts, decoder.expert_width, len(decoder.head), kv_cache.max_seq_len, position
         _decode()(
             *(places, _Sizes(len(blocks), decoder.width, *heads, *rest)),
-            *(each.data_ptr() for each in (state, *turn, decoder.final_norm, decoder.head, logits)),
+            *(each.data_ptr() for each in (state, *cos_sin, decoder.final_norm, decoder.head, logits)),
             *(decoder.norm_eps, int(decoder.normalise_top_k), torch.get_num_threads()),
         )
-        return logits, chosen
+        return logits, topk_ids
 
     def _refuse_others(
         self,
         state: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        store: KeyValueStore,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: KVCache,
         blocks: Sequence[int],
         experts: Sequence[int],
     ) -> None:
         decoder = self._decoder
-        kept = (len(blocks), 1, decoder.num_kv_heads, store.slots, decoder.head_width)
+        kept = (len(blocks), 1, decoder.num_kv_heads, kv_cache.max_seq_len, decoder.head_width)
         sizes = {
             "the state": (state, (1, decoder.width)),
-            "cosines": (turn[0], (1, 1, decoder.head_width)),
-            "sines": (turn[1], (1, 1, decoder.head_width)),
-            "keys": (store.keys[: len(blocks)], kept),
-            "values": (store.values[: len(blocks)], kept),
+            "cosines": (cos_sin[0], (1, 1, decoder.head_width)),
+            "sines": (cos_sin[1], (1, 1, decoder.head_width)),
+            "keys": (kv_cache.keys[: len(blocks)], kept),
+            "values": (kv_cache.values[: len(blocks)], kept),
         }
         for name, (given, wanted) in sizes.items():
             if given.shape != wanted or given.dtype != torch.float32 or not given.is_contiguous():
                 raise ValueError(f"{name} have to be contiguous float32 {list(wanted)}, not {list(given.shape)}")
-        if store.lengths[0] >= store.slots:
-            raise ValueError(f"all {store.slots} slots of the store are in use")
+        if kv_cache.lengths[0] >= kv_cache.max_seq_len:
+            raise ValueError(f"all {kv_cache.max_seq_len} positions of the KV cache are in use")
         if any(not 0 < top_k <= decoder.num_experts for top_k in experts):
             raise ValueError(f"experts per token have to be 1 to {decoder.num_experts}, not {list(experts)}")

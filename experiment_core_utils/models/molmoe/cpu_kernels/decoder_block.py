@@ -9,8 +9,8 @@ import torch
 
 from experiment_core_utils.models.molmoe.cpu_kernels.building import built
 from experiment_core_utils.models.molmoe.cpu_kernels.products import Panels, ProductPlace, paired_panels, panels_of
-from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Rooms
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock
+from experiment_core_utils.models.molmoe.cpu_kernels.rooms import Workspace
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights
 
 _PLACE, _WHOLE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 
@@ -38,7 +38,7 @@ def _library() -> Any:
 
 @dataclass(frozen=True)
 class DecoderBlockKernel:
-    """A block without its attention: H wide, E experts of width I. See `PackedBlock`.
+    """A block without its attention: H wide, E experts of width I. See `BlockWeights`.
 
     Attributes:
         block: norms, and the sizes.
@@ -50,7 +50,7 @@ class DecoderBlockKernel:
         memory: that calls work in; may be shared with other blocks.
     """
 
-    block: PackedBlock
+    block: BlockWeights
     joint: Panels
     output: Panels
     router: Panels
@@ -58,22 +58,22 @@ class DecoderBlockKernel:
     down: torch.Tensor
     eps: float
     normalises: bool
-    memory: Rooms
+    memory: Workspace
 
     def reserve(self, tokens: int, top_k: int, heads: int, head_width: int) -> None:
         """Take the memory that calls for so many tokens work in."""
-        self._rooms(tokens, top_k)
-        self.memory.room("queries", heads, tokens, head_width)
+        self._workspace(tokens, top_k)
+        self.memory.buffer("queries", heads, tokens, head_width)
 
-    def _rooms(self, tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For normed states, weights of experts and what the experts make."""
-        room, width = self.memory.room, self.output.columns
-        return room("normed", tokens, width), room("weights", tokens, top_k), room("mixed", tokens * top_k, width)
+    def _workspace(self, tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Buffers for normed states, weights of experts and what the experts make."""
+        buffer, width = self.memory.buffer, self.output.columns
+        return buffer("normed", tokens, width), buffer("weights", tokens, top_k), buffer("mixed", tokens * top_k, width)
 
     def project(
         self,
         states: torch.Tensor,
-        turns: tuple[torch.Tensor, torch.Tensor],
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
         kept: tuple[torch.Tensor, torch.Tensor],
         heads: int,
     ) -> torch.Tensor:
@@ -82,7 +82,7 @@ class DecoderBlockKernel:
         Queries and keys are normed and turned.
 
         Args:
-            turns: cosines and signed sines [T, 1, D], as of `RotaryTable`.
+            cos_sin: cosines and signed sines [T, 1, D], as of `RotaryTable`.
             kept: [KV, T, D] each, parts of a store in which the slots of a head are neighbours.
             heads: Q.
 
@@ -92,19 +92,19 @@ class DecoderBlockKernel:
         keys, values = kept
         shared, tokens, width = keys.shape
         _refuse_others("states", states, tokens, self.joint.weights.shape[1])
-        for name, turn in zip(("cosines", "sines"), turns, strict=True):
+        for name, turn in zip(("cosines", "sines"), cos_sin, strict=True):
             _refuse_others(name, turn, tokens, 1, width)
         if (heads + 2 * shared) * width != self.joint.columns:
             raise ValueError(f"{heads} and {shared} heads of {width} are not those of the block")
         if values.shape != keys.shape or keys.stride() != values.stride() or keys.stride()[1:] != (width, 1):
-            raise ValueError("the slots of a head have to be neighbours in stores of as many slots")
+            raise ValueError("the positions of a head must be contiguous, in KV caches of the same length")
         if any(each.dtype != torch.float32 or each.stride(0) % width for each in kept):
-            raise ValueError("keys and values have to be float32 in whole slots")
-        queries = self.memory.room("queries", heads, tokens, width)
+            raise ValueError("keys and values must be float32 in whole positions")
+        queries = self.memory.buffer("queries", heads, tokens, width)
         norms = self.block.query_norm, self.block.key_norm
         _library().decoder_project(
             *(states.data_ptr(), self.block.input_norm.data_ptr(), self.joint.place),
-            *(each.data_ptr() for each in (*norms, *turns, queries, *kept)),
+            *(each.data_ptr() for each in (*norms, *cos_sin, queries, *kept)),
             *(_Heads(heads, shared, width, keys.stride(0) // width), tokens, self.eps, torch.get_num_threads()),
         )
         return queries
@@ -115,30 +115,30 @@ class DecoderBlockKernel:
         _refuse_others("states", states, tokens, self.output.columns)
         _refuse_others("attended rows", attended, tokens, self.output.weights.shape[1])
         if not 0 < top_k <= self.router.columns:
-            raise ValueError(f"{top_k} experts a token were asked for, of {self.router.columns}")
-        (normed, weights, mixed), threads = self._rooms(tokens, top_k), torch.get_num_threads()
-        summed, chosen = torch.empty_like(states), torch.empty(tokens, top_k, dtype=torch.int64)
+            raise ValueError(f"{top_k} experts a token were requested, of {self.router.columns}")
+        (normed, weights, mixed), threads = self._workspace(tokens, top_k), torch.get_num_threads()
+        summed, topk_ids = torch.empty_like(states), torch.empty(tokens, top_k, dtype=torch.int64)
         order, ends = (
             torch.empty(tokens * top_k, dtype=torch.int64),
             torch.empty(self.router.columns, dtype=torch.int64),
         )
         _library().decoder_route(
             *(states.data_ptr(), attended.data_ptr(), self.output.place, self.block.ffn_norm.data_ptr()),
-            *(self.router.place, *(each.data_ptr() for each in (summed, normed, weights, chosen))),
+            *(self.router.place, *(each.data_ptr() for each in (summed, normed, weights, topk_ids))),
             *(top_k, int(self.normalises), tokens, self.eps, threads),
         )
         experts = _Experts(
             self.gate_up.data_ptr(), self.down.data_ptr(), self.router.columns, width, self.block.down.shape[2]
         )
         _library().decoder_mix(
-            *(each.data_ptr() for each in (normed, weights, chosen)),
+            *(each.data_ptr() for each in (normed, weights, topk_ids)),
             *(experts, *(each.data_ptr() for each in (summed, order, ends, mixed)), tokens, top_k, threads),
         )
-        return summed, chosen
+        return summed, topk_ids
 
 
-def decoder_block_kernel(block: PackedBlock, eps: float, normalises: bool, memory: Rooms) -> DecoderBlockKernel:
-    """With copies of the block's weights in panels.
+def decoder_block_kernel(block: BlockWeights, eps: float, normalises: bool, memory: Workspace) -> DecoderBlockKernel:
+    """A block kernel with copies of the block's weights in panels.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled here.

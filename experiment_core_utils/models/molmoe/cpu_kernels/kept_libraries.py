@@ -124,7 +124,7 @@ def _cache_folder() -> Path:
 
 
 def _installed(word: str) -> str:
-    """Which file it runs, with its size and time; nothing for a word that is no program."""
+    """Which file it runs, with its size and time; nothing for a word that is not a program."""
     found = shutil.which(word)
     if found is None:
         return ""

@@ -46,7 +46,7 @@ class Panels:
 
 
 def panels_of(weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> Panels:
-    """Of a weight [N, K] and its bias [N]."""
+    """Panels of a weight [N, K] and its bias [N]."""
     columns = len(weight)
     fill = -columns % tile
     padded_bias = weight.new_zeros(columns + fill)

@@ -3,14 +3,14 @@
 import torch
 
 
-class Rooms:
-    """Float32 on the CPU, by name; what stands in a room is lost when another size is asked for under its name."""
+class Workspace:
+    """Float32 on the CPU, by name; what stands in a room is lost when another size is requested under its name."""
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
 
     @torch.inference_mode(False)
-    def room(self, name: str, *size: int) -> torch.Tensor:
+    def buffer(self, name: str, *size: int) -> torch.Tensor:
         """Contiguous, of this size, in memory that grows with the largest."""
         elements = torch.Size(size).numel()
         if name not in self._held or self._held[name].numel() < elements:

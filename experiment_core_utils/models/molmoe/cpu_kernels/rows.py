@@ -40,7 +40,7 @@ class RowKernels:
         self,
         joint: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor],
-        turns: tuple[torch.Tensor, torch.Tensor],
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
         eps: float,
         out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     ) -> None:
@@ -48,7 +48,7 @@ class RowKernels:
 
         Args:
             norms: of queries [Q * D] and keys [KV * D].
-            turns: cosines and signed sines [T, 1, D], as of `RotaryTable`.
+            cos_sin: cosines and signed sines [T, 1, D], as of `RotaryTable`.
             out: of keys and values any part of a store in which the slots of a head are neighbours.
 
         Raises:
@@ -56,15 +56,15 @@ class RowKernels:
         """
         queries, keys, values = out
         (heads, tokens, width), kv_heads = queries.shape, len(keys)
-        _refuse_other_sizes(joint, norms, turns, out)
+        _refuse_other_sizes(joint, norms, cos_sin, out)
         if any(each.stride()[1:] != (width, 1) or each.stride(0) % width for each in (keys, values)):
             raise ValueError("the slots of a head have to be neighbours in the store")
         if keys.stride(0) != values.stride(0) or any(each.dtype != torch.float32 for each in (keys, values)):
             raise ValueError("keys and values have to be float32 in stores of as many slots")
-        stores = [keys.data_ptr(), values.data_ptr()]
-        given = _addresses(joint, *norms, *turns, queries)
+        kv_caches = [keys.data_ptr(), values.data_ptr()]
+        given = _addresses(joint, *norms, *cos_sin, queries)
         sizes = (tokens, heads, kv_heads, width, keys.stride(0) // width)
-        self._place(*given, *stores, *sizes, eps, torch.get_num_threads())
+        self._place(*given, *kv_caches, *sizes, eps, torch.get_num_threads())
 
     def gate(self, hidden: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """[R, 2 * I], gate and up -> out: silu(gate) * up [R, I]."""
@@ -91,7 +91,7 @@ class RowKernels:
 def _refuse_other_sizes(
     joint: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor],
-    turns: tuple[torch.Tensor, torch.Tensor],
+    cos_sin: tuple[torch.Tensor, torch.Tensor],
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """The kernel goes by the shape of the queries and the heads of the keys: all others have to follow from those."""
@@ -100,8 +100,8 @@ def _refuse_other_sizes(
         "joint rows": (joint, (tokens, (heads + 2 * kv_heads) * width)),
         "norms of queries": (norms[0], (heads * width,)),
         "norms of keys": (norms[1], (kv_heads * width,)),
-        "cosines": (turns[0], (tokens, 1, width)),
-        "sines": (turns[1], (tokens, 1, width)),
+        "cosines": (cos_sin[0], (tokens, 1, width)),
+        "sines": (cos_sin[1], (tokens, 1, width)),
         "keys": (out[1], (kv_heads, tokens, width)),
         "values": (out[2], (kv_heads, tokens, width)),
     }
@@ -118,7 +118,7 @@ def _addresses(*tensors: torch.Tensor) -> list[int]:
 
 @cache
 def row_kernels() -> RowKernels:
-    """One for the process."""
+    """The row kernels, one instance for the process."""
     return RowKernels()
 
 

@@ -92,7 +92,7 @@ class VisionBlockKernel:
 
 
 def vision_block_kernel(layer: Any, qkv: torch.Tensor, qkv_bias: torch.Tensor) -> VisionBlockKernel:
-    """Of a CLIP layer, the weights [3 * C, C] and biases of its queries, keys and values joined.
+    """Kernel of a CLIP layer, the weights [3 * C, C] and biases of its queries, keys and values joined.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled here.

@@ -73,7 +73,7 @@ class EmbeddingKernel:
 
 
 def embedding_kernel(embeddings: Any, norm: nn.LayerNorm) -> EmbeddingKernel:
-    """Of CLIP's embeddings and the norm behind them.
+    """Kernel of CLIP's embeddings and the norm after them.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled here.
@@ -124,7 +124,7 @@ class PoolingKernel:
 
 
 def pooling_kernel(connector: Any) -> PoolingKernel:
-    """Of a `MolmoeConnector`.
+    """Kernel of a `MolmoeConnector`.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled here.

@@ -68,7 +68,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     totals,
     counters,
     attended,
-    slots,
+    max_seq_len,
     eps,
     scale,
     Q: tl.constexpr,
@@ -96,7 +96,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     taken = tl.cdiv(length, SPLITS)
     begin = split * taken
     end = tl.minimum(begin + taken, length)
-    first = (request * KV + kv_head).to(tl.int64) * slots * D
+    first = (request * KV + kv_head).to(tl.int64) * max_seq_len * D
     keys += first
     values += first
     slot = begin + tl.arange(0, BLOCK)

@@ -11,8 +11,8 @@ import triton
 from experiment_core_utils.models.molmoe.kernels.attention import attention_kernel
 from experiment_core_utils.models.molmoe.kernels.launching import launch
 from experiment_core_utils.models.molmoe.kernels.tiles import Tile
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class AttentionBuffers:
     peaks: torch.Tensor  # [B, Q, S]
     totals: torch.Tensor  # [B, Q, S]
     counters: torch.Tensor  # [B * Q] int32, 0 between kernels
-    attended: torch.Tensor  # [B, Q * D] in the dtype that was asked for
+    attended: torch.Tensor  # [B, Q * D] in the dtype that was requested
     cosines: torch.Tensor  # [T, D]
     sines: torch.Tensor  # [T, D]
 
     @classmethod
     @torch.inference_mode(False)
     def allocate(
-        cls, decoder: PackedDecoder, batch: int, slots: int, splits: int, attended: torch.dtype
+        cls, decoder: DecoderWeights, batch: int, max_seq_len: int, splits: int, attended: torch.dtype
     ) -> "AttentionBuffers":
         """Beside the decoder's weights, for every block."""
         heads, width = decoder.num_heads, decoder.head_width
@@ -39,7 +39,7 @@ class AttentionBuffers:
         def floats(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.float32, device=decoder.device)
 
-        positions = torch.arange(slots, dtype=torch.float32, device=decoder.device)
+        positions = torch.arange(max_seq_len, dtype=torch.float32, device=decoder.device)
         angles = torch.outer(positions, decoder.inverse_frequencies).repeat(1, 2)
         return cls(
             qkv=floats(batch, decoder.blocks[0].qkv.shape[0]),
@@ -54,37 +54,37 @@ class AttentionBuffers:
 
 
 def launch_attention(
-    decoder: PackedDecoder,
-    block: PackedBlock,
-    store: KeyValueStore,
+    decoder: DecoderWeights,
+    block: BlockWeights,
+    kv_cache: KVCache,
     row: int,
     buffers: AttentionBuffers,
     tile: Tile,
     splits: int,
-    overlap: bool,
+    use_pdl: bool,
 ) -> None:
     """`buffers.qkv` -> `buffers.attended`; the token's keys and values go into the store's row of the block."""
     width = decoder.head_width
     launch(
         attention_kernel,
-        (decoder.num_heads, splits, store.batch),
+        (decoder.num_heads, splits, kv_cache.batch),
         tile.warps,
-        overlap,
+        use_pdl,
         (
             buffers.qkv,
             block.query_norm,
             block.key_norm,
             buffers.cosines,
             buffers.sines,
-            store.keys[row],
-            store.values[row],
-            store.device_lengths,
+            kv_cache.keys[row],
+            kv_cache.values[row],
+            kv_cache.device_lengths,
             buffers.partial,
             buffers.peaks,
             buffers.totals,
             buffers.counters,
             buffers.attended,
-            store.slots,
+            kv_cache.max_seq_len,
             decoder.norm_eps,
             width**-0.5,
         ),

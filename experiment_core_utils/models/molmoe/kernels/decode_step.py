@@ -1,4 +1,4 @@
-"""In: a packed decoder, a key-value store and a setting; out: one decode step, launched on the current stream.
+"""In: a packed decoder, a KV cache and a setting; out: one decode step, launched on the current stream.
 
 Five kernels a block and two after the last. Activations between kernels are float32 (the experts' products, in the
 weights' dtype, aside), so that a bfloat16 model rounds less often than its modules do. Importing this module needs
@@ -17,8 +17,8 @@ from experiment_core_utils.models.molmoe.kernels import dense_products, mixture
 from experiment_core_utils.models.molmoe.kernels.cached_attention import AttentionBuffers, launch_attention
 from experiment_core_utils.models.molmoe.kernels.launching import launch, launch_next_token
 from experiment_core_utils.models.molmoe.kernels.tiles import SLOTS_AT_ONCE, StepTiles, Tile
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights
 
 # Parts of the router's logits that the last program of the output projection reads before it adds them.
 PARTS_AT_ONCE = 16384
@@ -34,8 +34,8 @@ class StepBuffers:
     squares: torch.Tensor  # [B, blocks of the output projection]
     counters: torch.Tensor  # [B] int32, 0 between kernels
     spread: torch.Tensor  # [B]
-    chosen: torch.Tensor  # [B, E] int32, the experts by rank
-    shares: torch.Tensor  # [B, E], their weights
+    topk_ids: torch.Tensor  # [B, E] int32, the experts by rank
+    topk_weights: torch.Tensor  # [B, E], their weights
     used: ExpertRecord  # of B tokens, whose products were taken
     products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E slots
     logits: torch.Tensor  # [B, V]
@@ -44,7 +44,7 @@ class StepBuffers:
 
     @classmethod
     @torch.inference_mode(False)
-    def allocate(cls, decoder: PackedDecoder, batch: int, slots: int, tiles: StepTiles) -> "StepBuffers":
+    def allocate(cls, decoder: DecoderWeights, batch: int, max_seq_len: int, tiles: StepTiles) -> "StepBuffers":
         """Beside the decoder's weights, for every setting of a store of this size."""
 
         def floats(*shape: int) -> torch.Tensor:
@@ -55,14 +55,14 @@ class StepBuffers:
         parts = triton.cdiv(decoder.width, tiles.output.rows)
         return cls(
             stream=floats(batch, decoder.width),
-            attention=AttentionBuffers.allocate(decoder, batch, slots, tiles.splits, torch.float32),
+            attention=AttentionBuffers.allocate(decoder, batch, max_seq_len, tiles.splits, torch.float32),
             router_parts=floats(batch, parts, decoder.num_experts),
             squares=floats(batch, parts),
             counters=torch.zeros(batch, dtype=torch.int32, device=decoder.device),
             spread=floats(batch),
             # Zeros are experts, should the logits be NaN and none be ranked.
-            chosen=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
-            shares=floats(batch, decoder.num_experts),
+            topk_ids=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
+            topk_weights=floats(batch, decoder.num_experts),
             used=ExpertRecord.allocate(decoder, batch * decoder.num_experts),
             products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
             logits=floats(batch, rows),
@@ -76,17 +76,17 @@ class DecodeStep:
 
     Args:
         buffers: for this store's batch and slots, made with `tiles` of the same splits and head.
-        overlap: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer.
+        use_pdl: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer.
     """
 
     def __init__(
-        self, decoder: PackedDecoder, store: KeyValueStore, buffers: StepBuffers, tiles: StepTiles, overlap: bool
+        self, decoder: DecoderWeights, kv_cache: KVCache, buffers: StepBuffers, tiles: StepTiles, use_pdl: bool
     ) -> None:
         self._decoder = decoder
-        self._store = store
+        self._kv_cache = kv_cache
         self._buffers = buffers
         self._tiles = tiles
-        self._overlap = overlap
+        self._use_pdl = use_pdl
 
     def launch(self, knobs: DecoderKnobs) -> torch.Tensor:
         """As `DecodeEngine.step`."""
@@ -106,18 +106,18 @@ class DecodeStep:
         return buffers.logits
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile, arguments: tuple[Any, ...], **sizes: Any) -> None:
-        launch(kernel, grid, tile.warps, self._overlap, arguments, **sizes)
+        launch(kernel, grid, tile.warps, self._use_pdl, arguments, **sizes)
 
-    def launch_qkv(self, block: PackedBlock, source: torch.Tensor, embed: bool) -> None:
+    def launch_qkv(self, block: BlockWeights, source: torch.Tensor, embed: bool) -> None:
         decoder, qkv, tile = self._decoder, self._buffers.attention.qkv, self._tiles.qkv
         rows = block.qkv.shape[0]
         self._launch(
             dense_products.normed_product_kernel,
-            (self._store.batch, triton.cdiv(rows, tile.rows * tile.steps)),
+            (self._kv_cache.batch, triton.cdiv(rows, tile.rows * tile.steps)),
             tile,
             (
                 source,
-                self._store.next_tokens,
+                self._kv_cache.next_tokens,
                 block.input_norm,
                 block.qkv,
                 qkv,
@@ -139,31 +139,33 @@ class DecodeStep:
             "EXACT": padded == width and rows % (tile.rows * tile.steps) == 0,
         }
 
-    def launch_attention(self, block: PackedBlock, row: int) -> None:
+    def launch_attention(self, block: BlockWeights, row: int) -> None:
         tiles, buffers = self._tiles, self._buffers.attention
-        launch_attention(self._decoder, block, self._store, row, buffers, tiles.attention, tiles.splits, self._overlap)
+        launch_attention(
+            self._decoder, block, self._kv_cache, row, buffers, tiles.attention, tiles.splits, self._use_pdl
+        )
 
-    def launch_output(self, block: PackedBlock, source: torch.Tensor, top_k: int, embed: bool) -> None:
+    def launch_output(self, block: BlockWeights, source: torch.Tensor, top_k: int, embed: bool) -> None:
         decoder, buffers, tile = self._decoder, self._buffers, self._tiles.output
         rows, attended = block.output.shape
         padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
         routing = (buffers.router_parts, buffers.squares, buffers.counters)
         self._launch(
             mixture.output_kernel,
-            (self._store.batch, blocks),
+            (self._kv_cache.batch, blocks),
             tile,
             (
                 buffers.attention.attended,
                 block.output,
                 source,
-                self._store.next_tokens,
+                self._kv_cache.next_tokens,
                 buffers.stream,
                 block.ffn_norm,
                 block.router,
                 *routing,
                 buffers.spread,
-                buffers.chosen,
-                buffers.shares,
+                buffers.topk_ids,
+                buffers.topk_weights,
                 rows,
                 top_k,
                 decoder.norm_eps,
@@ -180,18 +182,18 @@ class DecodeStep:
             EMBED=embed,
         )
 
-    def launch_gate_up(self, block: PackedBlock, used: torch.Tensor, top_k: int) -> None:
+    def launch_gate_up(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> None:
         decoder, buffers, tile = self._decoder, self._buffers, self._tiles.gate_up
         inner = decoder.expert_width
         self._launch(
             mixture.gate_up_kernel,
-            (self._store.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
+            (self._kv_cache.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
             tile,
             (
                 buffers.stream,
                 block.ffn_norm,
                 buffers.spread,
-                buffers.chosen,
+                buffers.topk_ids,
                 block.gate_up,
                 buffers.products,
                 used,
@@ -203,15 +205,15 @@ class DecodeStep:
             STEPS=tile.steps,
         )
 
-    def launch_down(self, block: PackedBlock, top_k: int) -> None:
+    def launch_down(self, block: BlockWeights, top_k: int) -> None:
         decoder, buffers, tile = self._decoder, self._buffers, self._tiles.down
         rows, inner = decoder.width, decoder.expert_width
         padded = triton.next_power_of_2(inner)
         self._launch(
             mixture.down_kernel,
-            (self._store.batch, triton.cdiv(rows, tile.rows)),
+            (self._kv_cache.batch, triton.cdiv(rows, tile.rows)),
             tile,
-            (buffers.chosen, buffers.shares, buffers.products, block.down, buffers.stream, rows),
+            (buffers.topk_ids, buffers.topk_weights, buffers.products, block.down, buffers.stream, rows),
             E=decoder.num_experts,
             TOP_K=top_k,
             AT_ONCE=SLOTS_AT_ONCE,
@@ -226,7 +228,7 @@ class DecodeStep:
         rows = decoder.head.shape[0]
         self._launch(
             dense_products.head_kernel,
-            (self._store.batch, triton.cdiv(rows, tile.rows)),
+            (self._kv_cache.batch, triton.cdiv(rows, tile.rows)),
             tile,
             (
                 buffers.stream,
@@ -243,4 +245,6 @@ class DecodeStep:
 
     def launch_next_token(self) -> None:
         buffers = self._buffers
-        launch_next_token(self._store, buffers.best_logits, buffers.best_rows, buffers.logits.shape[1], self._overlap)
+        launch_next_token(
+            self._kv_cache, buffers.best_logits, buffers.best_rows, buffers.logits.shape[1], self._use_pdl
+        )

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from experiment_core_utils.models.molmoe.kernels.dense_products import next_token_kernel
-from experiment_core_utils.models.molmoe.key_value_store import KeyValueStore
+from experiment_core_utils.models.molmoe.key_value_store import KVCache
 
 # What one program of the choice of tokens is run by.
 CHOOSING_WARPS = 8
@@ -19,25 +19,25 @@ def launch(
     kernel: Any,
     grid: tuple[int, ...],
     warps: int,
-    overlap: bool,
+    use_pdl: bool,
     arguments: tuple[Any, ...],
     stages: int | None = None,
     **sizes: Any,
 ) -> None:
-    """With `overlap` the kernel may start, and read its weights, while the one before it ends; Hopper or newer.
+    """With `use_pdl` the kernel may start, and read its weights, while the one before it ends; Hopper or newer.
 
     Args:
         stages: loads in flight; None is Triton's own number.
     """
     # The interpreter takes neither number.
-    options: dict[str, Any] = {"launch_pdl": True} if overlap else {}
+    options: dict[str, Any] = {"launch_pdl": True} if use_pdl else {}
     if stages is not None:
         options["num_stages"] = stages
-    kernel[grid](*arguments, **sizes, PDL=overlap, num_warps=warps, **options)
+    kernel[grid](*arguments, **sizes, PDL=use_pdl, num_warps=warps, **options)
 
 
 def launch_next_token(
-    store: KeyValueStore, best_logits: torch.Tensor, best_rows: torch.Tensor, rows: int, overlap: bool
+    kv_cache: KVCache, best_logits: torch.Tensor, best_rows: torch.Tensor, rows: int, use_pdl: bool
 ) -> None:
     """The end of a step: of each request's best rows of the head's `rows`, both [B, blocks], the likeliest.
 
@@ -46,10 +46,10 @@ def launch_next_token(
     blocks = best_logits.shape[1]
     launch(
         next_token_kernel,
-        (store.batch,),
+        (kv_cache.batch,),
         CHOOSING_WARPS,
-        overlap,
-        (best_logits, best_rows, store.next_tokens, store.device_lengths, blocks),
+        use_pdl,
+        (best_logits, best_rows, kv_cache.next_tokens, kv_cache.device_lengths, blocks),
         rows=rows,
         PADDED=triton.next_power_of_2(blocks),
     )

@@ -20,8 +20,8 @@ def _route(  # type: ignore[no-untyped-def]
     parts,
     squares,
     spread,
-    chosen,
-    shares,
+    topk_ids,
+    topk_weights,
     programs,
     top_k,
     width,
@@ -50,14 +50,14 @@ def _route(  # type: ignore[no-untyped-def]
         (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
     )
     rank = tl.sum(before.to(tl.int32), axis=1)
-    share = tl.exp(logit - tl.max(logit, axis=0))
+    prob = tl.exp(logit - tl.max(logit, axis=0))
     among = expert < E
     if NORMALISE:
         among = rank < top_k
-    share = share / tl.sum(tl.where(among, share, 0.0), axis=0)
+    prob = prob / tl.sum(tl.where(among, prob, 0.0), axis=0)
     tl.store(spread, factor)
-    tl.store(chosen + rank, expert, mask=expert < E)
-    tl.store(shares + rank, share, mask=expert < E)
+    tl.store(topk_ids + rank, expert, mask=expert < E)
+    tl.store(topk_weights + rank, prob, mask=expert < E)
 
 
 @triton.jit
@@ -73,8 +73,8 @@ def output_kernel(  # type: ignore[no-untyped-def]
     squares,
     counters,
     spread,
-    chosen,
-    shares,
+    topk_ids,
+    topk_weights,
     rows,
     top_k,
     eps,
@@ -92,8 +92,8 @@ def output_kernel(  # type: ignore[no-untyped-def]
 ):
     """stream [B, rows] = source + weight [rows, WIDTH] times `attended`; programs: (request, block of rows).
 
-    With it the experts' order `chosen` [B, E], their weights `shares` [B, E] (right for the first top_k), and `spread`
-    [B], the factor of the norm before them.
+    With it the experts' order `topk_ids` [B, E], their weights `topk_weights` [B, E] (right for the first top_k), and
+    `spread` [B], the factor of the norm before them.
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -118,8 +118,8 @@ def output_kernel(  # type: ignore[no-untyped-def]
             parts + request * programs * E,
             squares + request * programs,
             spread + request,
-            chosen + request * E,
-            shares + request * E,
+            topk_ids + request * E,
+            topk_weights + request * E,
             programs,
             top_k,
             rows,
@@ -137,7 +137,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     stream,
     norm,
     spread,
-    chosen,
+    topk_ids,
     gate_up,
     products,
     used,
@@ -162,7 +162,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     inside = column < WIDTH
     scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
-    expert = tl.load(chosen + request * E + pair % top_k).to(tl.int64)
+    expert = tl.load(topk_ids + request * E + pair % top_k).to(tl.int64)
     tl.store(used + pair, expert.to(tl.int32), mask=tl.program_id(1) == 0)
     weight = gate_up + expert * (2 * INNER * WIDTH)
     gate_tile = weight_rows(weight, row, column, INNER, WIDTH, EXACT)
@@ -184,8 +184,8 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def down_kernel(  # type: ignore[no-untyped-def]
-    chosen,
-    shares,
+    topk_ids,
+    topk_weights,
     products,
     down,
     stream,
@@ -210,7 +210,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     for first in tl.static_range(0, TOP_K, AT_ONCE):
         tiles = ()
         for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
-            expert = tl.load(chosen + request * E + slot).to(tl.int64)
+            expert = tl.load(topk_ids + request * E + slot).to(tl.int64)
             tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
             tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
         if first == 0:
@@ -218,7 +218,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
         for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
             place = products + (request * TOP_K + slot) * INNER + column
             product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
-            product = product * tl.load(shares + request * E + slot)
+            product = product * tl.load(topk_weights + request * E + slot)
             total += tiles[slot - first].to(tl.float32) * product[None, :]
     before = tl.load(stream + request * rows + row, mask=row < rows, other=0.0)
     tl.store(stream + request * rows + row, before + tl.sum(total, axis=1), mask=row < rows)

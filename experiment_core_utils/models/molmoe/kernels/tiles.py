@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
 
 # Sizes of tiles, and the choices between kernels, were measured on this card alone.
 TUNED_ON = "H200"
@@ -46,7 +46,7 @@ class StepTiles:
 FEWEST_SPLITS, MOST_SPLITS = 24, 32
 
 
-def tiles_for(decoder: PackedDecoder, top_k: int, slots: int) -> StepTiles:
+def tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int) -> StepTiles:
     """The tiles that were fastest on an H200 at MolmoE-1B's widths in bfloat16; for others, tiles of as many bytes.
 
     A tile is read by one load for each thread's share, so that all of it is on its way at once; registers bound it.
@@ -59,7 +59,7 @@ def tiles_for(decoder: PackedDecoder, top_k: int, slots: int) -> StepTiles:
     return StepTiles(
         qkv=Tile(_rows(16, width * size), 4, 2),
         attention=Tile(positions, 2),
-        splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-slots // positions))),
+        splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-max_seq_len // positions))),
         output=Tile(_rows(32, attended * size), 4),
         gate_up=Tile(_rows(8, width * size), 4, 2),
         down=Tile(min(2, _rows(32, used * inner * size)), 4),

@@ -5,8 +5,8 @@ Importing this module needs Triton.
 
 import torch
 
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile, grouped_product
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import plan_chunks
+from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile, grouped_gemm
+from experiment_core_utils.models.molmoe.prefill_kernels.routing import align_blocks
 
 # Shared memory of a program, in bytes, that the widest tile takes.
 MEMORY_OF_WIDE_TILES = 160 * 1024
@@ -61,26 +61,26 @@ def expert_rows(
     normed: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    chosen: torch.Tensor,
+    topk_ids: torch.Tensor,
     tiles: tuple[ProductTile, ProductTile] | None = None,
-    overlap: bool = False,
+    use_pdl: bool = False,
 ) -> torch.Tensor:
     """[T, H] and choices [T, k] -> [T * k, H], slot by slot; slots without an expert hold anything.
 
     Args:
-        gate_up, down: a `PackedBlock`'s, [E, 2 * I, H] and [E, H, I].
+        gate_up, down: a `BlockWeights`'s, [E, 2 * I, H] and [E, H, I].
         tiles: of the two products, with the same chunk; None takes `tiles_for`.
-        overlap: see `launch`.
+        use_pdl: see `launch`.
     """
     experts, width, inner = down.shape
-    top_k = chosen.shape[1]
+    top_k = topk_ids.shape[1]
     if tiles is None:
         tiles = tiles_for(width, inner, normed)
-    order, chunks = plan_chunks(chosen, experts, tiles[0].chunk, overlap)
-    activated = torch.empty((chosen.numel(), inner), dtype=normed.dtype, device=normed.device)
-    grouped_product(normed, gate_up, activated, order, chunks, top_k, True, tiles[0], overlap)
-    rows = torch.empty((chosen.numel(), width), dtype=normed.dtype, device=normed.device)
-    grouped_product(activated, down, rows, order, chunks, top_k, False, tiles[1], overlap)
+    order, row_blocks = align_blocks(topk_ids, experts, tiles[0].chunk, use_pdl)
+    activated = torch.empty((topk_ids.numel(), inner), dtype=normed.dtype, device=normed.device)
+    grouped_gemm(normed, gate_up, activated, order, row_blocks, top_k, True, tiles[0], use_pdl)
+    rows = torch.empty((topk_ids.numel(), width), dtype=normed.dtype, device=normed.device)
+    grouped_gemm(activated, down, rows, order, row_blocks, top_k, False, tiles[1], use_pdl)
     return rows
 
 

@@ -114,12 +114,12 @@ def _products(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["top_k"])
-def grouped_product_kernel(  # type: ignore[no-untyped-def]
+def grouped_gemm_kernel(  # type: ignore[no-untyped-def]
     given,
     weight,
     output,
     order,
-    chunks,
+    row_blocks,
     top_k,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
@@ -132,16 +132,16 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     BULK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`chunks` [1 + 3 * C]: how many there are, then expert, first row and row count of each."""
+    """`row_blocks` [1 + 3 * C]: how many there are, then expert, first row and row count of each."""
     strips: tl.constexpr = OUTER // STRIP
-    chunk = tl.program_id(0) // strips
+    row_block = tl.program_id(0) // strips
     strip = tl.program_id(0) % strips
     wait_for_previous(PDL)
-    if chunk >= tl.load(chunks):
+    if row_block >= tl.load(row_blocks):
         return
-    expert = tl.load(chunks + 1 + 3 * chunk)
-    first = tl.load(chunks + 2 + 3 * chunk)
-    count = tl.load(chunks + 3 + 3 * chunk)
+    expert = tl.load(row_blocks + 1 + 3 * row_block)
+    first = tl.load(row_blocks + 2 + 3 * row_block)
+    count = tl.load(row_blocks + 3 + 3 * row_block)
     # fmt: off
     if TAIL == 0:
         _products(given, weight, output, order, expert, first, count, strip, top_k,
@@ -158,16 +158,16 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     # fmt: on
 
 
-def grouped_product(
+def grouped_gemm(
     given: torch.Tensor,
     weight: torch.Tensor,
     output: torch.Tensor,
     order: torch.Tensor,
-    chunks: torch.Tensor,
+    row_blocks: torch.Tensor,
     top_k: int,
     gated: bool,
     tile: ProductTile,
-    overlap: bool = False,
+    use_pdl: bool = False,
 ) -> None:
     """Fill `output` with the rows of `given` times their experts' weights; rows that no expert takes stay as they are.
 
@@ -176,19 +176,19 @@ def grouped_product(
         weight: [E, outer, inner], gated: [E, 2 * outer, inner], rows: gate, up.
         output: gated: [S, outer], silu(gate) * up, sorted by expert. Else [S, outer] in the order of the slots.
         order: [S] int32, the slot (token * top_k + choice) that stands at each sorted place.
-        chunks: as `plan_chunks` makes them for this tile.
-        overlap: see `launch`.
+        row_blocks: as `align_blocks` makes them for this tile.
+        use_pdl: see `launch`.
     """
     outer, inner = output.shape[1], given.shape[1]
     strips = outer // tile.strip
     precision = dot_precision(given)
     factor = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.strip, tile.step]) if tile.bulk else weight
     launch(
-        grouped_product_kernel,
-        ((len(chunks) - 1) // 3 * strips,),
+        grouped_gemm_kernel,
+        ((len(row_blocks) - 1) // 3 * strips,),
         tile.warps,
-        overlap,
-        (given, factor, output, order, chunks, top_k),
+        use_pdl,
+        (given, factor, output, order, row_blocks, top_k),
         tile.stages,
         INNER=inner,
         OUTER=outer,

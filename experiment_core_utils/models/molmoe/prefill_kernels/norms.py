@@ -12,7 +12,7 @@ import triton.language as tl
 def combine_norm_kernel(  # type: ignore[no-untyped-def]
     hidden,
     expert_rows,
-    shares,
+    topk_weights,
     length,
     norm_weight,
     summed,
@@ -38,7 +38,7 @@ def combine_norm_kernel(  # type: ignore[no-untyped-def]
             for choice in tl.static_range(TOP_K):
                 slot = row * TOP_K + choice
                 part = tl.load(expert_rows + slot * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-                value += tl.load(shares + slot) * part
+                value += tl.load(topk_weights + slot) * part
         value = value.to(hidden.dtype.element_ty).to(tl.float32)
         if not LAST:
             tl.store(summed + row * WIDTH + column, value.to(hidden.dtype.element_ty), mask=inside)
@@ -64,24 +64,27 @@ def norm_last(hidden: torch.Tensor, norm_weight: torch.Tensor, length: torch.Ten
 def combine_norm(
     hidden: torch.Tensor,
     expert_rows: torch.Tensor,
-    shares: torch.Tensor,
+    topk_weights: torch.Tensor,
     length: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add each token's expert rows [T * k, H], weighted by `shares` [T, k], to `hidden` [T, H]: (sum, its RMS norm).
+    """Add each token's expert rows [T * k, H], weighted by `topk_weights` [T, k], to `hidden` [T, H]: (sum, its RMS
+    norm).
 
     The sum over the k choices is in their order, so it does not change from run to run.
     """
     summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
-    _launch(hidden, expert_rows, shares, length, norm_weight, summed, normed, eps, shares.shape[1], last=False)
+    _launch(
+        hidden, expert_rows, topk_weights, length, norm_weight, summed, normed, eps, topk_weights.shape[1], last=False
+    )
     return summed, normed
 
 
 def _launch(
     hidden: torch.Tensor,
     expert_rows: torch.Tensor,
-    shares: torch.Tensor,
+    topk_weights: torch.Tensor,
     length: torch.Tensor,
     norm_weight: torch.Tensor,
     summed: torch.Tensor,
@@ -94,7 +97,7 @@ def _launch(
     combine_norm_kernel[(normed.shape[0],)](
         hidden,
         expert_rows,
-        shares,
+        topk_weights,
         length,
         norm_weight,
         summed,
@@ -109,7 +112,7 @@ def _launch(
 
 
 @triton.jit
-def _turn(  # type: ignore[no-untyped-def]
+def _apply_rope(  # type: ignore[no-untyped-def]
     given,
     norm_weight,
     output,
@@ -139,8 +142,8 @@ def _turn(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def turn_and_store_kernel(  # type: ignore[no-untyped-def]
-    packed,
+def apply_rope_and_store_kernel(  # type: ignore[no-untyped-def]
+    qkv_states,
     query_norm,
     key_norm,
     cosines,
@@ -161,11 +164,11 @@ def turn_and_store_kernel(  # type: ignore[no-untyped-def]
     half = tl.arange(0, HALF)
     cosine = tl.load(cosines + row * HALF + half)
     sine = tl.load(sines + row * HALF + half)
-    given = packed + row * ((HEADS + 2 * KEY_HEADS) * width)
+    given = qkv_states + row * ((HEADS + 2 * KEY_HEADS) * width)
     out = queries + row * (HEADS * width)
-    _turn(given, query_norm, out, width, cosine, sine, eps, HEADS, PADDED, HALF)
+    _apply_rope(given, query_norm, out, width, cosine, sine, eps, HEADS, PADDED, HALF)
     given += HEADS * width
-    _turn(given, key_norm, keys + row * width, head_stride, cosine, sine, eps, KEY_HEADS, KEY_PADDED, HALF)
+    _apply_rope(given, key_norm, keys + row * width, head_stride, cosine, sine, eps, KEY_HEADS, KEY_PADDED, HALF)
     given += KEY_HEADS * width
     head = tl.arange(0, KEY_PADDED)
     channel = tl.arange(0, 2 * HALF)
@@ -174,8 +177,8 @@ def turn_and_store_kernel(  # type: ignore[no-untyped-def]
     tl.store(values + row * width + head[:, None] * head_stride + channel[None, :], value, mask=inside)
 
 
-def turn_and_store(
-    packed: torch.Tensor,
+def apply_rope_and_store(
+    qkv_states: torch.Tensor,
     query_norm: torch.Tensor,
     key_norm: torch.Tensor,
     cosines: torch.Tensor,
@@ -194,10 +197,10 @@ def turn_and_store(
     Returns:
         queries [T, Q, D].
     """
-    key_heads, slots, width = keys.shape
-    queries = torch.empty((packed.shape[0], heads, width), dtype=packed.dtype, device=packed.device)
-    turn_and_store_kernel[(packed.shape[0],)](
-        packed,
+    key_heads, max_seq_len, width = keys.shape
+    queries = torch.empty((qkv_states.shape[0], heads, width), dtype=qkv_states.dtype, device=qkv_states.device)
+    apply_rope_and_store_kernel[(qkv_states.shape[0],)](
+        qkv_states,
         query_norm,
         key_norm,
         cosines,
@@ -205,7 +208,7 @@ def turn_and_store(
         queries,
         keys,
         values,
-        slots * width,
+        max_seq_len * width,
         eps,
         HEADS=heads,
         KEY_HEADS=key_heads,

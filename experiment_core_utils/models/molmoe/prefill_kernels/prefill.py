@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear
 
-from experiment_core_utils.models.molmoe.packed_blocks import PackedBlock, PackedDecoder
+from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights
 from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention, attention_of_last
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import (
     FEWEST_ROWS,
@@ -17,9 +17,9 @@ from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import 
 )
 from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import (
+    apply_rope_and_store,
     combine_norm,
     norm,
-    turn_and_store,
 )
 from experiment_core_utils.models.molmoe.prefill_kernels.routing import route
 
@@ -32,7 +32,7 @@ def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[tor
 
 
 def prefill(
-    decoder: PackedDecoder,
+    decoder: DecoderWeights,
     hidden: torch.Tensor,
     length: torch.Tensor,
     blocks: Sequence[int],
@@ -42,7 +42,7 @@ def prefill(
     rotary: tuple[torch.Tensor, torch.Tensor],
     used: torch.Tensor,
 ) -> torch.Tensor:
-    """One request's prompt through the blocks that run, without asking the host.
+    """Run one request's prompt through the active blocks, without asking the host.
 
     Args:
         hidden: embeddings [T, H] with finite rows after the prompt; attention looks back only, so those change
@@ -66,7 +66,7 @@ def prefill(
 
 
 def through(
-    decoder: PackedDecoder,
+    decoder: DecoderWeights,
     hidden: torch.Tensor,
     length: torch.Tensor,
     blocks: Sequence[int],
@@ -92,13 +92,13 @@ def through(
         block = decoder.blocks[index]
         attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
         hidden = torch.addmm(hidden, attended, block.output.t())
-        rows, shares = _experts(decoder, index, hidden, length, top_k, used, None)
-        hidden, normed = combine_norm(hidden, rows, shares, length, norms[position + 1], eps)
+        rows, topk_weights = _experts(decoder, index, hidden, length, top_k, used, None)
+        hidden, normed = combine_norm(hidden, rows, topk_weights, length, norms[position + 1], eps)
     return hidden, normed
 
 
 def _last_logits(
-    decoder: PackedDecoder,
+    decoder: DecoderWeights,
     hidden: torch.Tensor,
     normed: torch.Tensor,
     length: torch.Tensor,
@@ -119,13 +119,13 @@ def _last_logits(
     attended = attention_of_last(queries, keys[:, :seen], values[:, :seen], length).reshape(1, -1)
     state = torch.addmm(hidden.index_select(0, place), attended, block.output.t())
     tiles = tiles_of_few_rows(decoder.width, decoder.expert_width, state, FEWEST_ROWS)
-    rows, shares = _experts(decoder, index, state, length, top_k, used, tiles)
-    _, normed = combine_norm(state, rows, shares, length, decoder.final_norm, decoder.norm_eps)
+    rows, topk_weights = _experts(decoder, index, state, length, top_k, used, tiles)
+    _, normed = combine_norm(state, rows, topk_weights, length, decoder.final_norm, decoder.norm_eps)
     return linear(normed, decoder.head)
 
 
 def _experts(
-    decoder: PackedDecoder,
+    decoder: DecoderWeights,
     index: int,
     hidden: torch.Tensor,
     length: torch.Tensor,
@@ -137,15 +137,15 @@ def _experts(
     block = decoder.blocks[index]
     count = decoder.default_top_k if index == 0 else top_k
     # What the experts' products read is the record itself.
-    chosen = used[index, : len(hidden) * count].view(len(hidden), count)
+    topk_ids = used[index, : len(hidden) * count].view(len(hidden), count)
     normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
-    shares = route(normed, block.router, length, chosen, decoder.normalise_top_k)
-    return expert_rows(normed, block.gate_up, block.down, chosen, tiles), shares
+    topk_weights = route(normed, block.router, length, topk_ids, decoder.normalise_top_k)
+    return expert_rows(normed, block.gate_up, block.down, topk_ids, tiles), topk_weights
 
 
 def _attend(
-    decoder: PackedDecoder,
-    block: PackedBlock,
+    decoder: DecoderWeights,
+    block: BlockWeights,
     normed: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -159,15 +159,15 @@ def _attend(
 
 
 def _queries(
-    decoder: PackedDecoder,
-    block: PackedBlock,
+    decoder: DecoderWeights,
+    block: BlockWeights,
     normed: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """[T, H] -> [T, Q, D]; keys and values go to the first T slots."""
-    packed = linear(normed, block.qkv)
-    return turn_and_store(
-        packed, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
+    qkv_states = linear(normed, block.qkv)
+    return apply_rope_and_store(
+        qkv_states, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
     )

@@ -15,7 +15,7 @@ ROUTED_ROWS = 16
 # Columns that it takes in one step, its warps, and its loads in flight.
 ROUTED_STEP, ROUTED_WARPS, ROUTED_STAGES = 128, 4, 4
 # Choices that one program of the planner looks at in one step, and its warps.
-PLANNED_SLOTS, PLANNING_WARPS = 2048, 8
+ALIGNED_ROWS, PLANNING_WARPS = 2048, 8
 
 
 @triton.jit
@@ -23,8 +23,8 @@ def route_kernel(  # type: ignore[no-untyped-def]
     normed,
     router,
     length,
-    chosen,
-    shares,
+    topk_ids,
+    topk_weights,
     rows,
     WIDTH: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -53,42 +53,42 @@ def route_kernel(  # type: ignore[no-untyped-def]
     left = powers / tl.sum(powers, axis=1)[:, None]
     choice = tl.arange(0, CHOICES)
     best = tl.zeros((ROWS, CHOICES), dtype=tl.int32)
-    share = tl.zeros((ROWS, CHOICES), dtype=tl.float32)
+    prob = tl.zeros((ROWS, CHOICES), dtype=tl.float32)
     for position in range(TOP_K):
         index = tl.argmax(left, axis=1)
         largest = tl.max(left, axis=1)
         here = (choice == position)[None, :]
         best = tl.where(here, index[:, None], best)
-        share = tl.where(here, largest[:, None], share)
+        prob = tl.where(here, largest[:, None], prob)
         left = tl.where(expert[None, :] == index[:, None], -1.0, left)
     if NORMALISE:
-        share = share / tl.sum(share, axis=1)[:, None]
+        prob = prob / tl.sum(prob, axis=1)[:, None]
     best = tl.where((row < tl.load(length))[:, None], best, EXPERTS)
     kept = (row < rows)[:, None] & (choice < TOP_K)[None, :]
-    tl.store(chosen + row[:, None] * TOP_K + choice[None, :], best, mask=kept)
-    tl.store(shares + row[:, None] * TOP_K + choice[None, :], share, mask=kept)
+    tl.store(topk_ids + row[:, None] * TOP_K + choice[None, :], best, mask=kept)
+    tl.store(topk_weights + row[:, None] * TOP_K + choice[None, :], prob, mask=kept)
 
 
 def route(
-    normed: torch.Tensor, router: torch.Tensor, length: torch.Tensor, chosen: torch.Tensor, normalise: bool
+    normed: torch.Tensor, router: torch.Tensor, length: torch.Tensor, topk_ids: torch.Tensor, normalise: bool
 ) -> torch.Tensor:
     """Router of [T, H], softmax in float32 over all experts, and the best k of each token.
 
     Args:
-        chosen: [T, k] int32, is filled with the experts, in rows from `length` (one int64) on with E, which is none.
+        topk_ids: [T, k] int32, is filled with the experts, in rows from `length` (one int64) on with E, which is none.
 
     Returns:
         their shares [T, k] float32, summing to 1 only where `normalise` says so.
     """
     rows, width = normed.shape
-    experts, top_k = router.shape[0], chosen.shape[1]
-    shares = torch.empty((rows, top_k), dtype=torch.float32, device=normed.device)
+    experts, top_k = router.shape[0], topk_ids.shape[1]
+    topk_weights = torch.empty((rows, top_k), dtype=torch.float32, device=normed.device)
     route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
         normed,
         router,
         length,
-        chosen,
-        shares,
+        topk_ids,
+        topk_weights,
         rows,
         WIDTH=width,
         EXPERTS=experts,
@@ -102,18 +102,18 @@ def route(
         num_warps=ROUTED_WARPS,
         num_stages=ROUTED_STAGES,
     )
-    return shares
+    return topk_weights
 
 
 @triton.jit
-def plan_chunks_kernel(  # type: ignore[no-untyped-def]
-    chosen,
+def align_blocks_kernel(  # type: ignore[no-untyped-def]
+    topk_ids,
     order,
-    chunks,
+    row_blocks,
     slots,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -124,54 +124,54 @@ def plan_chunks_kernel(  # type: ignore[no-untyped-def]
     bins = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), dtype=tl.int32)
     for start in range(0, slots, STEP):
-        choice = tl.load(chosen + start + offset, mask=start + offset < slots, other=EXPERTS)
+        choice = tl.load(topk_ids + start + offset, mask=start + offset < slots, other=EXPERTS)
         counts += tl.histogram(choice, BINS)
-    pieces = tl.where(bins < EXPERTS, (counts + CHUNK - 1) // CHUNK, 0)
+    pieces = tl.where(bins < EXPERTS, (counts + ROW_BLOCK - 1) // ROW_BLOCK, 0)
     first = tl.sum(tl.where(bins < expert, counts, 0))
     piece = tl.sum(tl.where(bins < expert, pieces, 0))
     count = tl.sum(tl.where(bins == expert, counts, 0))
     if expert == 0:
-        tl.store(chunks, tl.sum(pieces))
-    for done in range(0, count, CHUNK):
-        entry = chunks + 1 + 3 * (piece + done // CHUNK)
+        tl.store(row_blocks, tl.sum(pieces))
+    for done in range(0, count, ROW_BLOCK):
+        entry = row_blocks + 1 + 3 * (piece + done // ROW_BLOCK)
         tl.store(entry, expert)
         tl.store(entry + 1, first + done)
-        tl.store(entry + 2, tl.minimum(count - done, CHUNK))
+        tl.store(entry + 2, tl.minimum(count - done, ROW_BLOCK))
     for start in range(0, slots, STEP):
-        choice = tl.load(chosen + start + offset, mask=start + offset < slots, other=EXPERTS)
+        choice = tl.load(topk_ids + start + offset, mask=start + offset < slots, other=EXPERTS)
         mine = (choice == expert).to(tl.int32)
         rank = tl.cumsum(mine, 0) - mine
         tl.store(order + first + rank, start + offset, mask=mine > 0)
         first += tl.sum(mine)
 
 
-def plan_chunks(
-    chosen: torch.Tensor, experts: int, chunk: int, overlap: bool = False
+def align_blocks(
+    topk_ids: torch.Tensor, experts: int, row_block: int, use_pdl: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sort the choices by expert, without the host.
 
     Args:
-        chosen: [T, k] int32; `experts` itself stands for none, its choices come nowhere.
-        chunk: rows of one expert that a program of the product takes.
-        overlap: see `launch`.
+        topk_ids: [T, k] int32; `experts` itself stands for none, its choices come nowhere.
+        row_block: rows of one expert that a program of the product takes.
+        use_pdl: see `launch`.
 
     Returns:
         order [T * k] int32: the slot (token * k + choice) at each sorted place, tokens ascending within an expert, not
         written past the last choice; chunks [1 + 3 * C] int32: their number, then expert, first place and rows of each.
     """
-    slots = chosen.numel()
-    most = min(slots, slots // chunk + experts)
-    order = torch.empty(slots, dtype=torch.int32, device=chosen.device)
-    chunks = torch.empty(1 + 3 * most, dtype=torch.int32, device=chosen.device)
+    slots = topk_ids.numel()
+    most = min(slots, slots // row_block + experts)
+    order = torch.empty(slots, dtype=torch.int32, device=topk_ids.device)
+    row_blocks = torch.empty(1 + 3 * most, dtype=torch.int32, device=topk_ids.device)
     launch(
-        plan_chunks_kernel,
+        align_blocks_kernel,
         (experts,),
         PLANNING_WARPS,
-        overlap,
-        (chosen, order, chunks, slots),
+        use_pdl,
+        (topk_ids, order, row_blocks, slots),
         EXPERTS=experts,
         BINS=triton.next_power_of_2(experts + 1),
-        CHUNK=chunk,
-        STEP=min(triton.next_power_of_2(slots), PLANNED_SLOTS),
+        ROW_BLOCK=row_block,
+        STEP=min(triton.next_power_of_2(slots), ALIGNED_ROWS),
     )
-    return order, chunks
+    return order, row_blocks

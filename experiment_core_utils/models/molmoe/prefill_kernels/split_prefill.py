@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear
 
-from experiment_core_utils.models.molmoe.packed_blocks import PackedDecoder
+from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights
 from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm_last
 from experiment_core_utils.models.molmoe.prefill_kernels.prefill import prefill, rotary_table, through
 
@@ -16,7 +16,7 @@ __all__ = ["begin", "finish", "rotary_table"]
 
 
 def begin(
-    decoder: PackedDecoder,
+    decoder: DecoderWeights,
     hidden: torch.Tensor,
     length: torch.Tensor,
     pause: int,
@@ -38,7 +38,7 @@ def begin(
 
 
 def finish(
-    decoder: PackedDecoder,
+    decoder: DecoderWeights,
     hidden: torch.Tensor,
     length: torch.Tensor,
     blocks: Sequence[int],

@@ -6,7 +6,7 @@ Importing this module needs Triton.
 import torch
 from torch.nn.functional import linear
 
-from experiment_core_utils.models.molmoe.packed_vision import PackedConnector, PackedVision, PackedVisionBlock
+from experiment_core_utils.models.molmoe.packed_vision import ConnectorWeights, VisionBlockWeights, VisionWeights
 from experiment_core_utils.models.molmoe.prefill_kernels.attention import attention
 from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
     add_norm,
@@ -19,7 +19,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels.vision_parts import (
 
 
 def encode(
-    vision: PackedVision, patches: torch.Tensor, is_real: torch.Tensor, image_masks: torch.Tensor
+    vision: VisionWeights, patches: torch.Tensor, is_real: torch.Tensor, image_masks: torch.Tensor
 ) -> torch.Tensor:
     """All crops of a request at once.
 
@@ -54,16 +54,16 @@ def encode(
     return _project(connector, features, means)
 
 
-def _attend(block: PackedVisionBlock, normed: torch.Tensor, crops: int, heads: int) -> torch.Tensor:
+def _attend(block: VisionBlockWeights, normed: torch.Tensor, crops: int, heads: int) -> torch.Tensor:
     """[N * T, D] -> [N * T, D], behind the output product."""
     rows, width = normed.shape
-    packed = linear(normed, block.qkv, block.qkv_bias).view(crops, rows // crops, 3, heads, width // heads)
-    queries, keys, values = packed.permute(2, 0, 3, 1, 4)
+    qkv_states = linear(normed, block.qkv, block.qkv_bias).view(crops, rows // crops, 3, heads, width // heads)
+    queries, keys, values = qkv_states.permute(2, 0, 3, 1, 4)
     attended = attention(queries, keys, values, causal=False).reshape(rows, width)
     return linear(attended, block.output, block.output_bias)
 
 
-def _project(connector: PackedConnector, features: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+def _project(connector: ConnectorWeights, features: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
     queries = linear(means, connector.query, connector.query_bias)
     keys_values = linear(features, connector.key_value, connector.key_value_bias)
     pooled = linear(pool(queries, keys_values, connector.num_heads), connector.output, connector.output_bias)

@@ -129,21 +129,21 @@ def quick_gelu_in_place(values: torch.Tensor) -> None:
 
 
 @triton.jit
-def gate_kernel(packed, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def gate_kernel(qkv_states, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    gate = tl.load(packed + row * (2 * WIDTH) + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(packed + row * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(qkv_states + row * (2 * WIDTH) + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(qkv_states + row * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     value = gate * tl.sigmoid(gate) * up
     tl.store(output + row * WIDTH + column, value.to(output.dtype.element_ty), mask=inside)
 
 
-def gated(packed: torch.Tensor) -> torch.Tensor:
+def gated(qkv_states: torch.Tensor) -> torch.Tensor:
     """[M, 2 * I], gate beside up -> silu(gate) * up [M, I]."""
-    rows, width = packed.shape[0], packed.shape[1] // 2
-    output = torch.empty((rows, width), dtype=packed.dtype, device=packed.device)
-    gate_kernel[(rows,)](packed, output, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)
+    rows, width = qkv_states.shape[0], qkv_states.shape[1] // 2
+    output = torch.empty((rows, width), dtype=qkv_states.dtype, device=qkv_states.device)
+    gate_kernel[(rows,)](qkv_states, output, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)
     return output
 
 
