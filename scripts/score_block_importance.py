@@ -1,4 +1,4 @@
-"""Score the transformer blocks of a model, or choose sets of them: see `experiments/core_exp/score_blocks.py`."""
+"""Score a model's transformer blocks, or choose sets of them: see `experiments/core_exp/score_blocks.py`."""
 
 import sys
 from pathlib import Path

@@ -63,7 +63,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         task=table.origin["task"],
         metric=table.origin["metric"],
         best=float(table.best),
-        points=tuple(map(_point, table.settings)),
+        points=tuple(map(_recorded_point, table.settings)),
         sample_ids=table.sample_ids,
         pictures=table.pictures,
         scores=table.scores,
@@ -74,7 +74,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
     )
 
 
-def _point(key: str) -> KnobPoint:
+def _recorded_point(key: str) -> KnobPoint:
     found = _KEY.fullmatch(key)
     if found is None:
         raise ResultsError(

@@ -10,8 +10,10 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional
 
-from experiments.performance_prediction import fourier_algorithms, tap_algorithms, winograd_algorithms
 from experiments.performance_prediction.convolution import AlgorithmName, ConvShape
+from experiments.performance_prediction.fourier_algorithms import TILE, fft, fft_tiling
+from experiments.performance_prediction.tap_algorithms import direct, gemm
+from experiments.performance_prediction.winograd_algorithms import NONFUSED_OUTPUTS, winograd, winograd_nonfused
 
 
 class ConvolutionFunction(Protocol):
@@ -58,8 +60,8 @@ def _whole_plane(shape: ConvShape) -> str | None:
 
 
 def _tiled_plane(shape: ConvShape) -> str | None:
-    if max(shape.kernel) > fourier_algorithms.TILE:
-        return f"takes kernels of up to {fourier_algorithms.TILE}, this is {shape.kernel[0]}x{shape.kernel[1]}"
+    if max(shape.kernel) > TILE:
+        return f"takes kernels of up to {TILE}, this is {shape.kernel[0]}x{shape.kernel[1]}"
     return _spectrum(shape)
 
 
@@ -75,7 +77,7 @@ def _three_by_three(shape: ConvShape) -> str | None:
 
 
 def _three_or_five(shape: ConvShape) -> str | None:
-    return _square(tuple(winograd_algorithms.NONFUSED_OUTPUTS), shape)
+    return _square(tuple(NONFUSED_OUTPUTS), shape)
 
 
 _REFUSALS: Mapping[AlgorithmName, Callable[[ConvShape], str | None]] = {
@@ -93,12 +95,12 @@ _REFUSALS: Mapping[AlgorithmName, Callable[[ConvShape], str | None]] = {
 
 # guess: on the CPU there is no heuristic but torch's own.
 CPU_ALGORITHMS: Mapping[AlgorithmName, ConvolutionFunction] = {
-    "direct": tap_algorithms.direct,
-    "gemm": tap_algorithms.gemm,
-    "fft": fourier_algorithms.fft,
-    "fft tiling": fourier_algorithms.fft_tiling,
-    "winograd": winograd_algorithms.winograd,
-    "winograd nonfused": winograd_algorithms.winograd_nonfused,
+    "direct": direct,
+    "gemm": gemm,
+    "fft": fft,
+    "fft tiling": fft_tiling,
+    "winograd": winograd,
+    "winograd nonfused": winograd_nonfused,
     "guess": torch_choice,
     "torch": torch_choice,
 }

@@ -71,7 +71,7 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
         return None, f"energy was measured of {len(energies)} inferences; a fit needs {LEAST_ENERGIES}"
     algorithms = sorted({layer.runs for each in energies for layer in each.layers})
     target = np.array([each.energy_j for each in energies], dtype=np.float64)
-    columns = np.array([_columns(each, algorithms) for each in energies], dtype=np.float64)
+    columns = np.array([_energy_columns(each, algorithms) for each in energies], dtype=np.float64)
     scale = columns.mean(axis=0)
     scaled, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
     found = [float(each) for each in scaled / scale]
@@ -86,7 +86,7 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
     ), None
 
 
-def _columns(inference: MeasuredInference, algorithms: Sequence[AlgorithmName]) -> list[float]:
+def _energy_columns(inference: MeasuredInference, algorithms: Sequence[AlgorithmName]) -> list[float]:
     """Seconds whole and of the rest, then seconds and FLOPs of the convolutions by algorithm."""
     assert inference.energy_s is not None
     of = {name: [layer for layer in inference.layers if layer.runs == name] for name in algorithms}

@@ -17,7 +17,7 @@ from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import 
 )
 
 # A head's positions are shared out over so many programs that there are about so many in all, within these bounds.
-ATTENTION_PROGRAMS, FEWEST_SPLITS, MOST_SPLITS = 512, 2, 24
+ATTENTION_PROGRAMS, FEWEST_BATCH_SPLITS, MOST_BATCH_SPLITS = 512, 2, 24
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def batch_tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, batch
     return BatchTiles(
         qkv=SmallBatchTile(64, step, 4, stages),
         attention=single.attention,
-        splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-ATTENTION_PROGRAMS // programs))),
+        splits=min(MOST_BATCH_SPLITS, max(FEWEST_BATCH_SPLITS, -(-ATTENTION_PROGRAMS // programs))),
         output=SmallBatchTile(16, divisor(decoder.num_heads * decoder.head_width, 128 if half else 32), 4, stages),
         experts=tiles_of_few_rows(
             decoder.width, decoder.expert_width, decoder.head, _rows_of_expert(decoder, top_k, batch)

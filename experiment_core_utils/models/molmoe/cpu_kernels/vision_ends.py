@@ -10,9 +10,14 @@ from torch import nn
 
 from experiment_core_utils.models.molmoe.cpu_kernels.building import built
 from experiment_core_utils.models.molmoe.cpu_kernels.products import Panels, ProductPlace, panels_of
-from experiment_core_utils.models.molmoe.cpu_kernels.vision_block import NormPlace, refuse_other_rows, tile_width
-
-_PLACE, _WHOLE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+from experiment_core_utils.models.molmoe.cpu_kernels.vision_block import (
+    _INT,
+    _PLACE,
+    _WHOLE,
+    NormPlace,
+    refuse_other_rows,
+    tile_width,
+)
 
 
 class _Crops(ctypes.Structure):
@@ -24,7 +29,7 @@ class _Windows(ctypes.Structure):
 
 
 @cache
-def _library() -> Any:
+def _ends_library() -> Any:
     library: Any = built("vision_ends.cpp")
     library.vision_embed.argtypes = [_PLACE, ProductPlace, *[_PLACE] * 2, NormPlace, _PLACE, _Crops, _INT]
     library.vision_pool.argtypes = [*[_PLACE] * 3, ProductPlace, ProductPlace, _PLACE, _Windows, _INT]
@@ -64,7 +69,7 @@ class EmbeddingKernel:
         if side % self.patch_side or channels * self.patch_side**2 != inner or self.positions.shape != (tokens, width):
             raise ValueError(f"crops of {side} pixels with {channels} channels are not those of this tower")
         states = torch.empty(crops, tokens, width)
-        _library().vision_embed(
+        _ends_library().vision_embed(
             *(pixels.data_ptr(), self.patches.place, self.class_token.data_ptr(), self.positions.data_ptr()),
             *(NormPlace.of(self.norm), states.data_ptr()),
             *(_Crops(crops, channels, side, self.patch_side), torch.get_num_threads()),
@@ -78,7 +83,7 @@ def embedding_kernel(embeddings: Any, norm: nn.LayerNorm) -> EmbeddingKernel:
     Raises:
         ConfigurationError: the kernels cannot be compiled here.
     """
-    _library()
+    _ends_library()
     weight = embeddings.patch_embedding.weight.detach()
     patches = panels_of(weight.flatten(1), None, tile_width())
     class_token, positions = embeddings.class_embedding.detach(), embeddings.position_embedding.weight.detach()
@@ -116,7 +121,7 @@ class PoolingKernel:
         refuse_other_rows(masks, crops, patches)
         attended = torch.empty(crops, self.cells**2, width)
         windows = _Windows(crops, self.cells, self.side, self.heads)
-        _library().vision_pool(
+        _ends_library().vision_pool(
             *(each.data_ptr() for each in (features, masks, self.pads)),
             *(self.query.place, self.key_value.place, attended.data_ptr(), windows, torch.get_num_threads()),
         )
@@ -129,7 +134,7 @@ def pooling_kernel(connector: Any) -> PoolingKernel:
     Raises:
         ConfigurationError: the kernels cannot be compiled here.
     """
-    _library()
+    _ends_library()
     layers, tile = (connector.q_proj, connector.k_proj, connector.v_proj), tile_width()
     query, key, value = ((layer.weight.detach(), layer.bias.detach()) for layer in layers)
     key_value = panels_of(torch.cat([key[0], value[0]]), torch.cat([key[1], value[1]]), tile)
