@@ -17,8 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
-from experiment_core_utils.models.causal_lm import load_language_model, load_tokenizer, validate_loadable
-from experiment_core_utils.models.checkpoint_files import (
+from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
     compatible_attentions,
     download,
@@ -27,7 +26,10 @@ from experiment_core_utils.models.checkpoint_files import (
     refuse_not_finite,
     refuse_too_large,
 )
-from experiment_core_utils.models.foreign_model import HFSource, LoadOptions, find_hf_model, limits_of, load_hf_model
+from experiment_core_utils.models.common.quantisation import supported_types
+from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.loader import HFSource, LoadOptions, find_hf_model, limits_of, load_hf_model
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,
@@ -35,19 +37,17 @@ from experiment_core_utils.models.molmoe import (
     MolmoeImageProcessor,
     MolmoeProcessor,
 )
-from experiment_core_utils.models.molmoe.original_checkpoint import is_original_checkpoint
-from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.models.molmoe.published_checkpoint import (
+from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
+from experiment_core_utils.models.molmoe.checkpoint.published import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
     load_published_checkpoint,
+    load_published_tokenizer,
     native_shapes,
 )
-from experiment_core_utils.models.molmoe.published_tokenizer import load_published_tokenizer
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.models.quantisation import supported_types
-from experiment_core_utils.models.transformers_adapter import TransformersModel
-from experiment_core_utils.models.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.text_model import load_language_model, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import shortened

@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.windows import NOT_ASKED, allocated_to_query, energy_of_part, no_energy, why_no_power
-from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.text_generation import (
+from experiment_core_utils.models.common.text_generation import (
     GeneratedBatch,
     PlannedBatch,
     TextGenerator,
@@ -24,6 +23,7 @@ from experiment_core_utils.models.text_generation import (
     plan_batches,
     up_to_end,
 )
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.collectives import outcome_of_all
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize

@@ -18,7 +18,7 @@ from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, run_facts
-from experiment_core_utils.models.architecture import (
+from experiment_core_utils.models.common.describe import (
     MIB,
     architecture_sizes,
     computing_dtype,

@@ -17,21 +17,20 @@ from transformers import PreTrainedModel
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.models.architecture import computing_dtype, quantisation_in_force, stored_bytes
-from experiment_core_utils.models.architecture_flops import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.counted_flops import HF_CODE_ERRORS
-from experiment_core_utils.models.decoder_flops import BlockShape, ExpertsShape, MlpShape
-from experiment_core_utils.models.flop_counter import (
+from experiment_core_utils.models.common.describe import computing_dtype, quantisation_in_force, stored_bytes
+from experiment_core_utils.models.costs.active_shapes import COUNTING_LIMIT_S, architecture_in_force, generation_flops
+from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
+from experiment_core_utils.models.costs.counted import HF_CODE_ERRORS
+from experiment_core_utils.models.costs.counters import (
     count_flops,
     count_with_ptflops,
     has_packed_weights,
     meta_twin,
     without_padding_warning,
 )
+from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape, MlpShape
+from experiment_core_utils.models.costs.memory import StepWeights, cache_elements, read_elements, step_weights
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.memory_parts import StepWeights, cache_elements, read_elements, step_weights
-from experiment_core_utils.models.prompt_flops import COUNTING_LIMIT_S, generation_flops
-from experiment_core_utils.models.shapes_in_force import architecture_in_force
 from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named, resident_bytes, used_gpus
 from experiment_core_utils.primitives.distributions import mean_of
 from experiment_core_utils.primitives.errors import (

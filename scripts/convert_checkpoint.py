@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.models.molmoe.original_checkpoint import DTYPES, convert_original_checkpoint
+from experiment_core_utils.models.molmoe.checkpoint.original import DTYPES, convert_original_checkpoint
 from experiment_core_utils.primitives.errors import ProfilerError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.components import Component
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.compute import ModelBytes

@@ -20,7 +20,7 @@ from experiment_core_utils.b_model_loader import (
 from experiment_core_utils.config.parts import Precision
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.config.text import published_form, validated
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.models.molmoe.golden_model import load_goldens

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiment_core_utils.models.vision_options import known_kinds
+from experiment_core_utils.models.hf.vision_tokens import known_kinds
 from experiment_core_utils.primitives.files import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "bring_your_model.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from experiment_core_utils.config.text import TextConfig, published_form
 from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
 from experiment_core_utils.k_results_aggregation import pool_inference_results
 from experiment_core_utils.meters.energy_files import read_windows
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError

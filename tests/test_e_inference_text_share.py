@@ -9,7 +9,7 @@ import pytest
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.e_inference import WARM_UP_TOKENS, OwnPrompts, TextShard, run_shard
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.models.text_generation import TextGenerator, generation_values
+from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values
 from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from tests.simulated_energy import device_of, instruments_of, scripted_device

@@ -100,7 +100,7 @@ def test_model_architecture_info_of_a_plain_and_a_wrapped_model(tmp_path: Path) 
     folder = save_checkpoint(tiny_llama(), tmp_path)
     model, _ = load_model_tokenizer({"model_name": str(folder), "device": "cpu", "fp_precision": "bfloat16"})
     found: Any = get_model_architecture_info(model)
-    # See tests/models/test_architecture.py for the arithmetic.
+    # See tests/models/common/test_describe.py for the arithmetic.
     assert (found["model_class"], found["total_parameters"]) == ("LlamaForCausalLM", 139584)
     assert found["trainable_parameters"] == 139584
     assert found["model_size_mb"] == pytest.approx(2 * 139584 / 2**20, abs=1e-4)

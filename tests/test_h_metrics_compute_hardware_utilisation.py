@@ -11,8 +11,8 @@ from experiment_core_utils.h_metrics_compute import (
     text_utilisation,
 )
 from experiment_core_utils.meters.host_facts import Peaks
-from experiment_core_utils.models.decoder_flops import BlockShape, MlpShape
-from experiment_core_utils.models.memory_parts import RoutedBytes, StepWeights
+from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
+from experiment_core_utils.models.costs.memory import RoutedBytes, StepWeights
 from experiment_core_utils.records.compute import GenerationFlops, ModelBytes
 from experiment_core_utils.records.requests import StageFlops
 from tests.hand_made_records import answered_sample, measured_sample, staged_run

@@ -1,7 +1,7 @@
 """Peaks in parts, by hand."""
 
 from experiment_core_utils.h_metrics_compute import largest_batch_cache, memory_parts, setting_memory
-from experiment_core_utils.models.decoder_flops import BlockShape, MlpShape
+from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
 from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import MemoryReading
 from tests.hand_made_records import answered_sample, measured_sample, staged_run

@@ -8,7 +8,7 @@ from transformers import GPT2Config
 
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.h_metrics_compute import generation_metrics, products_dtype, text_memory
-from experiment_core_utils.models.prompt_flops import generation_flops
+from experiment_core_utils.models.costs.active_shapes import generation_flops
 from tests.models.tiny_families import build
 from tests.text_records import text_run
 from tests.tiny_causal_models import causal_model, llama_config, olmoe_config

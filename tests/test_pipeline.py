@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.models.molmoe.cpu_kernels import decode_step
+from experiment_core_utils.models.molmoe.engines.cpu import decode as decode_step
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target

@@ -19,8 +19,8 @@ from experiment_core_utils.j_results_saving import save_aggregated_results_json
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.models.architecture_flops import Architecture, architecture_of
-from experiment_core_utils.models.causal_lm import validate_loadable
+from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
+from experiment_core_utils.models.text_model import validate_loadable
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError, ResultsRefused
 from experiment_core_utils.records.journal import only_run_in

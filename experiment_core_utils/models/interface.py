@@ -2,17 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import nn
 
-from experiment_core_utils.models.components import Component
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
+
+Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
+
+
+"""`ffn` is the whole feed-forward part of a block; `routing` and `experts` lie inside it where it is a mixture.
+
+`attention` has its projections in it, `norm` the norms between the parts, `head` the product with the vocabulary.
+"""
+
+
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+
+STAGES = ("vision", "prefill", "decode")
+
 
 # Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ between
 # torch's products, C++ for whole blocks, one C++ call a decode step, and a CUDA graph.
@@ -24,6 +38,8 @@ MODULES, REFERENCE, CPU_ROWS, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH = (
     "cpu step",
     "cuda graph",
 )
+
+
 # The ways that need no proof against the reference, and that are no faster than the modules by design.
 PLAIN = frozenset({MODULES, REFERENCE})
 

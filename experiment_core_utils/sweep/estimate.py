@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from experiment_core_utils.b_model_loader import ModelSource, load_processor
-from experiment_core_utils.models.architecture_flops import UnknownArchitecture, architecture_of
-from experiment_core_utils.models.foreign_model import HFSource, skeleton_of
-from experiment_core_utils.models.memory_parts import cache_elements as decoder_cache_elements
+from experiment_core_utils.models.costs.architecture import UnknownArchitecture, architecture_of
+from experiment_core_utils.models.costs.memory import cache_elements as decoder_cache_elements
+from experiment_core_utils.models.hf.loader import HFSource, skeleton_of
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within

@@ -14,7 +14,7 @@ from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, Task
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import plan_settings
 from experiment_core_utils.meters.host_facts import environment_stamp
-from experiment_core_utils.models.checkpoint_files import weights_stamp
+from experiment_core_utils.models.common.checkpoint_files import weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import of_all_processes, of_main_process, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads

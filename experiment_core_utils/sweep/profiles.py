@@ -14,9 +14,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
 from experiment_core_utils.config.parts import ProfilerMode
-from experiment_core_utils.models.components import Component
-from experiment_core_utils.models.greedy import generate_greedily
-from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.interface import Component, Stages
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 

@@ -26,7 +26,7 @@ from experiment_core_utils.k_results_aggregation import (
     pool_inference_results,
 )
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
-from experiment_core_utils.models.text_generation import logits_fault
+from experiment_core_utils.models.common.text_generation import logits_fault
 from experiment_core_utils.primitives.collectives import of_all_processes, outcome_of_all, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.records.caveats import Caveat, caveat, sentences

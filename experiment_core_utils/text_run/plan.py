@@ -12,8 +12,8 @@ from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, 
 from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.meters.host_facts import environment_stamp
-from experiment_core_utils.models.causal_lm import LanguageModelSource, load_tokenizer, validate_loadable
-from experiment_core_utils.models.text_generation import check_context
+from experiment_core_utils.models.common.text_generation import check_context
+from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.requests import TokenisedPrompts

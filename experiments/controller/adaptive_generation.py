@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.models.greedy import generate_async, generate_greedily
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.split_execution import (
+from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.paused_runner import (
     EagerPausedPrefill,
     EnginePausedPrefill,
     PausedPrefillShape,
 )
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import PreparedRequest

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiment_core_utils.models.graph_capture import CudaGraphs, GraphCapturer
-from experiment_core_utils.models.triton_building import built
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphs, GraphCapturer
+from experiment_core_utils.models.common.triton_build import built
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.budget_token import FREQUENCIES
 from experiments.controller.device_question import DeviceQuestion

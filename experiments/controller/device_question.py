@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from experiment_core_utils.models.graph_capture import GraphCapturer
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 
 
 class DeviceQuestion:

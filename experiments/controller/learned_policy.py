@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.adaptive_generation import AdaptiveModel
 from experiments.controller.deciders import NetworkDecider

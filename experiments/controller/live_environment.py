@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Answer, Metric, answer_to
 from experiments.controller.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun

@@ -7,8 +7,8 @@ from pathlib import Path
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.models.checkpoint_files import weights_digest
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.sweep.plan import block_choice_of

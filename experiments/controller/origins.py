@@ -10,7 +10,7 @@ from typing import Any
 
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.models.checkpoint_files import weights_digest
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid

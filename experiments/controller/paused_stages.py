@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiment_core_utils.models.components import Component
-from experiment_core_utils.models.held_request import PrefilledRequest
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.interface import Component
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.paused_runner import EnginePausedPrefill, PausedPrefillStages
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.split_execution import EnginePausedPrefill, PausedPrefillStages
 from experiment_core_utils.primitives.errors import SettingError
 
 Choose = Callable[[torch.Tensor], DecoderKnobs]

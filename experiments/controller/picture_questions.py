@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.models.prompt_layout import check_prompt
+from experiment_core_utils.models.hf.requests import check_prompt
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.adaptive_generation import prompt_ids

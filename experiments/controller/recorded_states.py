@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.split_prefill import TracedPrefill
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.eager.paused_prefill import TracedPrefill
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import LogLines

@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from experiment_core_utils.models.graph_capture import GraphCapturer
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.device_odds import DeviceOdds

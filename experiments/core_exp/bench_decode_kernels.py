@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_decode import GraphedDecode
-from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
-from experiment_core_utils.models.molmoe.key_value_store import KVCache
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
+from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
-from experiment_core_utils.models.molmoe.packed_blocks import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiments.core_exp.bench_prefill_parts import built, relative
 
 # Bytes per second that the card's memory attains, as the project's other floors take it.

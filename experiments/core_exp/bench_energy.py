@@ -25,7 +25,7 @@ from experiment_core_utils.meters.instruments import Instruments, find_instrumen
 from experiment_core_utils.meters.selftest import missing_lines
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (

@@ -34,13 +34,13 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
-from experiment_core_utils.models.foreign_requests import HFRequests
-from experiment_core_utils.models.generate_marks import generate_timed, greedy_config
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
+from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
-from experiment_core_utils.models.transformers_adapter import TransformersModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically

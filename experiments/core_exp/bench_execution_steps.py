@@ -15,18 +15,20 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.models.graph_capture import CudaGraphs, GraphCapturer, Reruns
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_decode import FIRST_OVERLAPPING
-from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe.captured_prefill import GraphedPrefill
-from experiment_core_utils.models.molmoe.captured_vision import GraphedVision
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.kernels.tiles import tiles_for
-from experiment_core_utils.models.molmoe.key_value_store import KVCache
-from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
-from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.gpu.decode import FIRST_OVERLAPPING
+from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
+from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import (
+    DecoderWeights,
+    fuse_decoder_weights,
+    fuse_vision_weights,
+)
 from experiments.core_exp.bench_decode_kernels import MAX_SEQ_LEN, POSITIONS, filled_kv_cache
 from experiments.core_exp.bench_prefill_parts import built, crops_of, milliseconds
 

@@ -23,8 +23,8 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.models.generate_marks import generate_timed, greedy_config
-from experiment_core_utils.models.transformers_adapter import TransformersModel
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import (
     Marks,

@@ -17,15 +17,18 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe.captured_prefill import GraphedPrefill
-from experiment_core_utils.models.molmoe.captured_vision import GraphedVision
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import (
+    DecoderWeights,
+    fuse_decoder_weights,
+    fuse_vision_weights,
+)
 from experiment_core_utils.models.molmoe.flops import vision_flops
-from experiment_core_utils.models.molmoe.key_value_store import KVCache
-from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
-from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
 from experiment_core_utils.primitives.errors import ProfilerError
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.

@@ -18,7 +18,7 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.greedy import generate_greedily
+from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
 from experiment_core_utils.sweep.profiles import StagesInRanges, new_profiler

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiment_core_utils.models.components import COMPONENTS, STAGES
+from experiment_core_utils.models.interface import COMPONENTS, STAGES
 
 # What a stage is cut into without overlap; `ffn` of the report is the sum of three of them.
 PARTS = ("attention", "routing", "experts", "ffn_other", "norm", "head", "other")

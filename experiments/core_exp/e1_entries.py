@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiment_core_utils.models.components import STAGES
+from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiments.core_exp.component_breakdown import PARTS, PartTime, StageParts
 from experiments.core_exp.flops_latency import StagePoint

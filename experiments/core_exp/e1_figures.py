@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiment_core_utils.models.components import STAGES
+from experiment_core_utils.models.interface import STAGES
 from experiments.core_exp.component_breakdown import PARTS, StageParts
 from experiments.core_exp.figures import (
     BLACK,

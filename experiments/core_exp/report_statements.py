@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from experiment_core_utils.models.components import STAGES
+from experiment_core_utils.models.interface import STAGES
 from experiments.core_exp.e2_entries import FrontAnalysis, TaskAnalysis, present
 from experiments.core_exp.e2_figures import KNOB_NAMES
 from experiments.core_exp.e3_figures import AIM

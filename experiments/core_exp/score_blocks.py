@@ -41,9 +41,9 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.meters.host_facts import command_line, package_version
-from experiment_core_utils.models.checkpoint_files import weights_digest
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically

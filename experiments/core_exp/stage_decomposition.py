@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from experiment_core_utils.models.components import STAGES
+from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.distributions import bootstrap_interval, cluster_totals
 
 Key = TypeVar("Key", bound=Hashable)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiment_core_utils.models.components import STAGES
+from experiment_core_utils.models.interface import STAGES
 from experiments.core_exp.component_breakdown import PARTS
 from experiments.core_exp.e1_figures import PART_COLOURS, PART_NAMES
 from experiments.core_exp.figures import BLUE, QUIET, STAGE_COLOURS, VERMILION

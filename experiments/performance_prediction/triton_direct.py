@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from experiment_core_utils.models.triton_building import built
+from experiment_core_utils.models.common.triton_build import built
 from experiments.performance_prediction.convolution import AlgorithmRefused, ConvShape
 from experiments.performance_prediction.triton_launch import too_large
 

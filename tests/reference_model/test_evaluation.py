@@ -8,7 +8,7 @@ import torch
 
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.interface import Answer

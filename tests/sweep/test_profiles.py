@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.components import COMPONENTS
+from experiment_core_utils.models.interface import COMPONENTS
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
 from experiment_core_utils.sweep.profiles import ComponentRanges, TorchProfiles, profiled_run

@@ -3,7 +3,7 @@
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.models.graph_capture import GraphCapturer
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiments.controller.device_odds import USUAL_IDS, DeviceOdds
 from experiments.controller.host_networks import Odds
 from experiments.controller.knob_choices import KnobSpace

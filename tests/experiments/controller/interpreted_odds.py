@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from experiment_core_utils.models.graph_capture import Reruns
+from experiment_core_utils.models.common.cuda_graphs import Reruns
 from tests.experiments.controller.compared_odds import compared
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.checkpoint_files import weights_digest
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import load_grid

@@ -11,10 +11,10 @@ from PIL import Image
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.greedy import generate_async
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.split_execution import EagerPausedPrefill, EnginePausedPrefill
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.common.greedy import generate_async
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.paused_runner import EagerPausedPrefill, EnginePausedPrefill
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.knobs import tier_target

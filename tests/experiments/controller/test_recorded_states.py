@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.models.molmoe.split_prefill import trace_prefill
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.eager.paused_prefill import trace_prefill
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import sample_lines

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.models.molmoe.cpu_kernels.building import found_compiler, refuse_other_openmp
+from experiment_core_utils.models.molmoe.engines.cpu.build import found_compiler, refuse_other_openmp
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 

@@ -6,7 +6,7 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.molmoe.staged import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 
 
 def eager_and_graph(checkpoint: Path) -> dict[str, MolmoeStagedModel]:

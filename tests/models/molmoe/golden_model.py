@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiment_core_utils.models.molmoe.checkpoint.published import (
+    assemble,
+    config_from_published,
+    native_shapes,
+    published_layout,
+)
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.models.molmoe.published_checkpoint import config_from_published, native_shapes
-from experiment_core_utils.models.molmoe.published_layout import assemble, published_layout
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "molmoe"
 

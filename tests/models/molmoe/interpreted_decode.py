@@ -10,16 +10,15 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.batched_kernels.batch_tiles import BatchTiles
-from experiment_core_utils.models.molmoe.batched_kernels.batched_step import BatchBuffers, BatchedStep
-from experiment_core_utils.models.molmoe.batched_kernels.shared_products import SmallBatchTile, small_batch_gemm
-from experiment_core_utils.models.molmoe.engines import DecoderKnobs
-from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
-from experiment_core_utils.models.molmoe.kernels.decode_step import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.kernels.tiles import StepTiles, Tile
-from experiment_core_utils.models.molmoe.key_value_store import KVCache
-from experiment_core_utils.models.molmoe.packed_blocks import DecoderWeights, fuse_decoder_weights
-from experiment_core_utils.models.molmoe.prefill_kernels import grouped_product
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
+from experiment_core_utils.models.molmoe.engines.gpu.triton import grouped_gemm as grouped_product
+from experiment_core_utils.models.molmoe.engines.gpu.triton.batched_decode_forward import BatchBuffers, BatchedStep
+from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+from experiment_core_utils.models.molmoe.engines.gpu.triton.small_batch_gemm import SmallBatchTile, small_batch_gemm
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import BatchTiles, StepTiles, Tile
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
 from tests.conftest import tiny_config
 from tests.models.molmoe.routers import router_logits
 

@@ -8,19 +8,17 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.captured_vision import cut_patches, real_crops
-from experiment_core_utils.models.molmoe.expert_record import ExpertRecord
-from experiment_core_utils.models.molmoe.key_value_store import KVCache
-from experiment_core_utils.models.molmoe.packed_blocks import fuse_decoder_weights
-from experiment_core_utils.models.molmoe.packed_vision import fuse_vision_weights
-from experiment_core_utils.models.molmoe.prefill_kernels import prefill as prefill_kernels
-from experiment_core_utils.models.molmoe.prefill_kernels import split_prefill as split_kernels
-from experiment_core_utils.models.molmoe.prefill_kernels import vision as vision_kernels
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_experts import expert_rows
-from experiment_core_utils.models.molmoe.prefill_kernels.grouped_product import ProductTile
-from experiment_core_utils.models.molmoe.prefill_kernels.norms import norm
-from experiment_core_utils.models.molmoe.prefill_kernels.routing import align_blocks, route
-from experiment_core_utils.models.molmoe.split_prefill import begin_prefill, finish_prefill
+from experiment_core_utils.models.molmoe.eager.paused_prefill import begin_prefill, finish_prefill
+from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
+from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward as prefill_kernels
+from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward as split_kernels
+from experiment_core_utils.models.molmoe.engines.gpu.triton import vision_forward as vision_kernels
+from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import ProductTile, expert_rows
+from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import norm
+from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import align_blocks, route
+from experiment_core_utils.models.molmoe.engines.gpu.vision import cut_patches, real_crops
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import fuse_decoder_weights, fuse_vision_weights
 from tests.conftest import tiny_config
 from tests.models.molmoe.routers import router_logits
 

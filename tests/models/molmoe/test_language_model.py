@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.checkpoint.published import published_language_tensors
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
-from experiment_core_utils.models.molmoe.published_checkpoint import published_language_tensors
 from tests.models.molmoe.golden_model import golden_model, load_goldens, published_tensors
 from tests.same_floats import assert_same_floats
 

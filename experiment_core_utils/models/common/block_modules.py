@@ -1,0 +1,142 @@
+"""In: a model, or a block of its decoder; out: the list of blocks; router and elements of the matrices of a block, read
+once while its modules stay.
+
+A block of seventy modules takes longer to walk than a figure of operations may take over eighty blocks.
+"""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from experiment_core_utils.models.common.describe import SCALE_SUFFIXES
+
+# The biases of a block's experts lie in one tensor.
+_NOT_MATRICES = (*SCALE_SUFFIXES, "_bias")
+
+
+def block_stack(model: PreTrainedModel) -> Any:
+    """The module that holds the blocks of a model's decoder as `layers`; None where there is no such list."""
+    decoder = model.get_decoder()
+    for stack in (decoder, getattr(decoder, "model", None)):
+        if isinstance(getattr(stack, "layers", None), nn.ModuleList):
+            return stack
+    return None
+
+
+@dataclass(frozen=True)
+class BlockModules:
+    """What a block was made of when it was read; it does not keep its modules alive.
+
+    Attributes:
+        router: the module whose `top_k` says how many experts run for a token; None in a dense block.
+        matrix_elements: of all its products, packed weights as many as before packing; None where packed weights do
+            not tell.
+        patched: the module, by its name in the block, whose `forward` was put in place of its class's, so that what it
+            computes is not told by its weights; the hooks of accelerate, which go on to the class's, are none.
+    """
+
+    block: "weakref.ref[nn.Module]"
+    router: "weakref.ref[nn.Module] | None"
+    matrix_elements: int | None
+    patched: str | None
+
+    @classmethod
+    def of(cls, block: nn.Module) -> "BlockModules":
+        """Read it."""
+        router = next((module for module in block.modules() if "top_k" in vars(module)), None)
+        return cls(
+            weakref.ref(block),
+            None if router is None else weakref.ref(router),
+            matrix_elements(block),
+            next((name or "itself" for name, module in block.named_modules() if _is_patched(module)), None),
+        )
+
+    @property
+    def top_k(self) -> int | None:
+        """Experts that the router chooses for a token now; None in a dense block."""
+        router = None if self.router is None else self.router()
+        return None if router is None else int(vars(router)["top_k"])
+
+
+def _is_patched(module: nn.Module) -> bool:
+    own = vars(module)
+    return "forward" in own and not ("_hf_hook" in own and "_old_forward" in own)
+
+
+_Modules = tuple["weakref.ref[nn.Module]", ...]
+
+
+@dataclass(frozen=True)
+class ModulePlaces:
+    """Where the modules and the matrices of blocks hung when they were read; it does not keep them alive.
+
+    All blocks are compared in one pass: by block, a deep mixture takes longer than a figure may.
+
+    Attributes:
+        parents, holders: modules that have parts, and those that have matrices.
+        found: ids of the parts and of the matrices, and which of these modules have a `forward` of their own; what
+            lives has an id of its own.
+    """
+
+    parents: _Modules
+    holders: _Modules
+    found: tuple[list[int], list[bool]]
+
+    @classmethod
+    def of(cls, blocks: Iterable[nn.Module]) -> "ModulePlaces":
+        """Read them."""
+        modules = [module for block in blocks for module in block.modules()]
+        parents = [module for module in modules if vars(module)["_modules"]]
+        holders = [module for module in modules if _has_matrix(module)]
+        return cls(tuple(map(weakref.ref, parents)), tuple(map(weakref.ref, holders)), _found(parents, holders))
+
+    def are_as_read(self) -> bool:
+        """Whether nothing in them was replaced, added, removed or patched since."""
+        parents = [module for reference in self.parents if (module := reference()) is not None]
+        holders = [module for reference in self.holders if (module := reference()) is not None]
+        return (len(parents), len(holders)) == (len(self.parents), len(self.holders)) and (
+            _found(parents, holders) == self.found
+        )
+
+
+def _found(parents: Sequence[nn.Module], holders: Sequence[nn.Module]) -> tuple[list[int], list[bool]]:
+    above, below = [module.__dict__ for module in parents], [module.__dict__ for module in holders]
+    parts = [own["_modules"].values() for own in above]
+    parts += [own["_parameters"].values() for own in below]
+    return list(map(id, chain.from_iterable(parts))), ["forward" in own for own in above + below]
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    return any(each is not None and each.dim() > 1 for each in vars(module)["_parameters"].values())
+
+
+def matrix_elements(part: nn.Module) -> int | None:
+    """Elements of every matrix in it, as its products use them; None where packed weights do not tell.
+
+    Not counted: vectors (norms, biases) and the scales of quantised weights.
+    """
+    found = 0
+    for module in part.modules():
+        elements = _own_elements(module)
+        if elements is None:
+            return None
+        found += elements
+    return found
+
+
+def _own_elements(module: nn.Module) -> int | None:
+    own = vars(module)
+    kept = {name: each for name, each in own["_parameters"].items() if each is not None}
+    matrices = [each for name, each in kept.items() if each.dim() > 1 and not name.endswith(_NOT_MATRICES)]
+    is_linear = isinstance(own.get("in_features"), int) and isinstance(own.get("out_features"), int)
+    # bitsandbytes stores its packed column in any number format.
+    is_column = is_linear and any(matrix.shape[-1] == 1 != own["in_features"] for matrix in matrices)
+    is_packed = is_column or any(not each.is_floating_point() for each in kept.values())
+    if is_linear and (is_packed or not matrices):
+        return int(own["in_features"]) * int(own["out_features"])
+    return None if is_packed else sum(matrix.numel() for matrix in matrices)

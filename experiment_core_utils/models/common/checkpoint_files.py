@@ -1,0 +1,400 @@
+"""In: a folder or a hub id; out: the folder with its files, its config as it stands, and whether weights fit it."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import is_kernels_available
+
+from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.primitives.device import most_memory_bytes
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.files import read_json, refuse_unreadable
+
+# What transformers opens in a folder, by the ends of the names; those in JSON hold one object each.
+_OPENED = (".json", ".safetensors", ".jinja", ".model", ".txt", ".bin")
+
+
+_JSON_OBJECTS = (
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "model.safetensors.index.json",
+)
+
+
+# The deepest published models have fewer than 200; building a million of them takes hours and all memory.
+MOST_LAYERS = 1000
+
+
+_NUMBER_OF_LAYERS = re.compile(r"(.*_)?n?(layers?|blocks|depth)")
+
+
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+
+
+def download(
+    name: str,
+    patterns: Sequence[str],
+    hint: str,
+    cache_dir: Path | None = None,
+    revision: str | None = None,
+    ignored: Sequence[str] | None = None,
+) -> Path:
+    """The folder of a hub id's snapshot, named by its commit, with at least the files that fit `patterns`.
+
+    Args:
+        hint: what to give instead, the end of the message.
+
+    Raises:
+        ConfigurationError: `name` is not a hub id, or the hub does not give it.
+    """
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        raise ConfigurationError(f"there is no model folder {name}; {hint}")
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=cache_dir,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(ignored) if ignored is not None else None,
+                # Of a commit the hub is asked for the list of files, offline too.
+                local_files_only=constants.HF_HUB_OFFLINE,
+            )
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        at_revision = f" at revision {revision}" if revision is not None else ""
+        raise ConfigurationError(
+            f"{name} is not a folder, and the hub did not give it{at_revision} ({first_line(error)}); {hint}"
+        ) from error
+
+
+def weights_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of each file of weights: other weights in the same folder differ in it."""
+    files = sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the files of weights: the same wherever the folder lies."""
+    digest = hashlib.sha256()
+    for name, _, _ in weights_stamp(folder):
+        digest.update(name.encode())
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def read_raw_config(folder: Path) -> Mapping[str, Any]:
+    """`config.json` as it stands; raises ConfigurationError where there is none that can be read."""
+    file = folder / "config.json"
+    if not file.exists() and not file.is_symlink():
+        raise ConfigurationError(f"{folder} contains no model: there is no config.json in it")
+    return _object_in(file)
+
+
+def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]:
+    """`config.json` of a model folder of which everything that transformers would open can be opened and read.
+
+    Args:
+        allow_hub_code: whether the config may name an attention that is code from the hub.
+
+    Raises:
+        ConfigurationError: a file that is not regular, not readable, or not the JSON that belongs there; more layers
+            than `MOST_LAYERS`; code from the hub.
+    """
+    config = read_raw_config(folder)
+    for file in sorted(folder.iterdir()):
+        if file.name.endswith(_OPENED):
+            refuse_unreadable(file)
+    for name in _JSON_OBJECTS:
+        if (folder / name).exists():
+            _object_in(folder / name)
+    for key in ("text_config", "vision_config"):
+        if not isinstance(config.get(key, {}), dict | None):
+            raise ConfigurationError(
+                f"{folder / 'config.json'} is not possible: {key} is {type(config[key]).__name__}; give an object"
+            )
+    for key, value in _fields_of(config):
+        if key in _ATTENTION and isinstance(value, str) and not allow_hub_code:
+            refuse_hub_code(value, f"{key} in {folder / 'config.json'}")
+        if isinstance(value, int) and value > MOST_LAYERS and _NUMBER_OF_LAYERS.fullmatch(key):
+            raise ConfigurationError(
+                f"{folder / 'config.json'}: {key} {value:.6g} is not possible; give at most {MOST_LAYERS}"
+            )
+    if (folder / "generation_config.json").exists():
+        _check_generation_config(folder)
+    return config
+
+
+def _object_in(file: Path) -> dict[str, Any]:
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} contains no JSON object but {type(content).__name__}")
+    return content
+
+
+def _fields_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, those of parts included; a file that was read is not nested deeply."""
+    for key, value in config.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _fields_of(value)
+
+
+def _check_generation_config(folder: Path) -> None:
+    with vendor_errors_named(f"the generation_config.json in {folder} cannot be used"):
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(found, name)
+        ids = value if isinstance(value, list) else [value]
+        if not all(each is None or type(each) is int for each in ids):
+            raise ConfigurationError(
+                f"the generation_config.json in {folder} cannot be used: {name} is {value!r}; give a token id"
+            )
+
+
+def refuse_hub_code(attention: str | None, named: str, compatible: Sequence[str] | None = None) -> None:
+    """Raises ConfigurationError for an attention implementation whose code would come from the hub and run.
+
+    That is a repository's name, and with the package `kernels` also flash attention whose own package is not here.
+
+    Args:
+        named: who asks for it.
+        compatible: the flash attentions that the model takes; for another one transformers takes the first of them.
+    """
+    if attention is None:
+        return
+    plain = attention.removeprefix("paged|")
+    if "/" in plain:
+        raise ConfigurationError(f"{named}: {attention} is code from the hub, which is not run; give sdpa or eager")
+    flash = re.fullmatch(r"flash_attention_([0-9]+)", plain)
+    if flash is None or not is_kernels_available():
+        # Without that package nothing is fetched: transformers says what is missing.
+        return
+    if compatible is not None and plain not in compatible:
+        raise ConfigurationError(
+            f"{named}: in place of {attention} this model takes a kernel that transformers would fetch from the hub "
+            f"({compatible[0]}), which is not run; give sdpa or eager"
+        )
+    if not getattr(transformers.utils, f"is_flash_attn_{flash[1]}_available", lambda: False)():
+        raise ConfigurationError(
+            f"{named}: {attention} needs the package flash-attn and a GPU; transformers would fetch a kernel from the "
+            "hub in its place, which is not run; install flash-attn, or give sdpa or eager"
+        )
+
+
+def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence[str] | None:
+    """The flash attentions that a model's class takes; None where it takes any."""
+    try:
+        return getattr(auto_class._model_mapping[type(config)], "_compatible_flash_implementations", None)
+    except (KeyError, AttributeError):
+        return None
+
+
+def refuse_not_finite(model: nn.Module, folder: Path) -> None:
+    """Raises ConfigurationError for a weight that is NaN or infinite: nothing that such a model answers means anything.
+
+    The numbers by which quantised weights are scaled are looked at like weights.
+    """
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            _refuse_not_finite(name, tensor, folder)
+
+
+def refuse_files_not_finite(folder: Path) -> None:
+    """The same for files that are quantised while they are loaded: whole numbers of few bits do not show it any more.
+
+    One tensor is in memory at a time; pickled files are not looked at.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        with vendor_errors_named(f"the weights in {file} cannot be read"), safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118
+                _refuse_not_finite(name, handle.get_tensor(name), folder)
+
+
+def _refuse_not_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
+    if not _is_finite(tensor):
+        raise ConfigurationError(
+            f"the weights in {folder} are not finite: {name} contains NaN or infinity; copy the files again, or "
+            f"give a precision with enough range, such as bfloat16"
+        )
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if tensor.is_meta or not tensor.is_floating_point():
+        return True
+    wide = tensor if tensor.element_size() > 1 else tensor.float()
+    # A sum reads the weights once and keeps nothing; only one that overflows needs a look at each number.
+    total = wide.sum(dtype=torch.float64 if wide.dtype == torch.float64 else torch.float32)
+    return bool(total.isfinite()) or bool(wide.isfinite().all())
+
+
+def refuse_too_large(num_bytes: int, name: str, device: torch.device) -> None:
+    """Raises ConfigurationError for weights that the whole memory could not hold, however much of it were free."""
+    most = most_memory_bytes(device)
+    if num_bytes > most:
+        raise ConfigurationError(
+            f"{name} needs {num_bytes / 2**30:.4g} GiB for its weights, and all memory of this "
+            f"{'GPU' if device.type == 'cuda' else 'machine'} is {most / 2**30:.4g} GiB; give a smaller model"
+        )
+
+
+def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:
+    """Every tensor must be there and fit: transformers alone would fill a gap with random numbers and a warning.
+
+    Args:
+        found: transformers' loading info.
+
+    Raises:
+        ConfigurationError: weights are missing, of another shape, or left over.
+    """
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in found[what])
+        if names:
+            raise ConfigurationError(
+                f"the weights in {folder} do not fit its config: {len(names)} {what.replace('_', ' ')}, "
+                f"for example {names[0]}"
+            )
+
+
+INDEX_FILE = "model.safetensors.index.json"
+
+
+_FLOATING = ("F64", "F32", "F16", "BF16")
+
+
+_NAMED_AT_MOST = 5
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies, by the header of its file; `dtype` is safetensors' name, such as "F32"."""
+
+    file: Path
+    shape: Shape
+    dtype: str
+
+
+def find_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder by its name; headers are read, no data.
+
+    With `model.safetensors.index.json` the files are those that it names, else all `*.safetensors`.
+
+    Raises:
+        ConfigurationError: no files; a file that the index names is not there, or one is there that it does not name;
+            a file that is not whole; a tensor that lies in two files, or is not stored in floating point.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in _files_of(folder):
+        for name, stored in _read_header(file).items():
+            if name in found:
+                raise ConfigurationError(
+                    f"{folder}: the tensor {name} lies in {found[name].file.name} and in {file.name}; keep one of them"
+                )
+            found[name] = stored
+    other = [name for name, stored in found.items() if stored.dtype not in _FLOATING]
+    if other:
+        raise ConfigurationError(
+            f"{folder}: {listed(other)} not stored in floating point ({found[other[0]].dtype}); quantised weights in "
+            "this layout are not supported"
+        )
+    return found
+
+
+def _files_of(folder: Path) -> list[Path]:
+    present = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        if not present:
+            raise ConfigurationError(
+                f"{folder} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
+                "profile the architecture alone"
+            )
+        return present
+    try:
+        named = sorted({folder / str(file) for file in read_json(index)["weight_map"].values()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{index} is not an index of safetensors: {first_line(error)}") from error
+    missing = [file.name for file in named if not file.is_file()]
+    if missing:
+        raise ConfigurationError(
+            f"{folder}: {len(missing)} of the {len(named)} files that {INDEX_FILE} names are not there: "
+            f"{listed(missing)}; the download is not complete, repeat it"
+        )
+    left_over = [file.name for file in present if file not in named]
+    if left_over:
+        raise ConfigurationError(
+            f"{folder}: {INDEX_FILE} does not name {listed(left_over)}; remove what is not its own"
+        )
+    return named
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        with safe_open(file, framework="pt") as handle:
+            slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+            return {
+                name: StoredTensor(file, tuple(part.get_shape()), str(part.get_dtype()))
+                for name, part in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise ConfigurationError(
+            f"the weights in {file} cannot be read: {first_line(error)}; copy or download the file again"
+        ) from error
+
+
+def read_tensor(name: str, stored: StoredTensor) -> torch.Tensor:
+    """One tensor, as a view of its file.
+
+    The file is mapped anew for each: pages that were read count as this process's memory for as long as the file stays
+    mapped, which here is as long as the tensor is held.
+    """
+    with safe_open(stored.file, framework="pt") as handle:
+        tensor: torch.Tensor = handle.get_tensor(name)
+    return tensor
+
+
+def refuse_misfit_tensors(found: Mapping[str, Shape], expected: Mapping[str, Shape], where: str) -> None:
+    """Every tensor that the config asks for must be there in its shape, and no other.
+
+    Raises:
+        ConfigurationError: names what is missing, unexpected and of another shape.
+    """
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    misshapen = [
+        f"{name} {list(found[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and tuple(found[name]) != tuple(shape)
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
+    complaints = [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]
+    if complaints:
+        raise ConfigurationError(f"the tensors in {where} do not fit its config; {'; '.join(complaints)}")
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

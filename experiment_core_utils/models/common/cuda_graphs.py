@@ -1,0 +1,184 @@
+"""In: work on a GPU that always does the same on the same memory; out: a replay of it by one launch from the host.
+
+What is captured must read its inputs from tensors that stay where they are, must not wait for the GPU, and must not ask
+the host for a decision. Memory of the captured work comes from one pool: it is for work that never runs at the same
+time, and what one replay leaves there the next replay of another may overwrite.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import torch
+
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
+
+NO_GRAPHS = "there are no CUDA graphs on the CPU"
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[None]:
+    """Context in which running out of memory is a refusal of this request size, not a failure.
+
+    Raises:
+        ConfigurationError: in place of `OutOfMemory` and of torch's errors that say the same.
+    """
+    try:
+        with out_of_memory_named():
+            yield
+    except OutOfMemory as error:
+        raise ConfigurationError(
+            f"the device has no memory left to make a prompt of {prompt_tokens} tokens and an answer of "
+            f"{max_new_tokens} ready ({error})"
+        ) from error
+
+
+class GraphCapturer(Protocol):
+    """Makes a replay of work."""
+
+    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Runs the work at least once, and gives a function that does the same again on the same tensors.
+
+        What that function returns may be overwritten by its next call.
+
+        Raises:
+            ConfigurationError: it cannot be replayed; its message is the reason.
+            OutOfMemory: there is no memory left to run or to record it; nothing of it is kept.
+        """
+        ...
+
+
+class CudaGraphs:
+    """Replays by CUDA graphs of one device; a graph lasts as long as the function that replays it.
+
+    Args:
+        warm_ups: runs before a capture, at least one, so that nothing is compiled or chosen inside.
+    """
+
+    def __init__(self, device: torch.device, warm_ups: int = 1) -> None:
+        self._device = device
+        self._warm_ups = warm_ups
+        self._pool = torch.cuda.graph_pool_handle()
+        # Nothing else may run on it: cuBLAS keeps working memory for each stream that it saw, and the memory that a
+        # graph has recorded must come from the graph's pool. Memory from outside can be taken away under the graph,
+        # as Inductor does whenever it captures. One for all captures, so that they find each other's free memory.
+        self._capturing = torch.cuda.Stream(device)
+        self._unfinished: list[torch.cuda.CUDAGraph] = []
+
+    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+        """See `GraphCapturer.record`; the work runs `warm_ups` times on the current stream, and is captured on
+        another.
+        """
+        with out_of_memory_named():
+            for _ in range(self._warm_ups):
+                work()
+            return self._graphed(work)
+
+    def _graphed(self, work: Callable[[], T]) -> Callable[[], T]:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with (
+                out_of_memory_named(),
+                self._abandoned_if_broken(graph),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._capturing),
+            ):
+                output = work()
+        except RuntimeError as error:
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                # Behind it the capture could not be ended either.
+                raise error.__context__ from None
+            raise ConfigurationError(f"it cannot be captured ({first_line(error)})") from error
+
+        def replay() -> T:
+            graph.replay()
+            return output
+
+        return replay
+
+    @contextmanager
+    def _abandoned_if_broken(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        current = torch.cuda.current_stream(self._device)
+        try:
+            yield
+        except BaseException:
+            # torch leaves the stream of a capture that it cannot end in force.
+            torch.cuda.set_stream(current)
+            self._abandon(graph)
+            raise
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Give back what a broken capture took.
+
+        Where torch cannot end a capture, its allocator goes on taking it for one under way, and refuses the next one.
+        """
+        graph.reset()
+        device = self._capturing.device_index
+        try:
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+        except RuntimeError:
+            pass  # The capture had ended, and what it held went with the graph.
+        else:
+            torch._C._cuda_releasePool(device, self._pool)
+            # torch's allocator of host memory keeps asking it whether it is being captured.
+            self._unfinished.append(graph)
+        # A pool that no graph holds any more cannot be captured into again.
+        self._pool = torch.cuda.graph_pool_handle()
+
+
+class Reruns:
+    """Replays by running the work again: what is replayed is the same, the launches are not saved."""
+
+    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+        """See `GraphCapturer.record`."""
+        work()
+        return work
+
+
+# Runs before a capture: kernels are built, libraries choose their algorithms and allocate.
+WARM_UPS = 2
+
+
+class CudaGraphPool:
+    """Graphs by name; beyond `limit` the one that was not used for the longest time is dropped.
+
+    Only one graph may run at a time, and a graph's output may be overwritten by the next run of any of them.
+
+    Args:
+        graph_capturer: makes the graphs, by `WARM_UPS` runs before; None for CUDA graphs of the current device.
+    """
+
+    def __init__(self, limit: int, graph_capturer: GraphCapturer | None = None) -> None:
+        self._limit = limit
+        self._graph_capturer = _of_current_device() if graph_capturer is None else graph_capturer
+        self._replays: OrderedDict[Hashable, Callable[[], torch.Tensor]] = OrderedDict()
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._replays
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
+        """Run `run` a few times, then once more recorded; it must not ask the host and must read what stays put.
+
+        Raises:
+            ConfigurationError, OutOfMemory: see `GraphCapturer.record`; the graphs there are stay.
+        """
+        replay = self._graph_capturer.record(run)
+        while len(self._replays) >= self._limit:
+            self._replays.popitem(last=False)
+        self._replays[name] = replay
+
+    def replay(self, name: Hashable) -> torch.Tensor:
+        """Launch a captured graph on the current stream; its output, which stands where it stood before."""
+        self._replays.move_to_end(name)
+        return self._replays[name]()
+
+
+def _of_current_device() -> CudaGraphs:
+    return CudaGraphs(torch.device("cuda", torch.cuda.current_device()), WARM_UPS)

@@ -1,0 +1,80 @@
+"""In: the blocks that run, and tokens; out: what the cache holds of them, and what a decode step reads."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from experiment_core_utils.models.common.describe import stored_bytes
+from experiment_core_utils.models.costs.decoder import BlockShape
+
+
+def cache_elements(blocks: Sequence[BlockShape], tokens: int) -> int:
+    """Keys and values that a growing cache holds of one row of `tokens` positions.
+
+    Of a sliding window it keeps one position less than a step sees, because that is the step's own.
+    """
+    return sum(block.cache_width * _at_most(tokens, block.window, 1) for block in blocks)
+
+
+def read_elements(blocks: Sequence[BlockShape], contexts: Iterable[int]) -> int:
+    """Keys and values that decode steps of one row read, its own among them; `contexts` are the keys of each step."""
+    return sum(block.cache_width * _at_most(context, block.window, 0) for context in contexts for block in blocks)
+
+
+def _at_most(tokens: int, window: int | None, own: int) -> int:
+    return tokens if window is None else min(tokens, window - own)
+
+
+@dataclass(frozen=True)
+class RoutedBytes:
+    """Weights of the experts of a block, of which a step reads those that its tokens choose."""
+
+    stored: int
+    num_experts: int
+    top_k: int
+
+    def read(self, rows: int) -> float:
+        """By `rows` tokens that choose evenly and one apart from the other: 1 - (1 - k/E)^rows of the experts; for one
+        row exactly k."""
+        return self.stored * (1 - (1 - self.top_k / self.num_experts) ** rows)
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    """Weights that a decode step reads: those of active blocks and the head, neither embedding nor vision.
+
+    Attributes:
+        always: bytes that every step reads.
+        routed: experts of each block that has some.
+    """
+
+    always: int
+    routed: tuple[RoutedBytes, ...]
+
+    def read(self, rows: int) -> float:
+        """Bytes that a step of `rows` rows reads; see `RoutedBytes.read`."""
+        return self.always + sum(each.read(rows) for each in self.routed)
+
+
+def step_weights(
+    blocks: Sequence[nn.Module], head: nn.Module, experts: Sequence[tuple[int, int] | None]
+) -> StepWeights:
+    """As they are stored, packed weights packed.
+
+    Args:
+        blocks: that run.
+        experts: of each block its experts and how many of them run for a token; None for a dense one.
+    """
+    routed = tuple(
+        RoutedBytes(_experts_bytes(block), *chosen)
+        for block, chosen in zip(blocks, experts, strict=True)
+        if chosen is not None
+    )
+    whole = sum(stored_bytes(block) for block in blocks) + stored_bytes(head)
+    return StepWeights(whole - sum(each.stored for each in routed), routed)
+
+
+def _experts_bytes(block: nn.Module) -> int:
+    """Routed ones: shared experts have another name in every family."""
+    return sum(stored_bytes(module) for name, module in block.named_modules() if name.rpartition(".")[2] == "experts")

@@ -1,0 +1,350 @@
+"""In: a model of transformers with its processor or tokenizer; out: the `StagedModel` that the pipeline profiles.
+
+Run eagerly, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
+windows and profiles need, do the same steps. Run as replays (`captured_generation`), they come from these stages. A new
+family needs code only where it is unlike the others: its way of taking more or fewer vision tokens in `vision_options`,
+its formulas of operations in `architecture_table`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer
+from experiment_core_utils.models.common.decode_kernels import RanExperts
+from experiment_core_utils.models.common.describe import (
+    computing_dtype,
+    count_parameters,
+    device_map_of,
+    implementations,
+    quantisation_in_force,
+    stored_bytes,
+)
+from experiment_core_utils.models.common.greedy import generate_async
+from experiment_core_utils.models.common.logits_check import refuse_other_logits
+from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
+from experiment_core_utils.models.costs.memory import cache_elements, step_weights
+from experiment_core_utils.models.hf.batch import answer_together
+from experiment_core_utils.models.hf.components import decoder_components
+from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
+from experiment_core_utils.models.hf.graphed_stages import AsyncRequests, GraphedGeneration, graphs_unsupported_reason
+from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
+from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
+from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Component
+from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.errors import KnobDidNotAct
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
+from experiment_core_utils.tasks.interface import Sample
+
+
+class TransformersModel:
+    """Any image-text-to-text or causal language model of transformers behind the staged interface.
+
+    Args:
+        name: path or hub id that the model came from.
+        model: on its device, in its dtype, in evaluation mode. Its generation config is replaced by a greedy one.
+        requests: of the same checkpoint.
+        execution: as asked for; `describe` and each setting's proof tell how it runs.
+        graph_capturer: makes the replays; None for CUDA graphs.
+        eager_reason: why `auto` leaves the modules in place, whatever can be replayed; None where it may choose.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        requests: HFRequests,
+        execution: ExecutionMode = "eager",
+        graph_capturer: GraphCapturer | None = None,
+        eager_reason: str | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.requests = requests
+        self._requested = execution
+        self.knobs = DecoderKnobs(model)
+        model.generation_config = greedy_config(model)
+        self.device = model.device
+        self.num_total_blocks = self.knobs.num_total_blocks
+        self.num_experts = self.knobs.num_experts
+        self.default_top_k = self.knobs.default_top_k
+        eos = model.generation_config.eos_token_id
+        self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+        self._vision_fields = AttributeChanges()
+        self._stages = GenerateStages(model)
+        self._graphed, self._unsupported_reason = None, eager_reason
+        if eager_reason is None:
+            self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
+        self._architecture = architecture_of(model.config)
+        self._blocks = self.knobs.every_block
+
+    def _choose(
+        self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
+    ) -> tuple[GraphedGeneration | None, str | None]:
+        """What replays, or why nothing does though it was requested."""
+        if requested == "eager":
+            return None, None
+        if graph_capturer is None and self.device.type != "cuda":
+            return None, NO_GRAPHS
+        unsupported_reason = graphs_unsupported_reason(self.model, self._stages)
+        if unsupported_reason is not None:
+            return None, unsupported_reason
+        return GraphedGeneration(self.model, self._stages, graph_capturer or CudaGraphs(self.device)), None
+
+    @property
+    def _ready(self) -> GraphedGeneration | None:
+        """What replays the setting in force; None where the modules run."""
+        graphed = self._graphed
+        return graphed if graphed is not None and graphed.is_ready(self.active_setting) else None
+
+    @property
+    def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
+        """See `StagedModel.active_setting`."""
+        return self.knobs.in_force
+
+    @property
+    def decoder_blocks(self) -> Sequence[nn.Module]:
+        """See `StagedModel.decoder_blocks`."""
+        return self._blocks
+
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+        """See `StagedModel.prepare`."""
+        return self.requests.make(sample, prompt, crops)
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
+        return {
+            name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
+            for name, tensor in inputs.items()
+        }
+
+    def apply(self, setting: KnobSetting) -> None:
+        """See `StagedModel.apply`; fields of the config that belong to the crops are put in force too."""
+        self.knobs.apply(setting.top_k, setting.active_blocks)
+        self._vision_fields.put_back()
+        fields = self.requests.config_for(setting.vision.crops)
+        self._vision_fields.put([AttributeChange(self.model.config, name, value) for name, value in fields.items()])
+
+    def components(self) -> Mapping[Component, Sequence[nn.Module]]:
+        """See `StagedModel.components`."""
+        decoder = self.model.get_decoder()
+        blocks = [self._blocks[index] for index in self.active_setting[1]]
+        return decoder_components(blocks, decoder._modules.get("norm"), self.model.get_output_embeddings())
+
+    @contextmanager
+    def restored_afterwards(self) -> Iterator[None]:
+        """See `StagedModel.kept`: also the fields of the config that belong to the crops."""
+        (top_k, blocks), fields = self.knobs.in_force, self._vision_fields.in_force
+        try:
+            yield
+        finally:
+            self.knobs.apply(top_k, blocks)
+            self._vision_fields.put_back()
+            self._vision_fields.put(fields)
+
+    def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """See `StagedModel.warm_up`; run eagerly, `generate()` prepares by itself, inside what is measured."""
+        if self._graphed is not None:
+            self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
+
+    @property
+    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
+        """See `StagedModel.refused_settings`; of models that replay nothing at all `describe` tells why."""
+        return {} if self._graphed is None else self._graphed.unsupported_reasons
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
+        return self._stages.encode_image(inputs)
+
+    def prefill(
+        self, inputs: Mapping[str, Any], features: Any
+    ) -> tuple[torch.Tensor, GenerationState | PrefilledRequest[Any]]:
+        """See `StagedModel.prefill`."""
+        if self._ready is not None:
+            return self._ready.prefill(self.active_setting, inputs, features)
+        return self._stages.prefill(inputs, features)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`; replays have their kernels already."""
+        return self._stages.decoding() if self._ready is None else nullcontext()
+
+    def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
+        """See `StagedModel.decode_step`."""
+        return self._stages_of(state).decode_step(token, state)
+
+    def rewind(self, state: GenerationState | PrefilledRequest[Any], steps: int) -> None:
+        """See `StagedModel.rewind`; raises SettingError for a cache that cannot be taken back."""
+        self._stages_of(state).rewind(state, steps)
+
+    def _stages_of(self, state: GenerationState | PrefilledRequest[Any]) -> Any:
+        return self._graphed if isinstance(state, PrefilledRequest) else self._stages
+
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        """See `StagedModel.generate_timed`."""
+        if self._ready is None:
+            return generate_timed(self.model, inputs, max_new_tokens, marks)
+        ahead = AsyncRequests(self._ready, self._stages, self.active_setting)
+        return generate_async(ahead, inputs, max_new_tokens, self.eos_token_ids, marks)
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
+
+    def decode_text(self, token_ids: tuple[int, ...]) -> str:
+        """See `StagedModel.decode_text`."""
+        return self.requests.decode_text(token_ids)
+
+    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+        """See `StagedModel.expected_experts`: the first block with experts keeps the model's own number."""
+        return self.knobs.expected_experts(setting.top_k, setting.active_blocks)
+
+    @torch.inference_mode()
+    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`; of a replay, that it gives the logits of the modules, which are counted.
+
+        Raises:
+            KnobDidNotAct: it does not, and graphs were requested (under `auto` the setting runs eagerly then); or a
+                block is given another mask, position or window than in the full model.
+        """
+        self.apply(setting)
+        features = self.encode_image(inputs)
+        self._prove_blocks_inputs(setting, inputs, features)
+        ran, ran_decode = RanExperts(self.model), RanExperts(self.model)
+        with self.knobs.counted() as counted:
+            with ran:
+                logits, state = self._stages.prefill(inputs, features)
+            experts, blocks = dict(counted.experts), tuple(counted.blocks)
+            counted.clear()
+            token = logits.argmax(dim=-1, keepdim=True)
+            with ran_decode:
+                after = self._stages.decode_step(token, state)
+            decode_blocks = tuple(counted.blocks)
+        execution, reason = self._compared(inputs, features, token, (logits, after))
+        return KnobProof(
+            experts_per_token=tuple(experts.get(block) for block in blocks),
+            blocks_run=blocks,
+            blocks_run_decode=decode_blocks,
+            cache_layers=state.filled_layers,
+            execution=execution,
+            execution_reason=reason,
+            experts_implementation=ran.names,
+            experts_implementation_decode=ran_decode.names,
+        )
+
+    def _prove_blocks_inputs(self, setting: KnobSetting, inputs: Mapping[str, Any], features: Any) -> None:
+        """Each block that runs is given what it is given in the full model, its hidden states apart."""
+        if setting.num_active_blocks == self.num_total_blocks:
+            return
+        with self.knobs.applied(setting.top_k, range(self.num_total_blocks)):
+            whole = self._given(inputs, features)
+        found = self._given(inputs, features)
+        for block in setting.active_blocks:
+            other = other_inputs(found[block], whole[block])
+            if other is not None:
+                raise KnobDidNotAct(f"{setting.key}: block {block} is given another {other} than in the full model")
+
+    def _given(self, inputs: Mapping[str, Any], features: Any) -> dict[int, BlockInputs]:
+        with inputs_seen(self._blocks) as seen:
+            logits, state = self._stages.prefill(inputs, features)
+            # One token for every setting: some blocks are given its embedding too.
+            self._stages.decode_step(torch.zeros_like(logits[:, :1], dtype=torch.long), state)
+        layers = dict(zip(self.active_setting[1], state.cache.layers, strict=False))
+        return {block: BlockInputs(given, layer_kind(layers.get(block))) for block, given in seen.items()}
+
+    def _compared(
+        self, inputs: Mapping[str, Any], features: Any, token: torch.Tensor, expected: Sequence[torch.Tensor]
+    ) -> tuple[str, str | None]:
+        """How the setting in force runs, and why not wholly as asked."""
+        if self._graphed is None:
+            return "eager", self._unsupported_reason
+        setting = self.active_setting
+        if self._ready is None:
+            return "eager", self._graphed.unsupported_reason(setting)
+        # Recorded outputs are written over by the next replay.
+        logits, state = self._graphed.prefill(setting, inputs, features)
+        found = {
+            "replayed prefill": logits.clone(),
+            "replayed decode step": self._graphed.decode_step(token, state),
+        }
+        try:
+            refuse_other_logits(found, expected, "the modules at this setting", self.model.dtype)
+        except KnobDidNotAct as error:
+            if self._requested != "auto":
+                raise KnobDidNotAct(f"{error}; run it with --execution eager") from error
+            self._graphed.refuse(setting, str(error))
+            return "eager", str(error)
+        unsupported_reason = self._graphed.prefill_unsupported_reason(setting)
+        return "graph", None if unsupported_reason is None else f"prefill: {unsupported_reason}"
+
+    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+        """See `StagedModel.count_flops`; by formula, None for a family that none is known for."""
+        if not isinstance(self._architecture, Architecture):
+            return None
+        turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
+        return turned.request_flops(shape.size(output_tokens)).stages
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
+        """See `StagedModel.count_bytes`."""
+        if not isinstance(self._architecture, Architecture):
+            return None
+        chosen = self.expected_experts(setting)
+        experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
+        kept = [self._blocks[index] for index in setting.active_blocks]
+        weights = step_weights(kept, self.model.get_output_embeddings(), experts)
+        blocks = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder.blocks
+        with self.knobs.applied(None, range(self.num_total_blocks)):
+            stored = stored_bytes(self.model)
+        return ModelBytes(
+            weights_bytes=stored,
+            step_weights_bytes=weights.read(rows=1),
+            cache_bytes_per_token=cache_elements(blocks, 1) * self.model.dtype.itemsize,
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `StagedModel.describe`: what is in force, whatever was requested."""
+        first_routed = self.knobs.routed_blocks[0] if self.knobs.routed_blocks else None
+        return {
+            "model_class": type(self.model).__name__,
+            "model_type": self.model.config.model_type,
+            "total_parameters": count_parameters(self.model),
+            "dtype": computing_dtype(self.model),
+            **implementations(self.model),
+            "quantisation": quantisation_in_force(self.model),
+            "device_map": device_map_of(self.model),
+            "first_block_top_k": self.default_top_k,
+            "first_routed_block": first_routed,
+            "num_experts": self.num_experts,
+            "num_total_blocks": self.num_total_blocks,
+            "knobs_refused": {
+                name: reason
+                for name, reason in (
+                    ("vision_tokens", self.requests.vision_knob_unsupported_reason),
+                    ("top_k", self.knobs.top_k_unsupported_reason),
+                    ("active_blocks", self.knobs.blocks_unsupported_reason),
+                )
+                if reason is not None
+            },
+            "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
+            "cache": "dynamic" if self._graphed is None else "static",
+            "execution_asked": self._requested,
+            "execution": "eager" if self._graphed is None else "graph",
+            "execution_reason": self._unsupported_reason,
+            "execution_stages": self._ways(),
+            "timed_inside": "generate" if self._graphed is None else "stages",
+        }
+
+    def _ways(self) -> dict[str, str]:
+        """How each stage runs, as far as it is known before a setting was tried; its proof says what became of it."""
+        if self._graphed is None:
+            return dict.fromkeys(("vision", "prefill", "decode"), MODULES)
+        return {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}

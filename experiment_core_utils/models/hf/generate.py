@@ -1,0 +1,284 @@
+"""In: a model of transformers and a request; out: what its own `generate()` gives, with marks set inside that one run.
+
+    request handed over | encoder begins | features ready | first token on the host | second | ... | last
+
+Neighbouring marks bound a stage, so that the stages add up to the whole by construction. What lies before the encoder
+and between it and the first token is prefill: `generate()`'s own preparation, the cache, the decoder. Some versions and
+families encode pictures before the prefill, others inside it; the marks are the same.
+"""
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Set
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.generation import BaseStreamer
+
+from experiment_core_utils.models.common.decode_kernels import DecodeKernels
+from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.records.requests import StageName, TimedTokens
+
+
+def greedy_config(model: PreTrainedModel) -> GenerationConfig:
+    """Greedy decoding and nothing else: of the checkpoint's preferences only the special tokens are kept."""
+    own = model.generation_config
+    eos = own.eos_token_id if own is not None else None
+    pad = own.pad_token_id if own is not None else None
+    first_eos = eos[0] if isinstance(eos, list) else eos
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        bos_token_id=own.bos_token_id if own is not None else None,
+        eos_token_id=eos,
+        pad_token_id=pad if pad is not None else first_eos if first_eos is not None else 0,
+    )
+
+
+class _StageMarks:
+    """Sets marks and names what lies between them."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self.spans: list[StageName] = []
+
+    def begin(self) -> None:
+        self._marks.mark()
+
+    def end(self, stage: StageName) -> None:
+        self._marks.mark()
+        self.spans.append(stage)
+
+
+class _TokenMarks(BaseStreamer):
+    """A mark for each token that reaches the host; `generate()` gives the prompt first."""
+
+    def __init__(self, stages: _StageMarks) -> None:
+        self._stages = stages
+        self._has_prompt = False
+        self.token_ids: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._has_prompt:
+            self._has_prompt = True
+            return
+        self._stages.end("decode" if self.token_ids else "prefill")
+        self.token_ids.append(int(value))
+
+    def end(self) -> None:
+        return None
+
+
+@torch.inference_mode()
+def generate_timed(model: PreTrainedModel, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+    """Greedy answer of at most `max_new_tokens` tokens, end-of-sequence included where it came.
+
+    The model's generation config must be one of `greedy_config`.
+
+    Args:
+        inputs: tensors of one request, as `generate()` takes them.
+    """
+    stages = _StageMarks(marks)
+    tokens = _TokenMarks(stages)
+    with _vision_marked(model, stages):
+        stages.begin()
+        model.generate(**inputs, max_new_tokens=max_new_tokens, streamer=tokens)
+    return TimedTokens(tuple(tokens.token_ids), tuple(stages.spans))
+
+
+def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
+    """Where pictures are encoded: the name of the base model's method, else the encoder; None in a text model."""
+    if hasattr(model.base_model, "get_image_features"):
+        return "get_image_features"
+    encoder = model.get_encoder(modality="image")
+    return None if encoder is model or encoder is model.base_model else encoder
+
+
+@contextmanager
+def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None]:
+    """Marks around every call of the vision entry; put back afterwards."""
+    entry = vision_entry(model)
+    with ExitStack() as stack:
+        if isinstance(entry, nn.Module):
+            begin = entry.register_forward_pre_hook(lambda *_: stages.end("prefill"))
+            stack.callback(begin.remove)
+            done = entry.register_forward_hook(lambda *_: stages.end("vision"))
+            stack.callback(done.remove)
+        elif entry is not None:
+            plain = getattr(model.base_model, entry)
+
+            # `generate()` reads which arguments it takes.
+            @functools.wraps(plain)
+            def marked(*args: Any, **kwargs: Any) -> Any:
+                stages.end("prefill")
+                features = plain(*args, **kwargs)
+                stages.end("vision")
+                return features
+
+            stack.enter_context(replaced_method(model.base_model, entry, marked))
+        yield
+
+
+@contextmanager
+def replaced_method(module: nn.Module, name: str, function: Any) -> Iterator[None]:
+    """`function` in the place of a method of this one object."""
+    before = vars(module).get(name)
+    module.__dict__[name] = function
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = before
+
+
+_PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
+
+
+_ENCODER = "get_image_features"
+
+
+# What `forward` calls its cache; the second name is that of the Mamba models.
+_CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+@dataclass
+class GenerationState:
+    """Between two tokens.
+
+    Attributes:
+        steps: ids so far and what `generate()` would carry on with, behind the prefill and behind each step since.
+    """
+
+    steps: list[tuple[torch.Tensor, dict[str, Any]]]
+
+    @property
+    def cache(self) -> Any:
+        """Keys and values, and the states of recurrent blocks."""
+        carried = self.steps[-1][1]
+        return next(carried[name] for name in _CACHE_NAMES if carried.get(name) is not None)
+
+    @property
+    def filled_layers(self) -> int:
+        """Layers of the cache that hold keys or a recurrent state."""
+        return sum(map(_is_filled, self.cache.layers))
+
+
+class GenerateStages:
+    """The three stages of one model; one request or a batch of them, padded on the left."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model
+        self._kernels = DecodeKernels(model)
+        taken = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in taken
+        self._cache_name = next((name for name in _CACHE_NAMES if name in taken), _CACHE_NAMES[0])
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+        encoder = getattr(model.base_model, _ENCODER, None)
+        self._encoder_arguments = None if encoder is None else tuple(inspect.signature(encoder).parameters)
+
+    @property
+    def can_encode_alone(self) -> bool:
+        """Whether pictures can be encoded by themselves; else that happens inside the prefill."""
+        return self._encoder_arguments is not None
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """What the base model makes of the pictures; None without one, or where they are encoded in the prefill."""
+        if self._encoder_arguments is None or not any(name in inputs for name in _PIXELS):
+            return None
+        given = {name: inputs[name] for name in self._encoder_arguments if name in inputs}
+        return getattr(self._model.base_model, _ENCODER)(**given, return_dict=True)
+
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, GenerationState]:
+        """Logits [B, V] of the last position, and the state for `decode_step`."""
+        model = self._model
+        ids = inputs["input_ids"]
+        kwargs = {name: value for name, value in inputs.items() if name != "input_ids"}
+        if self._takes_positions:
+            kwargs["position_ids"] = model._prepare_position_ids_for_generation(ids, kwargs)
+        if "attention_mask" in kwargs and bool((kwargs["attention_mask"] == 1).all()):
+            kwargs["attention_mask"] = None
+        kwargs |= self._last_only
+        kwargs["use_cache"] = True
+        kwargs[self._cache_name] = DynamicCache(config=model.config.get_text_config(decoder=True))
+        prepared = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
+        with ExitStack() as stack:
+            if features is not None:
+                stack.enter_context(replaced_method(model.base_model, _ENCODER, lambda *_, **__: features))
+            outputs = model(**prepared, return_dict=True)
+        return outputs.logits[:, -1], GenerationState([(ids, self._carried_on(outputs, kwargs))])
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        return self._kernels.taken()
+
+    def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:
+        """Token [B, 1] -> logits [B, V]."""
+        if self._kernels.are_missing:
+            with self.decoding():
+                return self.decode_step(token, state)
+        ids, kwargs = state.steps[-1]
+        ids = torch.cat([ids, token], dim=-1)
+        prepared = self._model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
+        outputs = self._model(**prepared, return_dict=True)
+        state.steps.append((ids, self._carried_on(outputs, kwargs)))
+        return outputs.logits[:, -1]
+
+    def rewind(self, state: GenerationState, steps: int) -> None:
+        """Take the state behind the last so many steps back to where it was before the first of them.
+
+        Raises:
+            SettingError: the cache forgets what it would have to be taken back to (a sliding window, a recurrence).
+        """
+        if not steps:
+            return
+        try:
+            state.cache.crop(-steps)
+        except (RuntimeError, ValueError, AttributeError) as error:
+            raise SettingError(
+                f"the cache of this {self._model.config.model_type} cannot be taken back by {steps} steps, so that its "
+                "stages cannot be repeated; measure it without energy by stages"
+            ) from error
+        del state.steps[-steps:]
+
+    def _carried_on(self, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        carried: dict[str, Any] = self._model._update_model_kwargs_for_generation(outputs, dict(kwargs))
+        return carried
+
+
+def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | None:
+    """Why the stages of a model cannot be run one by one; None where they can.
+
+    Args:
+        model: after its decoder ran a prompt.
+        made: its `loose_tensors` before that.
+    """
+    if not model._supports_default_dynamic_cache():
+        return "it has its own kind of cache, which prefill and decode steps cannot share outside generate()"
+    left = sorted(loose_tensors(model) - made)
+    if left:
+        return f"its blocks keep the state of a request in themselves and not in the cache ({left[0]})"
+    return None
+
+
+def loose_tensors(model: PreTrainedModel) -> frozenset[str]:
+    """Names of tensors that modules hold beside their parameters and buffers."""
+    return frozenset(
+        f"{place}.{name}"
+        for place, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def _is_filled(layer: Any) -> bool:
+    """Whether a layer of a cache holds anything; a recurrent one has states in place of keys, each under a number."""
+    held = [each for value in vars(layer).values() for each in (value.values() if isinstance(value, dict) else [value])]
+    return bool(getattr(layer, "is_initialized", False)) or any(isinstance(each, torch.Tensor) for each in held)

@@ -1,0 +1,102 @@
+"""In: a model of transformers; out: its decoder over a prompt, replayed from a recording for each shape of its inputs.
+
+What stands around the decoder (embedding, the placing of picture features, the head) runs as ever, in few launches.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from transformers import DynamicCache, PreTrainedModel
+
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.hf.generate import replaced_method
+
+_CACHE = "past_key_values"
+
+
+@dataclass
+class _GraphedShape:
+    inputs: list[Any]
+    replay: Callable[[], Any]
+
+
+class GraphedDecoder:
+    """A decoder's `forward` without a filled cache, at the setting in force when this was made.
+
+    Args:
+        most: recordings kept; each holds its inputs and outputs, all of them share what lies between.
+
+    Attributes:
+        replays: how often a recording served.
+    """
+
+    def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, most: int = 64) -> None:
+        self._model: Any = model
+        self._decoder: Any = model.get_decoder()
+        self._graph_capturer = graph_capturer
+        self._recordings: dict[Hashable, _GraphedShape] = {}
+        self._most = most
+        self._records_new = False
+        self._served: list[Hashable] = []
+        self.replays = 0
+
+    def holds(self, names: Iterable[Hashable]) -> bool:
+        """Whether all recordings of these names, as `in_place` gives them, are still there."""
+        return all(name in self._recordings for name in names)
+
+    @contextmanager
+    def in_place(self, records_new: bool = False) -> Iterator[Sequence[Hashable]]:
+        """Inside, the decoder replays what is recorded for its inputs; else it runs as ever, or is recorded first.
+
+        Gives the names of the recordings that serve, as they do.
+
+        Raises:
+            ConfigurationError: with `records_new`, the decoder cannot be recorded; the message is the reason.
+        """
+        plain = self._decoder.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._forward(plain, args, kwargs)
+
+        self._records_new, self._served = records_new, []
+        with replaced_method(self._decoder, "forward", forward):
+            yield self._served
+
+    def _forward(self, plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {name: value for name, value in kwargs.items() if name != _CACHE}
+        leaves, layout = pytree.tree_flatten((args, given))
+        key = (str(layout), tuple(map(_kind, leaves)))
+        recording = self._recordings.pop(key, None)
+        if recording is None:
+            if not self._records_new:
+                return plain(*args, **kwargs)
+            recording = self._record(plain, leaves, layout)
+        else:
+            for own, leaf in zip(recording.inputs, leaves, strict=True):
+                if isinstance(leaf, torch.Tensor):
+                    own.copy_(leaf)
+            self.replays += 1
+        self._recordings[key] = recording
+        self._served.append(key)
+        while len(self._recordings) > self._most:
+            del self._recordings[next(iter(self._recordings))]
+        return recording.replay()
+
+    def _record(self, plain: Any, leaves: list[Any], layout: Any) -> _GraphedShape:
+        inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        config = self._model.config.get_text_config(decoder=True)
+
+        def work() -> Any:
+            args, kwargs = pytree.tree_unflatten(inputs, layout)
+            return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
+
+        return _GraphedShape(inputs, self._graph_capturer.record(work))
+
+
+def _kind(leaf: Any) -> Any:
+    """What must be the same of an input for a recording to serve."""
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)

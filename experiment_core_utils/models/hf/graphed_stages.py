@@ -1,0 +1,244 @@
+"""In: a model of transformers and a request; out: its stages with decode steps, and where it can be prefills, replayed.
+
+There is one request at a time: a state can be decoded from until another request is prefilled. What is recorded is made
+by `warm_up`, outside of what is measured, for each setting of the knobs by itself.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, refused_without_memory
+from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
+from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
+from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
+from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
+from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# Slots of a cache are a multiple of this, so that requests of similar length share a recording.
+SLOT_STEP = 256
+
+
+# Settings whose recordings are kept; each has a cache of its own.
+MOST_SETTINGS = 8
+
+
+@dataclass
+class _Graphed:
+    """What is recorded at one setting.
+
+    Attributes:
+        prefill_unsupported_reason: why prompts run as ever; None where they are replayed.
+        ready: shapes of inputs that were warmed up, and the names of the recordings that serve each.
+    """
+
+    decode: FixedCacheDecode
+    prefill: GraphedDecoder
+    prefill_unsupported_reason: str | None = None
+    ready: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
+
+    def can_replay(self, shape: Hashable, max_seq_len: int) -> bool:
+        """Whether inputs of the shape, with that many slots, find everything made."""
+        names = self.ready.get(shape)
+        return names is not None and max_seq_len <= self.decode.max_seq_len and self.prefill.holds(names)
+
+
+class GraphedGeneration:
+    """The stages of one model; `setting` is the name of what is in force in it, by the caller's word."""
+
+    def __init__(self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer) -> None:
+        self._model: Any = model
+        self._stages = stages
+        self._graph_capturer = graph_capturer
+        self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
+        self._unsupported_reasons: dict[Hashable, str] = {}
+        self._holder = RequestSlot[Hashable]("the cache of fixed size")
+
+    @property
+    def device(self) -> torch.device:
+        """See `AsyncStages.device`."""
+        device: torch.device = self._model.device
+        return device
+
+    def is_ready(self, setting: Hashable) -> bool:
+        """Whether decode steps are replayed at the setting; it was warmed up, and lately enough."""
+        return setting in self._graphed_settings
+
+    def decode_at(self, setting: Hashable) -> FixedCacheDecode:
+        """The steps of a setting that is ready."""
+        return self._graphed_settings[setting].decode
+
+    def unsupported_reason(self, setting: Hashable) -> str | None:
+        """Why decode steps are not replayed at a setting that was warmed up; None where they are."""
+        return self._unsupported_reasons.get(setting)
+
+    def refuse(self, setting: Hashable, reason: str) -> None:
+        """From now on no graph is replayed at the setting."""
+        self._graphed_settings.pop(setting, None)
+        self._unsupported_reasons[setting] = reason
+
+    @property
+    def unsupported_reasons(self) -> Mapping[Any, str]:
+        """Setting -> `unsupported_reason`, of all that have one."""
+        return dict(self._unsupported_reasons)
+
+    def prefill_unsupported_reason(self, setting: Hashable) -> str | None:
+        """Why prompts are not replayed at a setting that is ready; None where they are."""
+        return self._graphed_settings[setting].prefill_unsupported_reason
+
+    @torch.inference_mode()
+    def warm_up(self, setting: Hashable, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Prepare everything that a request of this shape needs at the setting in force; held states may be lost.
+
+        For what is ready nothing runs.
+        """
+        tokens = inputs["input_ids"].shape[1]
+        if setting in self._unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
+            return
+        self._holder.release()
+        try:
+            with refused_without_memory(tokens, max_new_tokens):
+                self._free_memory(setting, tokens + max_new_tokens)
+                self._record(self._graphed_settings[setting], inputs)
+        except ConfigurationError as error:
+            self._graphed_settings.pop(setting, None)
+            self._unsupported_reasons[setting] = str(error)
+        if setting in self._unsupported_reasons:
+            # Not in the handler: until its end the error holds what was half made.
+            release_cached_memory(self.device)
+
+    def _can_replay(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
+        recorded = self._graphed_settings.get(setting)
+        if recorded is None or not recorded.can_replay(_shape_of(inputs), max_seq_len):
+            return False
+        self._graphed_settings.move_to_end(setting)
+        return True
+
+    def _free_memory(self, setting: Hashable, max_seq_len: int) -> None:
+        recorded = self._graphed_settings.get(setting)
+        if recorded is not None and recorded.decode.max_seq_len >= max_seq_len:
+            self._graphed_settings.move_to_end(setting)
+            return
+        decode = FixedCacheDecode(self._model, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, self._graph_capturer)
+        prefill = GraphedDecoder(self._model, self._graph_capturer) if recorded is None else recorded.prefill
+        self._graphed_settings[setting] = _Graphed(
+            decode, prefill, None if recorded is None else recorded.prefill_unsupported_reason
+        )
+        self._graphed_settings.move_to_end(setting)
+        while len(self._graphed_settings) > MOST_SETTINGS:
+            self._graphed_settings.popitem(last=False)
+
+    def _record(self, recorded: _Graphed, inputs: Mapping[str, Any]) -> None:
+        """One pass over the prompt, and another only where it turns out that prompts cannot be replayed."""
+        names: tuple[Hashable, ...] = ()
+        features = self._stages.encode_image(inputs)
+        if recorded.prefill_unsupported_reason is None:
+            try:
+                with recorded.prefill.in_place(records_new=True) as served:
+                    logits, state = self._stages.prefill(inputs, features)
+                names = tuple(served)
+            except ConfigurationError as error:
+                recorded.prefill_unsupported_reason = str(error)
+                recorded.prefill = GraphedDecoder(self._model, self._graph_capturer)
+        if recorded.prefill_unsupported_reason is not None:
+            logits, state = self._stages.prefill(inputs, features)
+        with self._stages.decoding():
+            recorded.decode.begin(state, logits)
+        recorded.ready[_shape_of(inputs)] = names
+
+    def _prefilled(
+        self, recorded: _Graphed, inputs: Mapping[str, Any], features: Any
+    ) -> tuple[torch.Tensor, GenerationState]:
+        if recorded.prefill_unsupported_reason is not None:
+            return self._stages.prefill(inputs, features)
+        with recorded.prefill.in_place():
+            return self._stages.prefill(inputs, features)
+
+    def prefill(
+        self, setting: Hashable, inputs: Mapping[str, Any], features: Any
+    ) -> tuple[torch.Tensor, PrefilledRequest[Hashable]]:
+        """Prefill stage: logits [1, V] of the last position; what the next prefill overwrites."""
+        recorded = self._graphed_settings[setting]
+        self._holder.release()
+        logits, state = self._prefilled(recorded, inputs, features)
+        recorded.decode.begin(state, logits)
+        return logits, self._holder.hold(setting, inputs["input_ids"])
+
+    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[Hashable]) -> torch.Tensor:
+        """Token [1, 1] -> logits [1, V], which the next step overwrites.
+
+        Raises:
+            SettingError: another request was prefilled in the meantime.
+        """
+        decode = self._resumed(state)
+        decode.put_token(token)
+        state.length += 1
+        return decode.step()
+
+    def rewind(self, state: PrefilledRequest[Hashable], steps: int) -> None:
+        """Take the state behind the last so many steps back to where it was before the first of them."""
+        decode = self._resumed(state)
+        decode.rewind(steps)
+        state.length -= steps
+
+    def _resumed(self, state: PrefilledRequest[Hashable]) -> FixedCacheDecode:
+        self._holder.resume(state)
+        decode = self._graphed_settings[state.setting].decode
+        if decode.length != state.length:
+            decode.rewind(decode.length - state.length)
+        return decode
+
+
+def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
+    """Shapes of the prompt, of its pictures and of all other inputs."""
+    return frozenset((name, tuple(tensor.shape)) for name, tensor in inputs.items())
+
+
+def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:
+    """Why no setting of a model can be replayed; None where one may be.
+
+    Not judged is what shows only when it is tried; `GraphedGeneration.unsupported_reason` says it of a setting.
+    """
+    devices = sorted({str(weight.device) for weight in model.parameters()})
+    if len(devices) > 1:
+        return f"its weights are on several devices ({', '.join(devices)})"
+    if vision_entry(model) is not None and not stages.can_encode_alone:
+        return "its pictures are encoded inside the prefill"
+    return cache_unsupported_reason(model)
+
+
+class AsyncRequests:
+    """`AsyncStages` of a model at one setting that was warmed up."""
+
+    def __init__(self, generation: GraphedGeneration, stages: GenerateStages, setting: Hashable) -> None:
+        self._generation = generation
+        self._stages = stages
+        self._setting = setting
+        self._decode = generation.decode_at(setting)
+
+    @property
+    def device(self) -> torch.device:
+        """See `AsyncStages`."""
+        return self._generation.device
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """See `AsyncStages`."""
+        return self._decode.token.view(1)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """See `AsyncStages`."""
+        return self._stages.encode_image(inputs)
+
+    def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
+        """See `AsyncStages`."""
+        self._generation.prefill(self._setting, inputs, features)
+
+    def advance(self) -> None:
+        """See `AsyncStages`."""
+        self._decode.step()

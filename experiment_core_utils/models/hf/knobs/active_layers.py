@@ -1,0 +1,307 @@
+"""In: a decoder and the blocks to keep; out: the changes after which it is the model that has these blocks only.
+
+The reference is a model built with the kept blocks and the same weights. To be it, the decoder gets a shorter list of
+blocks, each block its new number, by which it finds its layer of the cache, and the text config a shorter form of every
+list that has an entry for each block, because masks and caches are made by these. A decoder for which this is not known
+to be enough is refused with the reason.
+"""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from experiment_core_utils.models.common.block_modules import block_stack
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# Lists with an entry for each block, by their names or how these end; `mtp_` lists are about other blocks.
+_PER_BLOCK_ENDINGS = ("_types", "_type", "_pattern", "_freq", "_layers", "_per_layer")
+
+
+_KNOWN_PER_BLOCK = ("no_rope_layers",)
+
+
+_OTHER_BLOCKS = "mtp_"
+
+
+# Lists that name blocks by their indices.
+_KNOWN_INDEX_LISTS = ("moe_layers", "mlp_only_layers", "rope_scaling_layers")
+
+
+_INDEX_MARKS = ("layers", "blocks", "idx", "indices", "indexes")
+
+
+# Other names for a block's number, which no rule here renumbers.
+_PER_LAYER_NUMBERS = ("layer_id", "layer_number", "layer_index", "block_idx", "block_id")
+
+
+# Kinds of blocks that keep a state of one size instead of keys and values of every token.
+_NOT_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "moe", "mlp")
+
+
+# What knobs and modes set in a block.
+_NO_CONSTANTS = ("layer_idx", "top_k", "training")
+
+
+# What foreign properties raise where they do not apply to a config.
+_PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+# What a decoder raises that more than its config is needed for.
+_BUILD_ERRORS = (*_PROPERTY_ERRORS, ImportError, NotImplementedError, RuntimeError)
+
+
+class ActiveBlocks:
+    """The blocks of a model's decoder.
+
+    Attributes:
+        every: the blocks of the full model, in order.
+        unsupported_reason: why none of them can be skipped; None if they can, as far as can be told without running
+            them.
+
+    Raises:
+        ConfigurationError: the model has no decoder whose blocks are a list `layers`.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._stack = _stack_of(model)
+        self.every: tuple[nn.Module, ...] = tuple(self._stack.layers)
+        self._configs = _text_configs(model, self._stack, len(self.every))
+        self._numbered = [[module for module in block.modules() if _number(module) is not None] for block in self.every]
+        self._kinds: Sequence[str] | None = None
+        if self._configs:
+            self._kinds = getattr(self._configs[0], "layer_types", None)
+        self.unsupported_reason = self._refuse(model)
+
+    def validate(self, active_blocks: Sequence[int]) -> None:
+        """Raises ConfigurationError where these cannot be the blocks that run."""
+        total = len(self.every)
+        ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
+        if not active_blocks or not ascending or active_blocks[0] < 0 or active_blocks[-1] >= total:
+            raise ConfigurationError(
+                f"active blocks {list(active_blocks)} are not possible; give ascending indices from 0 to {total - 1}"
+            )
+        if len(active_blocks) == total:
+            return
+        if self.unsupported_reason is not None:
+            raise ConfigurationError(
+                f"blocks of this model cannot be skipped: {self.unsupported_reason}; give all {total}"
+            )
+        if not self.has_attention(active_blocks):
+            attending = [index for index in range(total) if self._attends(index)]
+            raise ConfigurationError(
+                f"active blocks {list(active_blocks)} leave no attention; keep at least one of {attending}"
+            )
+
+    def has_attention(self, active_blocks: Sequence[int]) -> bool:
+        """Whether a block with attention stays, or the model has none."""
+        return any(map(self._attends, active_blocks)) or not any(map(self._attends, range(len(self.every))))
+
+    def _attends(self, index: int) -> bool:
+        return self._kinds is None or self._kinds[index] not in _NOT_ATTENTION
+
+    def changes(self, active_blocks: Sequence[int]) -> list[AttributeChange]:
+        """What makes the full model the one with these blocks; nothing where all of them stay."""
+        if len(active_blocks) == len(self.every):
+            return []
+        changes = [
+            AttributeChange(module, "layer_idx", position)
+            for position, index in enumerate(active_blocks)
+            for module in self._numbered[index]
+        ]
+        for config in self._configs:
+            changes += _config_changes(config, active_blocks, len(self.every))
+        changes += _own_lists(self._stack, active_blocks, len(self.every))
+        kept = nn.ModuleList(self.every[index] for index in active_blocks)
+        return [*changes, AttributeChange(self._stack, "layers", kept)]
+
+    def _refuse(self, model: PreTrainedModel) -> str | None:
+        total = len(self.every)
+        if getattr(model.config, "is_encoder_decoder", False):
+            return "its decoder attends to an encoder"
+        if not self._configs:
+            return f"its text config does not speak of {total} blocks"
+        beside = [
+            name
+            for name, module in self._stack.named_children()
+            if name != "layers" and isinstance(module, nn.ModuleList) and len(module) == total > 1
+        ]
+        if beside:
+            return f"its decoder has a second list with an entry for each block ({', '.join(beside)})"
+        reasons = [_refuse_config(config, total) for config in self._configs]
+        reasons.append(self._refuse_numbers())
+        return next((reason for reason in reasons if reason is not None), None) or self._refuse_constants()
+
+    def _refuse_numbers(self) -> str | None:
+        for index, block in enumerate(self.every):
+            for module in block.modules():
+                own = vars(module)
+                foreign = [name for name in _PER_LAYER_NUMBERS if name in own]
+                if foreign:
+                    return f"its blocks keep their number as {foreign[0]}"
+                if own.get("is_kv_shared_layer"):
+                    return f"block {index} uses the keys and values of another block"
+        misnumbered = [
+            index for index, modules in enumerate(self._numbered) if any(_number(module) != index for module in modules)
+        ]
+        return f"the numbers in blocks {misnumbered} are not their places" if misnumbered else None
+
+    def _refuse_constants(self) -> str | None:
+        """Build the decoder without block 0 anew, without storage: its blocks must hold what the kept ones hold.
+
+        Not told is what a decoder is made of that its config alone does not build.
+        """
+        total = len(self.every)
+        config = vars(self._stack).get("config")
+        if total == 1 or not any(config is each for each in self._configs):
+            return None
+        active, trial = range(1, total), copy.deepcopy(config)
+        for change in _config_changes(trial, active, total):
+            setattr(trial, change.name, change.value)
+        try:
+            with torch.device("meta"):
+                built = type(self._stack)(trial)
+        except _BUILD_ERRORS:
+            return None
+        for change in _own_lists(self._stack, active, total):
+            if vars(built).get(change.name) != change.value:
+                return f"its decoder derives {change.name} from the places of the blocks"
+        for index, new in zip(active, built.layers, strict=True):
+            other = _other_constant(self.every[index], new)
+            if other is not None:
+                return f"its blocks have a constant that depends on their number or index ({other})"
+        return None
+
+
+def _other_constant(block: nn.Module, new: nn.Module) -> str | None:
+    """The first number, switch or word that two blocks of the same make do not share."""
+    modules = dict(block.named_modules())
+    for name, module in new.named_modules():
+        mine = modules.get(name)
+        # A block of another make, such as a dense one, says so in a switch.
+        if mine is None or _makes(mine) != _makes(module):
+            continue
+        for attribute, value in vars(module).items():
+            is_constant = isinstance(value, int | float | str) and attribute not in _NO_CONSTANTS
+            if is_constant and vars(mine).get(attribute, value) != value:
+                return attribute
+    return None
+
+
+def _makes(module: nn.Module) -> list[type]:
+    return [type(module), *map(type, module.children())]
+
+
+def _stack_of(model: PreTrainedModel) -> Any:
+    """The module that holds the blocks as `layers`."""
+    stack = block_stack(model)
+    if stack is not None:
+        return stack
+    raise ConfigurationError(
+        f"the decoder of this {model.config.model_type} has no list of blocks named layers; its knobs cannot be set"
+    )
+
+
+def _number(module: nn.Module) -> int | None:
+    number = vars(module).get("layer_idx")
+    return number if isinstance(number, int) else None
+
+
+def _text_configs(model: PreTrainedModel, stack: nn.Module, total: int) -> list[Any]:
+    """Every config object that masks, caches and blocks read; a model may hold copies of one."""
+    held = [model.config.get_text_config(decoder=True), *(vars(module).get("config") for module in stack.modules())]
+    configs = {id(config): config for config in held if getattr(config, "num_hidden_layers", None) == total}
+    return list(configs.values())
+
+
+def _config_changes(config: Any, active_blocks: Sequence[int], total: int) -> list[AttributeChange]:
+    changes = [AttributeChange(config, "num_hidden_layers", len(active_blocks))]
+    for name, value in _lists(config):
+        if name in _KNOWN_INDEX_LISTS:
+            kept = [position for position, index in enumerate(active_blocks) if index in value]
+        elif _is_per_block(name, value, total):
+            kept = [value[index] for index in active_blocks]
+        else:
+            continue
+        changes.append(AttributeChange(config, name, type(value)(kept)))
+    return changes
+
+
+def _own_lists(stack: nn.Module, active_blocks: Sequence[int], total: int) -> list[AttributeChange]:
+    """Lists by block that a decoder keeps beside its config."""
+    return [
+        AttributeChange(stack, name, type(value)(value[index] for index in active_blocks))
+        for name, value in vars(stack).items()
+        if isinstance(value, list | tuple) and len(value) == total
+    ]
+
+
+def _lists(config: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(config).items() if isinstance(value, list | tuple) and value]
+
+
+def _is_per_block(name: str, value: Sequence[Any], total: int) -> bool:
+    return len(value) == total and name.endswith(_PER_BLOCK_ENDINGS) and not name.startswith(_OTHER_BLOCKS)
+
+
+def _refuse_config(config: Any, total: int) -> str | None:
+    """Whether these fields exist depends on the family."""
+    if getattr(config, "num_kv_shared_layers", 0):
+        return f"its last {config.num_kv_shared_layers} blocks use the keys and values of other blocks"
+    if any(mode is not None for mode in getattr(config, "kv_sharing_modes", None) or ()):
+        return "some of its blocks use the keys and values of other blocks"
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        return "each of its blocks has its own embedding, sliced from one table"
+    if getattr(config, "is_heterogeneous", False):
+        return "its config describes each block by itself"
+    for name, value in _lists(config):
+        if _names_blocks(name, value, total):
+            return f"its config names blocks by their indices in {name}"
+    return _refuse_derived(config, total)
+
+
+def _names_blocks(name: str, value: Sequence[Any], total: int) -> bool:
+    """Whether a list that no rule is known for looks like indices of blocks."""
+    if name in (*_KNOWN_INDEX_LISTS, *_KNOWN_PER_BLOCK) or name.startswith(_OTHER_BLOCKS):
+        return False
+    are_indices = all(type(entry) is int and 0 <= entry < total for entry in value)
+    ascending = all(earlier < later for earlier, later in itertools.pairwise(value))
+    return name.endswith(_INDEX_MARKS) and are_indices and ascending
+
+
+def _refuse_derived(config: Any, total: int) -> str | None:
+    """Try the changes without block 0 on a copy: what the config derives must follow."""
+    if total == 1:
+        return None
+    active, trial = range(1, total), copy.copy(config)
+    before = _derived_lists(config, total)
+    try:
+        for change in _config_changes(trial, active, total):
+            setattr(trial, change.name, change.value)
+    except _PROPERTY_ERRORS as error:
+        return f"its config cannot be changed ({type(error).__name__}: {error})"
+    if trial.num_hidden_layers != total - 1:
+        return "its config derives the number of blocks"
+    for name, value in before.items():
+        if list(getattr(trial, name)) != [value[index] for index in active]:
+            return f"its config derives {name} from the places of the blocks"
+    return None
+
+
+def _derived_lists(config: Any, total: int) -> dict[str, list[Any]]:
+    found = {}
+    kinds = itertools.takewhile(lambda kind: kind is not PreTrainedConfig, type(config).__mro__)
+    names = {name for kind in kinds for name, member in vars(kind).items() if isinstance(member, property)}
+    for name in sorted(names):
+        try:
+            value = getattr(config, name)
+        except _PROPERTY_ERRORS:
+            continue
+        if isinstance(value, list | tuple) and len(value) == total:
+            found[name] = list(value)
+    return found

@@ -1,0 +1,272 @@
+"""In: any model of transformers; out: top-k and block count of its decoder, turned in place and put back.
+
+    knobs = DecoderKnobs(model)
+    with knobs.turned(top_k=2, active_blocks=(0, 1, 3)):
+        model.generate(...)          # with a cache that is made inside
+
+At construction the decoder runs a few short prompts, by which each knob has to prove that it acts. A knob that does not
+is refused with the reason. A cache that was made at one setting is of no use at another.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights
+from experiment_core_utils.models.hf.knobs.active_layers import ActiveBlocks
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
+from experiment_core_utils.models.hf.knobs.routers import Counted, Routers
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+
+
+@dataclass(frozen=True)
+class FlopsDelta:
+    """Operations of the same run, one multiply-add as 2, with the knob as it was and turned."""
+
+    before: int
+    applied: int
+
+    @property
+    def moved(self) -> bool:
+        """Whether the knob changes what is computed; a model that computes all experts does the same at every top-k."""
+        return self.before != self.applied
+
+
+def flops_delta(run: Callable[[], object], turned: AbstractContextManager[object]) -> FlopsDelta:
+    """Count the operations of `run`, then again inside `turned`. Never while timing.
+
+    Packed weights have no formula: their products count as nothing, so that nothing moves with them.
+    """
+    before = count_flops(run)
+    with turned:
+        return FlopsDelta(before, count_flops(run))
+
+
+# A number that no width of a model is.
+_TRIAL_TOKENS = 7
+
+
+# What code of an unknown architecture raises where it cannot be run so.
+_HF_CODE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+Setting = tuple[int | None, tuple[int, ...]]
+
+
+class DecoderKnobs:
+    """Top-k and block count of any transformers model's decoder.
+
+    Attributes:
+        num_total_blocks: blocks of the full model.
+        num_experts: that a router chooses from; None in a dense model, and where the config does not say.
+        default_top_k: experts for a token in the first block with experts; None in a dense model.
+        routed_blocks: indices of the blocks with experts, in the full model.
+        top_k_unsupported_reason: why top-k cannot be set; None if it can.
+        blocks_unsupported_reason: why blocks cannot be skipped; None if they can.
+
+    Raises:
+        ConfigurationError: the model has no decoder whose blocks are a list `layers`.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._blocks = ActiveBlocks(model)
+        text_config = model.config.get_text_config(decoder=True)
+        self._routers = Routers(self._blocks.every, text_config)
+        self._changes = AttributeChanges()
+        self._in_force: Setting | None = None
+        self.num_total_blocks = len(self._blocks.every)
+        self._all_blocks = tuple(range(self.num_total_blocks))
+        self.routed_blocks = self._routers.routed_blocks
+        self.num_experts = self._routers.num_experts
+        failure = self._failure(lambda: self._routers.learn(self._prefill, _TRIAL_TOKENS))
+        self.default_top_k = self._routers.default_top_k
+        self.top_k_unsupported_reason = self._refuse_top_k(failure)
+        self._blocks.unsupported_reason = self._blocks.unsupported_reason or failure or self._refuse_blocks()
+
+    @property
+    def blocks_unsupported_reason(self) -> str | None:
+        """Why blocks cannot be skipped; None if they can."""
+        return self._blocks.unsupported_reason
+
+    @property
+    def in_force(self) -> Setting:
+        """Top-k (None for the model's own) and the blocks that run."""
+        return (None, self._all_blocks) if self._in_force is None else self._in_force
+
+    @property
+    def every_block(self) -> tuple[nn.Module, ...]:
+        """The blocks of the full model, whatever is in force."""
+        return tuple(self._blocks.every)
+
+    def validate(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
+        """Raises ConfigurationError, with the reason, for a setting that the model cannot be put in.
+
+        Args:
+            top_k: experts per token in the blocks with experts after the first such block of the full model, which
+                keeps its own number; None for the model's own, and for a dense model.
+            active_blocks: indices of the blocks that run, ascending.
+        """
+        self._validate_top_k(top_k)
+        self._blocks.validate(active_blocks)
+
+    def _validate_top_k(self, top_k: int | None) -> None:
+        if top_k is None:
+            return
+        if self.top_k_unsupported_reason is not None:
+            if self.routed_blocks and top_k == self.default_top_k:
+                return
+            own = f"or its own {self.default_top_k}" if self.routed_blocks else "for it"
+            raise ConfigurationError(f"top-k {top_k} cannot be set: {self.top_k_unsupported_reason}; give none {own}")
+        if self.num_experts is None or not 1 <= top_k <= self.num_experts:
+            raise ConfigurationError(
+                f"top-k {top_k} is not possible; a block has {self.num_experts} experts, give 1 to that"
+            )
+
+    def expected_experts(self, top_k: int | None, active_blocks: Sequence[int]) -> tuple[int | None, ...]:
+        """Experts for a token of each kept block, as `counted` sees them at the setting.
+
+        None for a dense block, and for one that does not show what it chooses. The first block with experts of the full
+        model keeps its own number; where it is skipped, no other does.
+
+        Raises:
+            ConfigurationError: see `validate`.
+        """
+        self.validate(top_k, active_blocks)
+        return tuple(self._expected(index, top_k) for index in active_blocks)
+
+    def _expected(self, index: int, top_k: int | None) -> int | None:
+        own = self._routers.own_top_k(index)
+        turns = top_k is not None and self.top_k_unsupported_reason is None and index in self._routers.adjustable_blocks
+        return top_k if turns else own
+
+    def apply(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
+        """Put a setting in force, from the full model, until the next `apply` or `restore`; see `validate`.
+
+        Raises:
+            ConfigurationError: the setting is not possible; what was in force stays so.
+        """
+        self.validate(top_k, active_blocks)
+        setting = (top_k, tuple(active_blocks))
+        # Lists by block are known by their length, which is that of the full model only.
+        self.restore()
+        self._changes.put(self._plan(setting))
+        self._in_force = setting
+
+    def _plan(self, setting: Setting) -> list[AttributeChange]:
+        top_k, active_blocks = setting
+        routers = [] if top_k is None or self.top_k_unsupported_reason is not None else self._routers.changes(top_k)
+        return [*routers, *self._blocks.changes(active_blocks)]
+
+    def restore(self) -> None:
+        """The full model as it was, the very same lists and modules."""
+        self._changes.put_back()
+        self._in_force = None
+
+    @contextmanager
+    def applied(self, top_k: int | None, active_blocks: Sequence[int]) -> Iterator[None]:
+        """`apply`, and afterwards, also after an error, what was in force before."""
+        before = self._in_force
+        self.apply(top_k, active_blocks)
+        try:
+            yield
+        finally:
+            self.restore()
+            if before is not None:
+                self.apply(*before)
+
+    def counted(self) -> AbstractContextManager[Counted]:
+        """Count the blocks that run and the experts that their routers choose, to prove a setting; never while timing.
+
+        Indices are those of the full model, whatever is in force.
+        """
+        return self._routers.counted()
+
+    # --- proofs at construction ---------------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        decoder = self._model.get_decoder()
+        device = decoder.get_input_embeddings().weight.device
+        with torch.inference_mode():
+            decoder(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.long, device=device))
+
+    def _failure(self, run: Callable[[], object]) -> str | None:
+        try:
+            run()
+        except _HF_CODE_ERRORS as error:
+            return f"its decoder cannot run a prompt by itself ({type(error).__name__}: {first_line(error)})"
+        return None
+
+    def _refuse_top_k(self, failure: str | None) -> str | None:
+        if not self.routed_blocks:
+            return "the model is dense"
+        if failure is not None:
+            return failure
+        if self._routers.blocks_without_top_k:
+            return (
+                f"blocks {list(self._routers.blocks_without_top_k)} have no top-k of their own, all of them follow one "
+                "config"
+            )
+        if not self._routers.adjustable_blocks:
+            return f"only block {self.routed_blocks[0]} has experts, and the first such block keeps its own number"
+        if self.num_experts is None or self.num_experts < 2:
+            return f"the number of its experts is {self.num_experts or 'unknown'}"
+        return self._refuse_trial(1 if self.default_top_k != 1 else 2)
+
+    def _refuse_trial(self, top_k: int) -> str | None:
+        """Turn the routers to another number; their choices and the operations must follow."""
+        trial = AttributeChanges()
+
+        @contextmanager
+        def turned() -> Iterator[None]:
+            trial.put(self._routers.changes(top_k))
+            try:
+                yield
+            finally:
+                trial.put_back()
+
+        try:
+            with self.counted() as counted:
+                move = flops_delta(self._prefill, turned())
+        except _HF_CODE_ERRORS as error:
+            return f"with top-k {top_k} its prefill fails ({type(error).__name__}: {first_line(error)})"
+        chosen = {counted.experts.get(index) for index in self._routers.adjustable_blocks}
+        if not move.moved and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
+            return (
+                f"it computes all its experts: a prefill of {_TRIAL_TOKENS} tokens has {move.before} operations with "
+                f"top-k {self.default_top_k} and with {top_k}"
+            )
+        if None in chosen:
+            return "its routers do not show how many experts they choose"
+        if chosen != {top_k}:
+            seen = ", ".join(str(number) for number in sorted(filter(None, chosen)))
+            return f"it ignores top-k: set to {top_k}, its routers chose {seen} experts for a token"
+        return None
+
+    def _refuse_blocks(self) -> str | None:
+        """Leave one block out; exactly the others must run."""
+        smaller = (tuple(i for i in self._all_blocks if i != left_out) for left_out in reversed(self._all_blocks))
+        active = next((blocks for blocks in smaller if blocks and self._blocks.has_attention(blocks)), None)
+        if active is None:
+            return None
+        try:
+            with self.counted() as counted, self.applied(None, active):
+                self._prefill()
+        except _HF_CODE_ERRORS as error:
+            return f"with blocks {list(active)} its prefill fails ({type(error).__name__}: {first_line(error)})"
+        if tuple(counted.blocks) != active:
+            return f"with blocks {list(active)} its prefill runs {counted.blocks}"
+        return None

@@ -1,0 +1,192 @@
+"""In: the blocks of a decoder; out: which have experts, what their routers choose for a token, and their top-k changed.
+
+What a router chose is read off the tensors that it gives, not off its attributes: some have a `top_k` that nothing
+reads.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange
+
+# The names that families give to the same number.
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+_TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts", "num_experts_per_token")
+
+
+@dataclass
+class Counted:
+    """What ran since the last `clear`.
+
+    Attributes:
+        blocks: indices of the full model's blocks, in the order in which they ran, once for every run.
+        experts: by block, the experts that its router chose for a token when it last ran; a dense block and one whose
+            choice cannot be seen have no entry.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    experts: dict[int, int] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget what ran."""
+        self.blocks.clear()
+        self.experts.clear()
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Where a block shows its choice: an integer tensor [tokens, k] among a module's inputs or outputs."""
+
+    module: nn.Module
+    is_output: bool
+    place: int
+
+
+class Routers:
+    """The routers of a decoder's blocks.
+
+    Attributes:
+        routed_blocks: indices of the blocks with experts.
+        num_experts: that a router chooses from; None in a dense model, and where the config does not say.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], text_config: Any) -> None:
+        self._blocks = tuple(blocks)
+        self.routed_blocks = tuple(index for index, block in enumerate(blocks) if _has_experts(block))
+        self._holders = {index: _holders(blocks[index]) for index in self.routed_blocks}
+        self._choices: dict[int, _Choice] = {}
+        self._own: dict[int, int] = {}
+        self.num_experts = _first_number(text_config, _NUM_EXPERTS) if self.routed_blocks else None
+        self._config_top_k = _first_number(text_config, _TOP_K)
+
+    @property
+    def adjustable_blocks(self) -> tuple[int, ...]:
+        """The blocks with experts after the first of them, which keeps its own number."""
+        return self.routed_blocks[1:]
+
+    @property
+    def blocks_without_top_k(self) -> tuple[int, ...]:
+        """The blocks with experts in which no module has a `top_k` of its own."""
+        return tuple(index for index in self.routed_blocks if not self._holders[index])
+
+    @property
+    def default_top_k(self) -> int | None:
+        """Experts that the first block with experts chooses for a token: seen, or by its attribute, or by the config.
+
+        None in a dense model, and where none of these says.
+        """
+        if not self.routed_blocks:
+            return None
+        first = self.routed_blocks[0]
+        if first in self._own:
+            return self._own[first]
+        holders = self._holders[first]
+        return int(vars(holders[0])["top_k"]) if holders else self._config_top_k
+
+    def own_top_k(self, block: int) -> int | None:
+        """Experts that the block was seen to choose by itself; None for a dense one, and where it does not show."""
+        return self._own.get(block)
+
+    def changes(self, top_k: int) -> list[AttributeChange]:
+        """What gives every block with experts after the first `top_k` of them for a token."""
+        return [
+            AttributeChange(holder, "top_k", top_k)
+            for index in self.adjustable_blocks
+            for holder in self._holders[index]
+        ]
+
+    def learn(self, run: Callable[[], object], tokens: int) -> None:
+        """Find by one `run` over so many tokens, at the model's own setting, where and what each block chooses."""
+        handles = [
+            module.register_forward_hook(self._learning_hook(index, tokens), with_kwargs=True)
+            for index in self.routed_blocks
+            for module in _outside_attention(self._blocks[index])
+        ]
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _learning_hook(self, index: int, tokens: int) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if index in self._choices:
+                return
+            for is_output in (True, False):
+                for place, value in enumerate(_values(is_output, args, kwargs, output)):
+                    if _is_index(value) and value.shape[0] == tokens:
+                        self._choices[index] = _Choice(module, is_output, place)
+                        self._own[index] = int(value.shape[-1])
+                        return
+
+        return hook
+
+    @contextmanager
+    def counted(self) -> Iterator[Counted]:
+        """Count what runs, by hooks on every block and router of the full model; never while timing."""
+        counted = Counted()
+        handles = [block.register_forward_hook(_block_hook(counted, index)) for index, block in enumerate(self._blocks)]
+        for index, choice in self._choices.items():
+            hook = _choice_hook(counted, index, choice)
+            handles.append(choice.module.register_forward_hook(hook, with_kwargs=True))
+        try:
+            yield counted
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _block_hook(counted: Counted, index: int) -> Any:
+    def hook(*_: Any) -> None:
+        counted.blocks.append(index)
+
+    return hook
+
+
+def _choice_hook(counted: Counted, index: int, choice: _Choice) -> Any:
+    def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        chosen = _values(choice.is_output, args, kwargs, output)[choice.place]
+        counted.experts[index] = int(chosen.shape[-1])
+
+    return hook
+
+
+def _values(is_output: bool, args: Any, kwargs: Any, output: Any) -> Sequence[Any]:
+    if not is_output:
+        return [*args, *kwargs.values()]
+    return output if isinstance(output, tuple | list) else [output]
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64) and value.dim() == 2
+
+
+def _has_experts(block: nn.Module) -> bool:
+    return any(
+        "top_k" in vars(module) or name.rpartition(".")[2] == "experts" for name, module in block.named_modules()
+    )
+
+
+def _holders(block: nn.Module) -> list[nn.Module]:
+    # Many blocks hold an unused copy beside the router's: all get the same number.
+    return [module for module in block.modules() if "top_k" in vars(module)]
+
+
+def _outside_attention(block: nn.Module) -> list[nn.Module]:
+    """Modules that may show a choice; the block itself and attention are given positions, which are integers too."""
+    return [module for name, module in block.named_modules() if name and "attn" not in name and "attention" not in name]
+
+
+def _first_number(text_config: Any, names: Sequence[str]) -> int | None:
+    for name in names:
+        value = getattr(text_config, name, None)
+        if isinstance(value, int):
+            return value
+    return None

@@ -1,0 +1,235 @@
+"""In: the folder of a checkpoint of transformers; out: what its knobs allow, and the model with its weights.
+
+What the knobs allow is found on a model without storage, before any weight is read.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from experiment_core_utils.models.common.checkpoint_files import (
+    refuse_files_not_finite,
+    refuse_misfit,
+    refuse_not_finite,
+    refuse_too_large,
+)
+from experiment_core_utils.models.common.quantisation import (
+    QuantisationOptions,
+    own_method,
+    refuse_impossible,
+    refuse_wrong_4bit_products,
+    transformers_config,
+    type_of_4bit_weights,
+)
+from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.hf.generate import loose_tensors, stages_unsupported_reason
+from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.processor import load_hf_processor
+from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import KnobLimits
+
+
+@dataclass(frozen=True)
+class HFSource:
+    """A checkpoint of transformers, before any weight is read.
+
+    Attributes:
+        name: path or hub id as given.
+        quant_method: how the weights are quantised already, None where they are not.
+    """
+
+    name: str
+    folder: Path
+    config: PreTrainedConfig
+    quant_method: str | None
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether it has a part for them."""
+        return type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    @property
+    def auto_class(self) -> Any:
+        """The class by which transformers builds and loads the model: with its pictures where it has a part for
+        them.
+        """
+        return AutoModelForImageTextToText if self.takes_pictures else AutoModelForCausalLM
+
+    @cached_property
+    def requests(self) -> HFRequests:
+        """What makes its requests, read once; raises ConfigurationError where processor or tokenizer cannot be used."""
+        processor = load_hf_processor(self.folder)
+        with vendor_errors_named(f"the processor, the tokenizer and the config of {self.name} do not go together"):
+            return HFRequests(processor, self.config, self.name)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is to be loaded; None leaves a choice to transformers."""
+
+    dtype: torch.dtype
+    device: torch.device
+    attn_implementation: str | None
+    experts_implementation: str | None
+    quantisation: QuantisationOptions
+
+
+def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any]) -> HFSource:
+    """Read the config; raises ConfigurationError for a model that is neither image-text-to-text nor causal, and for one
+    whose prompt goes through an encoder of its own."""
+    with vendor_errors_named(f"the config in {folder} cannot be used"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigurationError(
+            f"{name} is a {config.model_type}, which transformers has neither as an image-text-to-text nor as a causal "
+            "language model; give one of those"
+        )
+    if config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"{name}, a {config.model_type}, is an encoder-decoder: its prompt does not run through the blocks of its "
+            "decoder; give a decoder-only model"
+        )
+    if getattr(config.get_text_config(decoder=True), "cross_attention_layers", None):
+        raise ConfigurationError(
+            f"{name}, a {config.model_type}, reads pictures by cross-attention: they take no place in its prompt, so "
+            "that no vision token can be counted; give a model whose pictures are tokens of the prompt"
+        )
+    return HFSource(name, folder, config, own_method(raw))
+
+
+def skeleton_of(source: HFSource) -> PreTrainedModel:
+    """The model without storage; a prompt runs in it, whatever its dtype and widths."""
+    with vendor_errors_named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
+        skeleton = source.auto_class.from_config(copy.deepcopy(source.config), trust_remote_code=False)
+    for part in _owners_of_experts(skeleton):
+        # Without storage, grouped products take bfloat16 of widths divisible by 8 only.
+        part.set_experts_implementation("batched_mm")
+    return skeleton.eval()
+
+
+def limits_of(source: HFSource) -> KnobLimits:
+    """What can be set, tried on a model without storage; raises ConfigurationError for one without separate stages."""
+    skeleton = skeleton_of(source)
+    made = loose_tensors(skeleton)
+    knobs = DecoderKnobs(skeleton)
+    reason = stages_unsupported_reason(skeleton, made)
+    if reason is not None:
+        raise ConfigurationError(f"{source.name}, a {source.config.model_type}, cannot be profiled: {reason}")
+    return KnobLimits(
+        num_total_blocks=knobs.num_total_blocks,
+        num_experts=knobs.num_experts,
+        default_top_k=knobs.default_top_k,
+        vision_unsupported_reason=source.requests.vision_knob_unsupported_reason,
+        top_k_unsupported_reason=knobs.top_k_unsupported_reason,
+        blocks_unsupported_reason=knobs.blocks_unsupported_reason,
+    )
+
+
+def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: bool) -> PreTrainedModel:
+    """The model on its device in evaluation mode; random weights come from a fixed seed.
+
+    Raises:
+        ConfigurationError: weights are not there, do not fit the config one to one, or an implementation or a
+            quantisation asked for is not available.
+        OutOfMemory: it does not fit the device.
+    """
+    if random_weights:
+        return _random(source, load_options)
+    if not any(source.folder.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
+            "profile the architecture alone"
+        )
+    _validate_quantisation(source, load_options)
+    quantised_by = transformers_config(load_options.quantisation, load_options.dtype)
+    if quantised_by is not None:
+        refuse_files_not_finite(source.folder)
+    options: dict[str, Any] = {} if quantised_by is None else {"quantization_config": quantised_by}
+    if load_options.attn_implementation is not None:
+        options["attn_implementation"] = load_options.attn_implementation
+    # A quantised checkpoint says itself what it is multiplied in.
+    keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
+    if quantised_by is None and source.quant_method is None:
+        refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
+    with vendor_errors_named(f"the weights in {source.folder} cannot be loaded"):
+        model, found = source.auto_class.from_pretrained(
+            source.folder,
+            dtype="auto" if keeps_own else load_options.dtype,
+            device_map={"": load_options.device},
+            use_safetensors=True,
+            trust_remote_code=False,
+            # Those are refused below, by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+        refuse_misfit(found, source.folder)
+    refuse_not_finite(model, source.folder)
+    return _with_experts(model, load_options).eval()
+
+
+def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
+    if load_options.quantisation.quantization_config.quantization:
+        raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
+    refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
+    torch.manual_seed(0)
+    with vendor_errors_named(f"{source.name} cannot be built"), load_options.device:
+        model = source.auto_class.from_config(
+            copy.deepcopy(source.config),
+            dtype=load_options.dtype,
+            attn_implementation=load_options.attn_implementation,
+            trust_remote_code=False,
+        )
+    return _with_experts(model, load_options).eval()
+
+
+def _weight_bytes(source: HFSource, load_options: LoadOptions) -> int:
+    return int(skeleton_of(source).num_parameters()) * load_options.dtype.itemsize
+
+
+def _with_experts(model: Any, load_options: LoadOptions) -> Any:
+    """transformers takes the name for the part that has the experts only."""
+    if load_options.experts_implementation is None:
+        return model
+    owners = _owners_of_experts(model)
+    if not owners:
+        raise ConfigurationError(
+            f"--experts_implementation {load_options.experts_implementation} was given, and "
+            f"this {model.config.model_type} has "
+            "no experts whose implementation can be chosen; drop it"
+        )
+    with vendor_errors_named(f"the experts implementation {load_options.experts_implementation} is not available"):
+        for part in owners:
+            part.set_experts_implementation(load_options.experts_implementation)
+    return model
+
+
+def _owners_of_experts(model: PreTrainedModel) -> list[PreTrainedModel]:
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return [part for part in parts if part._can_set_experts_implementation()]
+
+
+def _validate_quantisation(source: HFSource, load_options: LoadOptions) -> None:
+    refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
+    quant_type = type_of_4bit_weights(load_options.quantisation, source.config)
+    if quant_type is not None:
+        skeleton = skeleton_of(source)
+        head = skeleton.get_output_embeddings()
+        layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
+        refuse_wrong_4bit_products(layers, load_options.device, quant_type)

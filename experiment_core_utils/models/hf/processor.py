@@ -1,0 +1,93 @@
+"""In: the folder of a transformers checkpoint; out: its processor, or its tokenizer where it takes text only."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PROCESSOR_MAPPING,
+    AutoConfig,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from transformers.utils import is_torchvision_available
+
+from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+
+_FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+_VIDEO = "video_processor"
+
+
+def load_hf_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
+    """The processor of an image-text-to-text model, the tokenizer of any other; from local files only.
+
+    Without torchvision, pictures are processed by PIL and numpy, and a processor of pictures and videos is read without
+    its part for videos.
+
+    Raises:
+        ConfigurationError: neither can be read.
+    """
+    needed = "; give a folder with config.json, the tokenizer's files and, with vision, preprocessor_config.json"
+    with vendor_errors_named(f"the processor or tokenizer in {folder} cannot be read", needed):
+        config = AutoConfig.from_pretrained(folder, **_FROM_FOLDER)
+        if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+            return _tokenizer(folder)
+        return _processor(folder, config)
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, padding_side="left", **_FROM_FOLDER)
+    return tokenizer
+
+
+def _processor(folder: Path, config: PreTrainedConfig) -> ProcessorMixin:
+    known = type(config) in PROCESSOR_MAPPING
+    if is_torchvision_available() or not known or _VIDEO not in PROCESSOR_MAPPING[type(config)].get_attributes():
+        processor = AutoProcessor.from_pretrained(folder, **_FROM_FOLDER)
+        if not isinstance(processor, ProcessorMixin):
+            raise ValueError(f"there is no processor of pictures for {config.model_type}")
+        return processor
+    kind = PROCESSOR_MAPPING[type(config)]
+    parts = {
+        "tokenizer": _tokenizer(folder),
+        "image_processor": AutoImageProcessor.from_pretrained(folder, **_FROM_FOLDER),
+        _VIDEO: None,
+    }
+    foreign = [part for part in kind.get_attributes() if part not in parts]
+    if foreign:
+        raise ValueError(f"{kind.__name__} has the part {foreign[0]}, which can be read only where torchvision is")
+    written, _ = kind.get_processor_dict(folder, **_FROM_FOLDER)
+    processor = without_video(kind).from_args_and_dict([parts[part] for part in kind.get_attributes()], written)
+    assert isinstance(processor, ProcessorMixin)
+    return processor
+
+
+def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """The same kind of processor with nothing in place of the part for videos, which needs torchvision."""
+
+    class WithoutVideo(kind):
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if argument_name == _VIDEO and argument is None:
+                return type(None)
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _again, (kind,), self.__dict__
+
+    WithoutVideo.__name__ = kind.__name__
+    # What `from_args_and_dict` looks up: the names of the arguments.
+    WithoutVideo.__init__ = kind.__init__  # type: ignore[method-assign]
+    return WithoutVideo
+
+
+def _again(kind: type[ProcessorMixin]) -> ProcessorMixin:
+    """An empty processor without video, for unpickling."""
+    made = without_video(kind)
+    processor: ProcessorMixin = object.__new__(made)
+    return processor

@@ -1,0 +1,354 @@
+"""In: a transformers processor or tokenizer, samples and their prompts; out: requests with true token counts."""
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from PIL import Image
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+
+from experiment_core_utils.models.hf.vision_tokens import fields_in_force, kind_of, known_kinds, vision_options_of
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
+from experiment_core_utils.tasks.interface import Sample
+
+_PROBE = "probe of the template"
+
+
+# What tokenizers, templates and processors raise for one prompt or picture that they cannot use.
+UNUSABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+    Image.DecompressionBombError,
+    TemplateError,
+)
+
+
+def check_prompt(prompt: Any) -> None:
+    """Raises SampleError for what no tokenizer takes."""
+    if not is_text(prompt):
+        raise SampleError(f"its prompt {shown(repr(prompt))} is not a text that can be written as UTF-8")
+
+
+@dataclass(frozen=True)
+class PromptLayout:
+    """One user turn and the beginning of the answer, or the bare prompt where there is no template.
+
+    Attributes:
+        tokenizer: renders the template.
+        template: None for a base model.
+        image_token: what stands for a picture; None for a text model.
+        takes_parts: whether the template takes a message as a list of parts; else it takes a text.
+    """
+
+    tokenizer: Any
+    template: str | None
+    image_token: str | None
+    takes_parts: bool
+
+    def text(self, prompt: str, has_picture: bool) -> str:
+        """The text to tokenise, with one placeholder in front of the prompt for a picture.
+
+        Raises:
+            SampleError: the prompt itself has a placeholder in it.
+        """
+        if self.image_token is not None and self.image_token in prompt:
+            raise SampleError(f"the prompt has the picture's placeholder {self.image_token} in it; leave that out")
+        marked = f"{self.image_token}\n{prompt}" if has_picture else prompt
+        if self.template is None:
+            return marked
+        if not self.takes_parts:
+            return self._render(marked)
+        picture = [{"type": "image"}] if has_picture else []
+        return self._render([*picture, {"type": "text", "text": prompt}])
+
+    def has_begin_mark(self, text: str) -> bool:
+        """Whether the template has put in what the tokenizer would put in front."""
+        begin = self.tokenizer.bos_token
+        return self.template is not None and begin is not None and text.startswith(begin)
+
+    def _render(self, content: Any) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        return text
+
+
+def prompt_layout_of(tokenizer: Any, template: str | None, image_token: str | None, name: str) -> PromptLayout:
+    """The layout of a checkpoint, tried on a probe.
+
+    Raises:
+        ConfigurationError: its template fails, or loses the prompt or the picture.
+    """
+    if template is None:
+        return PromptLayout(tokenizer, None, image_token, takes_parts=False)
+    reason = ""
+    # Templates of models with vision are written for parts, those of text models for text; a few take one of them only.
+    for takes_parts in (image_token is not None, image_token is None):
+        layout = PromptLayout(tokenizer, template, image_token, takes_parts)
+        try:
+            text = layout.text(_PROBE, has_picture=image_token is not None)
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = reason or first_line(error)
+            continue
+        if text.count(_PROBE) == 1 and (image_token is None or text.count(image_token) == 1):
+            return layout
+    raise ConfigurationError(
+        f"the chat template of {name} cannot be used for one user turn"
+        f"{' with a picture' if image_token is not None else ''} "
+        f"({reason or 'what is given does not stand in the text once'}); correct or remove it"
+    )
+
+
+# A crop of the whole of a longer strip would first be scaled to gigabytes.
+LONGEST_ASPECT = 200
+
+
+# The names that families have for the token that a picture's feature takes the place of, and for those around it.
+_PLACEHOLDERS = ("image_token_id", "image_token_index")
+
+
+_MARKER_IDS = (
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "image_start_token_id",
+    "image_end_token_id",
+    "start_image_token_id",
+    "end_image_token_id",
+)
+
+
+_MARKER_TOKENS = ("fake_image_token", "global_image_token", "global_image_tag")
+
+
+_ROW_MARKER = re.compile(r"<row_\d+_col_\d+>")
+
+
+class HFRequests:
+    """Makes the requests of one model of transformers; what `StagedModel.prepare` asks for.
+
+    Args:
+        processor_or_tokenizer: the processor of an image-text-to-text model, the tokenizer of a causal language model.
+        config: of the model.
+        name: path or hub id, for messages.
+
+    Attributes:
+        has_vision: whether pictures are used. A text model is asked the same prompts without them.
+        vision_knob_unsupported_reason: why the number of vision tokens cannot be set; None where it can.
+
+    Raises:
+        ConfigurationError: a chat template that cannot be used, or a processor without image processor or placeholder.
+    """
+
+    def __init__(
+        self, processor_or_tokenizer: ProcessorMixin | PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
+    ) -> None:
+        self.name = name
+        self._processor: Any = processor_or_tokenizer
+        self.has_vision = isinstance(processor_or_tokenizer, ProcessorMixin)
+        self._tokenizer: Any = self._processor.tokenizer if self.has_vision else processor_or_tokenizer
+        # Not every family has a limit.
+        self._context: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self._options = None
+        image_token, self._placeholder = None, None
+        self._markers = torch.empty(0, dtype=torch.long)
+        if self.has_vision:
+            self._validate_processor()
+            self._options = vision_options_of(self._processor, config)
+            self._placeholder = self._placeholder_of(config)
+            image_token = self._tokenizer.convert_ids_to_tokens(self._placeholder)
+            image_token = getattr(self._processor, "image_token", image_token)
+            if self._tokenizer.convert_tokens_to_ids(image_token) in (None, self._tokenizer.unk_token_id):
+                raise ConfigurationError(
+                    f"the processor, the tokenizer and the config of {name} do not match: the tokenizer lacks the "
+                    f"picture token {image_token!r}; give the files of one model"
+                )
+            self._markers = torch.tensor(sorted(self._marker_ids(config) - {self._placeholder}), dtype=torch.long)
+        self._layout = prompt_layout_of(self._tokenizer, self._template(), image_token, name)
+        self.vision_knob_unsupported_reason = self._unsupported_reason()
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """Fields of the model's config that must be in force while requests with these crops run; mostly none."""
+        return {} if self._options is None else self._options.config_for(crops)
+
+    def make(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+        """Tensors on the host, as `generate()` takes them; a text model gets the prompt without the picture.
+
+        Where the number of vision tokens cannot be set, `crops` changes nothing.
+
+        Raises:
+            SampleError: a picture or a prompt that cannot be used, a prompt with a placeholder in it, without any
+                token, or longer than the model's context.
+        """
+        image = sample.image if self.has_vision else None
+        started = time.perf_counter()
+        try:
+            check_prompt(prompt)
+            text = self._layout.text(prompt, has_picture=image is not None)
+            inputs = self._text_inputs(text) if image is None else self._picture_inputs(text, image, crops)
+        except SampleError as error:
+            raise type(error)(f"sample {sample.sample_id}: {error}") from error
+        except UNUSABLE as error:
+            raise SampleError(
+                f"sample {sample.sample_id}: its prompt cannot be used ({shown(first_line(error))})"
+            ) from error
+        preprocess_s = time.perf_counter() - started
+        tokens = inputs["input_ids"].shape[1]
+        if tokens == 0:
+            raise SampleError(f"sample {sample.sample_id}: its prompt has no token")
+        if self._context is not None and tokens > self._context:
+            raise SampleError(
+                f"sample {sample.sample_id}: its prompt of {tokens} tokens is longer than the model's context of "
+                f"{self._context}"
+            )
+        if image is None:
+            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
+        features = int((inputs["input_ids"] == self._placeholder).sum())
+        if features == 0:
+            raise SampleError(f"sample {sample.sample_id}: its picture gives no vision token")
+        markers = int(torch.isin(inputs["input_ids"], self._markers).sum())
+        expected = None
+        if self._options is not None:
+            expected = self._options.geometry_for(crops, image.width, image.height)
+        actual = self._counted_geometry(inputs, expected, features)
+        text_tokens = tokens - features - markers
+        shape = RequestShape(expected or actual, actual, features, markers, text_tokens, preprocess_s)
+        return PreparedRequest(inputs, shape)
+
+    def decode_text(self, token_ids: Sequence[int]) -> str:
+        """Text of generated ids, special tokens left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text.strip()
+
+    def _text_inputs(self, text: str) -> dict[str, Any]:
+        if not self.has_vision:
+            special = self._layout.template is None
+            encoded = self._tokenizer(
+                text, return_tensors="pt", add_special_tokens=special, return_token_type_ids=False
+            )
+        else:
+            special = not self._layout.has_begin_mark(text)
+            encoded = self._processor(text=[text], return_tensors="pt", add_special_tokens=special)
+        return _tensors(encoded)
+
+    def _picture_inputs(self, text: str, image: Image.Image, crops: CropRange) -> dict[str, Any]:
+        width, height = image.size
+        if max(width, height) > LONGEST_ASPECT * min(width, height):
+            raise SampleError(
+                f"its picture of {width} x {height} pixels cannot be used: one side is more than {LONGEST_ASPECT} "
+                "times the other"
+            )
+        try:
+            options = {} if self._options is None else self._options.options_for(crops, width, height)
+            with self._in_force(crops):
+                encoded = self._processor(
+                    images=[image],
+                    text=[text],
+                    return_tensors="pt",
+                    add_special_tokens=not self._layout.has_begin_mark(text),
+                    images_kwargs=dict(options),
+                )
+        except UNUSABLE as error:
+            raise SampleError(f"its picture cannot be used ({shown(first_line(error))})") from error
+        return _tensors(encoded)
+
+    def _in_force(self, crops: CropRange) -> AbstractContextManager[None]:
+        """Processors count placeholders after their image processor's own fields, whatever a call says."""
+        fields = self.config_for(crops)
+        return fields_in_force(self._processor.image_processor, fields) if fields else nullcontext()
+
+    def _counted_geometry(
+        self, inputs: Mapping[str, Any], expected: VisionGeometry | None, features: int
+    ) -> VisionGeometry:
+        """Crops and patches counted off the tensors; where tiles lie is as expected if there are as many."""
+        if "image_grid_thw" in inputs:
+            frames, rows, cols = inputs["image_grid_thw"][0].tolist()
+            patch = self._processor.image_processor.patch_size
+            size, grid = (rows * patch, cols * patch), (rows, cols) if frames == 1 else None
+            return VisionGeometry(0, None, size, features, patches=frames * rows * cols, patch_grid=grid)
+        pixels = inputs.get("pixel_values")
+        if pixels is None or pixels.dim() not in (4, 5):
+            return VisionGeometry(0, None, None, features)
+        crops, height, width = math.prod(pixels.shape[:-3]), pixels.shape[-2], pixels.shape[-1]
+        if expected is not None and expected.total_crops == crops:
+            return replace(expected, pooled_features=features)
+        if crops == 1:
+            return VisionGeometry(0, None, (height, width), features)
+        has_overview = expected is not None and expected.has_overview
+        return VisionGeometry(crops - has_overview, None, None, features, has_overview)
+
+    def _validate_processor(self) -> None:
+        if "image_processor" not in self._processor.get_attributes():
+            raise ConfigurationError(
+                f"the processor of {self.name}, a {type(self._processor).__name__}, has no image processor; give an "
+                "image-text-to-text model"
+            )
+
+    def _placeholder_of(self, config: PreTrainedConfig) -> int:
+        found = [getattr(config, name, None) for name in _PLACEHOLDERS]
+        for token_id in (*found, getattr(self._processor, "image_token_id", None)):
+            if isinstance(token_id, int):
+                return token_id
+        raise ConfigurationError(
+            f"the config of {self.name} names no picture token ({', '.join(_PLACEHOLDERS)}); its "
+            "vision tokens cannot be counted"
+        )
+
+    def _marker_ids(self, config: PreTrainedConfig) -> set[int]:
+        owners = (config, self._processor)
+        ids = {getattr(owner, name, None) for owner in owners for name in _MARKER_IDS}
+        vocabulary = self._tokenizer.get_added_vocab()
+        tokens = {getattr(self._processor, name, None) for name in _MARKER_TOKENS}
+        ids |= {token_id for token, token_id in vocabulary.items() if token in tokens or _ROW_MARKER.fullmatch(token)}
+        return {token_id for token_id in ids if isinstance(token_id, int)}
+
+    def _template(self) -> str | None:
+        """The processor's, else the tokenizer's; of several under names the one that is called default."""
+        template = getattr(self._processor, "chat_template", None) or self._tokenizer.chat_template
+        if not isinstance(template, dict):
+            return template
+        if "default" not in template:
+            raise ConfigurationError(
+                f"{self.name} has chat templates {', '.join(sorted(template))} and none that is called default"
+            )
+        return str(template["default"])
+
+    def _unsupported_reason(self) -> str | None:
+        if not self.has_vision:
+            return f"{self.name} is a text model: it has no vision tokens"
+        if self._options is None:
+            kind = kind_of(self._processor.image_processor)
+            if kind in known_kinds():
+                return (
+                    f"{self.name} borrows the {kind} of another family without the fields by which the number of "
+                    "vision tokens is set there"
+                )
+            return (
+                f"the number of vision tokens of {self.name} is fixed, or no option of its {kind} is known to set it; "
+                "known are those of "
+                f"{', '.join(known_kinds())}"
+            )
+        return None
+
+
+def _tensors(encoded: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model takes; the rest was for the processor itself."""
+    return {name: value for name, value in encoded.items() if isinstance(value, torch.Tensor)}

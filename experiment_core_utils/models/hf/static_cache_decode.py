@@ -1,0 +1,158 @@
+"""In: a model of transformers at one setting; out: its decode step over memory of fixed size, as a replay.
+
+The prefill is that of `GenerateStages`; what it leaves in its growing cache is copied into a cache of fixed size. One
+decode step, the choice of the next token included, reads and writes fixed tensors only, so that a CUDA graph can hold
+all of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, StaticCache
+from transformers.cache_utils import Cache, StaticLayer
+
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.hf.generate import GenerationState
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+@dataclass
+class _Step:
+    """What a decode step reads and writes.
+
+    Attributes:
+        token: [1, 1] ids, the last token; the step puts its choice there.
+        positions: of that token, as the family takes them, its last axis of length 1; None where it takes none.
+        logits: [1, V] of the token behind it.
+    """
+
+    token: torch.Tensor
+    positions: torch.Tensor | None
+    logits: torch.Tensor
+
+
+def cache_unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Why keys and values of this family cannot be held in fixed memory that steps count in themselves."""
+    kinds = sorted({type(layer).__name__ for layer in _empty_cache(model, 1).layers if type(layer) is not StaticLayer})
+    return f"its cache has layers that count on the host ({', '.join(kinds)})" if kinds else None
+
+
+def _empty_cache(model: PreTrainedModel, max_seq_len: int) -> Any:
+    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_seq_len)
+
+
+class FixedCacheDecode:
+    """The decode step of a model at the setting in force when this was made.
+
+    Args:
+        max_seq_len: tokens that the cache holds, prompt and answer together.
+        graph_capturer: makes the replay.
+
+    Raises:
+        ConfigurationError: the family's cache or step cannot be held in fixed memory; the message is the reason.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_seq_len: int, graph_capturer: GraphCapturer) -> None:
+        self._model: Any = model
+        self._graph_capturer = graph_capturer
+        self.max_seq_len = max_seq_len
+        unsupported_reason = cache_unsupported_reason(model)
+        if unsupported_reason is not None:
+            raise ConfigurationError(unsupported_reason)
+        self._cache = _empty_cache(model, max_seq_len)
+        self._step: _Step | None = None
+        self._replay: Any = None
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._length
+
+    def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
+        """Take over a request behind its prefill; at the first one the step is recorded.
+
+        Args:
+            logits: [1, V] of the prompt's last position.
+        """
+        ids, kwargs = state.steps[-1]
+        self._take(state.cache)
+        token = logits.argmax(dim=-1, keepdim=True)
+        prepared = self._model.prepare_inputs_for_generation(
+            torch.cat([ids, token], dim=-1), next_sequence_length=1, **kwargs
+        )
+        positions = prepared.get("position_ids")
+        if self._step is None:
+            own = None if positions is None else positions.clone()
+            self._step = _Step(token.clone(), own, torch.zeros_like(logits))
+            self._replay = self._graph_capturer.record(self._run)
+            self._set_length(self._length)
+        self._step.token.copy_(token)
+        if self._step.positions is not None:
+            self._step.positions.copy_(positions)
+
+    def step(self) -> torch.Tensor:
+        """Logits [1, V] behind the last token, which the next step overwrites; the likeliest becomes the last token."""
+        assert self._step is not None
+        if self._length == self.max_seq_len:
+            raise ConfigurationError(
+                f"the cache has {self.max_seq_len} slots and all are in use: make it ready for more"
+            )
+        self._replay()
+        self._length += 1
+        return self._step.logits
+
+    def put_token(self, token: torch.Tensor) -> None:
+        """Another last token [1, 1] than the likeliest."""
+        assert self._step is not None
+        self._step.token.copy_(token)
+
+    @property
+    def token(self) -> torch.Tensor:
+        """[1, 1], the last token."""
+        assert self._step is not None
+        return self._step.token
+
+    def rewind(self, steps: int) -> None:
+        """Forget the last so many tokens of the cache; the last token is the caller's to put."""
+        assert self._step is not None
+        self._set_length(self._length - steps)
+        if self._step.positions is not None:
+            self._step.positions.sub_(steps)
+
+    def _take(self, grown: Cache) -> None:
+        """Copy a growing cache's keys and values; slots behind them are never read."""
+        tokens = grown.get_seq_length()
+        if tokens >= self.max_seq_len:
+            raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
+        # A cache may hold more layers than there are blocks that ran.
+        filled = [layer for layer in grown.layers if layer.is_initialized]
+        if len(filled) != len(self._cache.layers):
+            raise ConfigurationError(
+                f"the prefill filled {len(filled)} layers of its cache, and the cache of fixed size has "
+                f"{len(self._cache.layers)}"
+            )
+        for fixed, own in zip(self._cache.layers, filled, strict=True):
+            if not fixed.is_initialized:
+                fixed.lazy_initialization(own.keys, own.values)
+            fixed.keys[:, :, :tokens].copy_(own.keys)
+            fixed.values[:, :, :tokens].copy_(own.values)
+        self._set_length(tokens)
+
+    def _set_length(self, tokens: int) -> None:
+        self._length = tokens
+        for layer in self._cache.layers:
+            layer.cumulative_length.fill_(tokens)
+
+    def _run(self) -> None:
+        step = self._step
+        assert step is not None
+        positions = {} if step.positions is None else {"position_ids": step.positions}
+        outputs = self._model(
+            input_ids=step.token, past_key_values=self._cache, use_cache=True, return_dict=True, **positions
+        )
+        step.logits.copy_(outputs.logits[:, -1])
+        step.token.copy_(step.logits.argmax(dim=-1, keepdim=True))
+        if step.positions is not None:
+            step.positions.add_(1)

@@ -1,0 +1,176 @@
+"""In: a range of tiles and a picture's size; out: options of the processors that cut pictures into tiles, and the cut.
+
+Each class is the rule of one kind of processor and fills `vision_options.VisionOptions`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.image_processing_utils import select_best_resolution
+
+from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.records.requests import VisionGeometry
+
+# Both are limits that the processors have in their code.
+ARIA_SMALL_CROP = 490
+
+
+_IDEFICS_LONGEST_EDGE = 4096
+
+
+@dataclass(frozen=True)
+class PinpointTiles:
+    """LLaVA-NeXT: the canvas is chosen from a list that the model's config must share.
+
+    Attributes:
+        tile: side of a tile in pixels.
+        features_per_crop: before the rows and columns of padding are dropped and row ends added.
+    """
+
+    tile: int
+    features_per_crop: int
+
+    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.options_for`."""
+        return self.config_for(crops)
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.config_for`."""
+        return {"image_grid_pinpoints": _canvases(crops, self.tile)}
+
+    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
+        """See `vision_options.VisionOptions.geometry_for`."""
+        return _best_canvas(crops, self.tile, width, height, self.features_per_crop, has_overview=True)
+
+
+@dataclass(frozen=True)
+class SplitTiles:
+    """Aria: crops of 490 pixels and no crop of the whole picture."""
+
+    features_per_crop: int
+
+    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.options_for`."""
+        return {
+            "split_image": True,
+            "max_image_size": ARIA_SMALL_CROP,
+            "split_resolutions": _canvases(crops, ARIA_SMALL_CROP),
+        }
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.config_for`."""
+        return {}
+
+    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
+        """See `vision_options.VisionOptions.geometry_for`."""
+        return _best_canvas(crops, ARIA_SMALL_CROP, width, height, self.features_per_crop, has_overview=False)
+
+
+@dataclass(frozen=True)
+class AspectTiles:
+    """InternVL: the grid whose aspect ratio is nearest; one tile alone gets no crop of the whole picture beside it.
+
+    Attributes:
+        tile: (height, width) of a tile in pixels.
+    """
+
+    tile: tuple[int, int]
+    features_per_crop: int
+
+    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.options_for`."""
+        return {"crop_to_patches": True, "min_patches": crops.min_crops, "max_patches": crops.max_crops}
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.config_for`."""
+        return {}
+
+    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
+        """See `vision_options.VisionOptions.geometry_for`.
+
+        Of grids equally near, a later one with more tiles is taken while it holds less than twice the picture's pixels.
+        """
+        tile_height, tile_width = self.tile
+        best, least_difference = (1, 1), math.inf
+        for rows, cols in sorted(_grids(crops), key=lambda grid: (grid[0] * grid[1], grid[1])):
+            difference = abs(width / height - cols / rows)
+            fills = width * height > 0.5 * tile_height * tile_width * rows * cols
+            if difference < least_difference or (difference == least_difference and fills):
+                best, least_difference = (rows, cols), difference
+        rows, cols = best
+        has_overview = rows * cols > 1
+        features = (rows * cols + has_overview) * self.features_per_crop
+        return VisionGeometry(rows * cols, best, (rows * tile_height, cols * tile_width), features, has_overview)
+
+
+@dataclass(frozen=True)
+class LongestEdgeTiles:
+    """SmolVLM and Idefics3: the longer side is scaled to so many tiles, the other follows; one tile is not cut."""
+
+    tile: int
+    features_per_crop: int
+
+    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.options_for`."""
+        return {
+            "do_image_splitting": True,
+            "size": {"longest_edge": max(self._grid(crops, width, height)) * self.tile},
+        }
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """See `vision_options.VisionOptions.config_for`."""
+        return {}
+
+    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
+        """See `vision_options.VisionOptions.geometry_for`."""
+        rows, cols = self._grid(crops, width, height)
+        canvas = (rows * self.tile, cols * self.tile)
+        if (rows, cols) == (1, 1):
+            return VisionGeometry(0, None, canvas, self.features_per_crop)
+        return VisionGeometry(rows * cols, (rows, cols), canvas, (rows * cols + 1) * self.features_per_crop)
+
+    def _grid(self, crops: CropRange, width: int, height: int) -> tuple[int, int]:
+        """The largest one of at most `max_crops` tiles."""
+        most = min(crops.max_crops, max(_IDEFICS_LONGEST_EDGE // self.tile, 1))
+        grids = (self._grid_of(along, width, height) for along in range(most, 0, -1))
+        return next(grid for grid in grids if grid[0] * grid[1] <= crops.max_crops)
+
+    def _grid_of(self, along: int, width: int, height: int) -> tuple[int, int]:
+        longer = along * self.tile
+        # In floating point as the processor does it: one pixel decides over a row of tiles.
+        shorter = int(longer / (width / height)) if width >= height else int(longer * (width / height))
+        across = max(math.ceil((shorter + shorter % 2) / self.tile), 1)
+        return (across, along) if width >= height else (along, across)
+
+
+def _grids(crops: CropRange) -> list[tuple[int, int]]:
+    """(rows, columns) of every grid with a number of tiles in the range.
+
+    Few tiles first, then the squarest: the rule for canvases takes the first of several that serve a picture alike.
+    """
+    grids = [
+        (tiles // cols, cols)
+        for tiles in range(crops.min_crops, crops.max_crops + 1)
+        for cols in range(1, tiles + 1)
+        if tiles % cols == 0
+    ]
+    return sorted(grids, key=lambda grid: (grid[0] * grid[1], abs(grid[0] - grid[1]), grid[0]))
+
+
+def _canvases(crops: CropRange, tile: int) -> list[list[int]]:
+    """[height, width] in pixels of every grid."""
+    return [[rows * tile, cols * tile] for rows, cols in _grids(crops)]
+
+
+def _best_canvas(
+    crops: CropRange, tile: int, width: int, height: int, features_per_crop: int, has_overview: bool
+) -> VisionGeometry:
+    """The canvas that keeps most of the picture's pixels, of several the one with the least padding."""
+    canvas = select_best_resolution((height, width), _canvases(crops, tile))
+    tiling = (canvas[0] // tile, canvas[1] // tile)
+    num_crops = math.prod(tiling)
+    return VisionGeometry(
+        num_crops, tiling, (canvas[0], canvas[1]), (num_crops + has_overview) * features_per_crop, has_overview
+    )

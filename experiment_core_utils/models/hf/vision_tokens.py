@@ -1,0 +1,187 @@
+"""In: an image processor of transformers; out: which of its options set the number of vision tokens, and their values.
+
+A kind of processor is an entry in `_KINDS`, under the name of its class. A `CropRange` counts tiles without the crop of
+the whole picture. For a processor that cuts pictures into tiles it bounds the tiles; for one that takes pictures in
+their own shape it bounds the vision tokens, 144 for each tile and for the whole picture. The upper bound holds always;
+what cannot be reached from below shows in the counts of the request.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from experiment_core_utils.models.hf.tilings import (
+    ARIA_SMALL_CROP,
+    AspectTiles,
+    LongestEdgeTiles,
+    PinpointTiles,
+    SplitTiles,
+)
+from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, CropRange
+from experiment_core_utils.records.requests import VisionGeometry
+
+
+class VisionOptions(Protocol):
+    """What turns the number of vision tokens of one processor; pictures are width x height pixels."""
+
+    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
+        """Keyword arguments of the image processor's call for one picture."""
+        ...
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """Fields that the model's config and the image processor must hold while such requests are made and run.
+
+        Empty for models that read everything off the request.
+        """
+        ...
+
+    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
+        """What the processor's rule calls for under those options."""
+        ...
+
+
+@dataclass(frozen=True)
+class PixelBudget:
+    """Qwen2-VL, its successors and GLM-4V: the picture keeps its shape, its pixels are kept between two bounds.
+
+    Attributes:
+        patch: side of a patch in pixels.
+        merge: patches on the side of a merged token.
+        frames: how often the processor counts a pixel of a still picture against the bounds.
+        widens_first: whether a side shorter than a token is scaled to one before everything else.
+    """
+
+    patch: int
+    merge: int
+    frames: int
+    widens_first: bool
+
+    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
+        """See `VisionOptions.options_for`."""
+        least, most = self._bounds(crops, width, height)
+        pixels = self.frames * self._factor**2
+        return {"size": {"shortest_edge": least * pixels, "longest_edge": most * pixels}}
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """See `VisionOptions.config_for`."""
+        return {}
+
+    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
+        """See `VisionOptions.geometry_for`."""
+        rows, cols = self._grid(*self._bounds(crops, width, height), width, height)
+        size = (rows * self._factor, cols * self._factor)
+        grid = (rows * self.merge, cols * self.merge)
+        return VisionGeometry(0, None, size, rows * cols, patches=math.prod(grid), patch_grid=grid)
+
+    @property
+    def _factor(self) -> int:
+        return self.patch * self.merge
+
+    def _bounds(self, crops: CropRange, width: int, height: int) -> tuple[int, int]:
+        """Tokens; the lower one is let down as far as it must for what is scaled up to stay within the upper one."""
+        most = (crops.max_crops + 1) * FEATURES_PER_CROP
+        wished = (crops.min_crops + 1) * FEATURES_PER_CROP
+        return next(
+            (least, most) for least in range(wished, 0, -1) if math.prod(self._grid(least, most, width, height)) <= most
+        )
+
+    def _grid(self, least: int, most: int, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tokens after the processor's rule, in its own order of operations."""
+        factor, frames = self._factor, self.frames
+        if self.widens_first and min(width, height) < factor:
+            scale = max(factor / height, factor / width)
+            width, height = int(width * scale), int(height * scale)
+        rows, cols = round(height / factor), round(width / factor)
+        if rows * cols > most:
+            shrink = math.sqrt((frames * height * width) / (most * frames * factor**2))
+            return max(1, math.floor(height / shrink / factor)), max(1, math.floor(width / shrink / factor))
+        if rows * cols < least:
+            grow = math.sqrt((least * frames * factor**2) / (frames * height * width))
+            return math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+        return rows, cols
+
+
+# --- kinds --------------------------------------------------------------------------------------------------------
+
+
+def _llava_next(processor: Any, config: Any) -> VisionOptions:
+    images = processor.image_processor
+    # Checkpoints with a CLIP tower have a crop, those with a SigLIP tower a size of both sides.
+    sides = [box for box in (images.crop_size, images.size) if box is not None]
+    tile = next((box["height"] for box in sides if box["height"]), None) or images.size["shortest_edge"]
+    return PinpointTiles(tile, (tile // processor.patch_size) ** 2)
+
+
+def _aria(processor: Any, config: Any) -> VisionOptions:
+    return SplitTiles(processor.size_conversion[ARIA_SMALL_CROP])
+
+
+def _got_ocr2(processor: Any, config: Any) -> VisionOptions:
+    size = processor.image_processor.size
+    return AspectTiles((size["height"], size["width"]), config.image_seq_length)
+
+
+def _idefics3(processor: Any, config: Any) -> VisionOptions:
+    return LongestEdgeTiles(processor.image_processor.max_image_size["longest_edge"], processor.image_seq_len)
+
+
+def _qwen2_vl(processor: Any, config: Any) -> VisionOptions:
+    images = processor.image_processor
+    return PixelBudget(images.patch_size, images.merge_size, frames=1, widens_first=False)
+
+
+def _glm4v(processor: Any, config: Any) -> VisionOptions:
+    images = processor.image_processor
+    return PixelBudget(images.patch_size, images.merge_size, images.temporal_patch_size, widens_first=True)
+
+
+_KINDS: dict[str, Callable[[Any, Any], VisionOptions]] = {
+    "LlavaNextImageProcessor": _llava_next,
+    "AriaImageProcessor": _aria,
+    "GotOcr2ImageProcessor": _got_ocr2,
+    "SmolVLMImageProcessor": _idefics3,
+    "Idefics3ImageProcessor": _idefics3,
+    "Qwen2VLImageProcessor": _qwen2_vl,
+    "Glm4vImageProcessor": _glm4v,
+    "Glm46VImageProcessor": _glm4v,
+}
+
+
+def kind_of(image_processor: Any) -> str:
+    """The class's name without the backend that it computes with."""
+    return type(image_processor).__name__.removesuffix("Pil").removesuffix("Fast")
+
+
+def known_kinds() -> tuple[str, ...]:
+    """Names of the classes in the table."""
+    return tuple(sorted(_KINDS))
+
+
+def vision_options_of(processor: Any, config: Any) -> VisionOptions | None:
+    """The options that set the number of vision tokens; None where no such option is known or there is none.
+
+    Args:
+        processor: of an image-text-to-text model, with its image processor.
+        config: of the model.
+    """
+    make = _KINDS.get(kind_of(processor.image_processor))
+    try:
+        return None if make is None else make(processor, config)
+    except (AttributeError, LookupError, TypeError):
+        # A family that borrows another's image processor need not have the fields that this one's rule reads.
+        return None
+
+
+@contextmanager
+def fields_in_force(owner: Any, fields: Mapping[str, Any]) -> Iterator[None]:
+    """`owner`, a config or an image processor, with these fields; what it had is put back."""
+    before = {name: getattr(owner, name) for name in fields}
+    try:
+        for name, value in fields.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)

@@ -1,0 +1,199 @@
+"""In: a MolmoE model and a request; out: its three stages run by its modules, with a cache that grows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.common.decode_kernels import DecodeKernels, RanExperts
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.modeling_molmoe import (
+    DecodeState,
+    MolmoeForConditionalGeneration,
+    MolmoeImageFeatures,
+)
+from experiment_core_utils.records.requests import KnobProof
+
+DROPPED = -100
+
+
+@torch.inference_mode()
+def answer_together(
+    model: MolmoeForConditionalGeneration,
+    requests: Sequence[Mapping[str, Any]],
+    eos_token_ids: frozenset[int],
+    max_new_tokens: int,
+) -> list[tuple[int, ...]]:
+    """Token ids of each request under the setting in force, end-of-sequence included where it came.
+
+    Args:
+        requests: tensors on the model's device, as for the stages: `input_ids` [1, T], with a picture also
+            `pixel_values`, `image_masks` and `image_input_idx`.
+    """
+    top_k, blocks = model.active_setting
+    ids, mask = _left_padded(requests, pad_token=model.config.pad_token_id)
+    length = ids.shape[1]
+    is_padded = not bool(mask.all())
+    mask = torch.nn.functional.pad(mask, (0, max_new_tokens), value=1)
+    features = _placed_features(model, requests, length)
+    logits, state = model.prefill(
+        ids, features, attention_mask=mask[:, :length] if is_padded else None, top_k=top_k, active_blocks=blocks
+    )
+    answers: list[list[int]] = [[] for _ in requests]
+    open_answers = set(range(len(requests)))
+    with DecodeKernels(model).taken():
+        for step in range(1, max_new_tokens + 1):
+            # The rows whose answers have ended go on unheeded; no row sees another.
+            tokens = logits.argmax(dim=-1, keepdim=True)
+            chosen = tokens.flatten().tolist()
+            for row in tuple(open_answers):
+                answers[row].append(chosen[row])
+                if chosen[row] in eos_token_ids:
+                    open_answers.remove(row)
+            if not open_answers or step == max_new_tokens:
+                break
+            seen = mask[:, : length + step] if is_padded else None
+            logits = model.decode_step(tokens, state, attention_mask=seen)
+    return [tuple(answer) for answer in answers]
+
+
+def _left_padded(requests: Sequence[Mapping[str, Any]], pad_token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts [B, T] that end together, and their mask [B, T], 0 where padded."""
+    rows = [request["input_ids"] for request in requests]
+    length = max(row.shape[1] for row in rows)
+    pad = torch.nn.functional.pad
+    ids = torch.cat([pad(row, (length - row.shape[1], 0), value=pad_token) for row in rows])
+    mask = torch.cat([pad(torch.ones_like(row), (length - row.shape[1], 0)) for row in rows])
+    return ids, mask
+
+
+def _placed_features(
+    model: MolmoeForConditionalGeneration, requests: Sequence[Mapping[str, Any]], length: int
+) -> MolmoeImageFeatures | None:
+    """Each picture's features, encoded alone as the stages do it, at places moved by the padding; None without any."""
+    encoded = {
+        row: (
+            model.encode_image(request["pixel_values"], request["image_masks"], request["image_input_idx"]),
+            length - request["input_ids"].shape[1],
+        )
+        for row, request in enumerate(requests)
+        if "pixel_values" in request
+    }
+    if not encoded:
+        return None
+    like = next(iter(encoded.values()))[0].pooler_output
+    most = max(features.pooler_output.shape[1] for features, _ in encoded.values())
+    pooled = like.new_zeros(len(requests), most, like.shape[2])
+    places = torch.full((len(requests), most), DROPPED, dtype=torch.long, device=like.device)
+    for row, (features, shift) in encoded.items():
+        count = features.pooler_output.shape[1]
+        pooled[row, :count] = features.pooler_output[0]
+        own = features.image_input_idx[0]
+        places[row, :count] = torch.where(own < 0, DROPPED, own + shift)
+    return MolmoeImageFeatures(pooler_output=pooled, image_input_idx=places)
+
+
+class EagerStages:
+    """The stages as transformers runs them; nothing has to be warmed up."""
+
+    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+        self._model = model
+        self._kernels = DecodeKernels(model)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `StagedModel.encode_image`."""
+        if "pixel_values" not in inputs:
+            return None
+        return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+
+    def prefill(
+        self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+    ) -> tuple[torch.Tensor, DecodeState]:
+        """See `StagedModel.prefill`."""
+        return self._model.prefill(inputs["input_ids"], features, top_k=knobs.top_k, active_blocks=knobs.blocks)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        return self._kernels.taken()
+
+    def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
+        """See `StagedModel.decode_step`."""
+        if self._kernels.are_missing:
+            with self.decoding():
+                return self._model.decode_step(token, state)
+        return self._model.decode_step(token, state)
+
+    def rewind(self, state: DecodeState, steps: int) -> None:
+        """See `StagedModel.rewind`; to `crop`, a negative number means that in every version of transformers."""
+        state.past_key_values.crop(-steps)
+
+    def answer_batch(
+        self,
+        knobs: DecoderKnobs,
+        requests: Sequence[Mapping[str, Any]],
+        max_new_tokens: int,
+        eos_token_ids: frozenset[int],
+    ) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        return answer_together(self._model, requests, eos_token_ids, max_new_tokens)
+
+    @torch.inference_mode()
+    def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`: hooks on every router and block of the *full* model count what really runs."""
+        features = self.encode_image(inputs)
+        ran, ran_decode = RanExperts(self._model), RanExperts(self._model)
+        with self._counted() as counted:
+            with ran:
+                logits, state = self.prefill(knobs, inputs, features)
+            experts, blocks = dict(counted.experts), tuple(counted.blocks)
+            counted.clear()
+            with ran_decode:
+                self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+            decode_blocks = tuple(counted.blocks)
+        return KnobProof(
+            experts_per_token=tuple(experts[block] for block in blocks),
+            blocks_run=blocks,
+            blocks_run_decode=decode_blocks,
+            cache_layers=sum(1 for layer in state.past_key_values.layers if layer.get_seq_length() > 0),
+            experts_implementation=ran.names,
+            experts_implementation_decode=ran_decode.names,
+        )
+
+    @contextmanager
+    def _counted(self) -> Iterator["_Counted"]:
+        counted = _Counted()
+        handles = []
+        for index, block in enumerate(self._model.all_blocks):
+            handles.append(block.register_forward_hook(counted.block_hook(index)))
+            handles.append(block.mlp.gate.register_forward_hook(counted.router_hook(index)))
+        try:
+            yield counted
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@dataclass
+class _Counted:
+    """Blocks in the order in which they ran, and the experts per token that each block's router chose."""
+
+    blocks: list[int] = field(default_factory=list)
+    experts: dict[int, int] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.experts.clear()
+
+    def block_hook(self, index: int) -> Any:
+        def hook(*_: Any) -> None:
+            self.blocks.append(index)
+
+        return hook
+
+    def router_hook(self, index: int) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            self.experts[index] = int(output[2].shape[-1])
+
+        return hook

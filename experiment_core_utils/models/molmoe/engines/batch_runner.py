@@ -1,0 +1,66 @@
+"""In: requests of any lengths and pictures; out: the greedy answer of each by engines, decoded together.
+
+Prompts run one by one, so that none is padded; each decodes at its own length.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.runner import SLOT_STEP, EngineStages
+from experiment_core_utils.models.molmoe.engines.select import decode_engine
+
+
+class BatchedExecution:
+    """Answers batches; one store of several requests is kept, with the engine that has captured it."""
+
+    def __init__(self, stages: EngineStages) -> None:
+        self._stages = stages
+        self._made: tuple[KVCache, DecodeEngine] | None = None
+
+    @torch.inference_mode()
+    def answer_batch(
+        self,
+        knobs: DecoderKnobs,
+        requests: Sequence[Mapping[str, Any]],
+        max_new_tokens: int,
+        eos_token_ids: frozenset[int],
+    ) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        lengths = [request["input_ids"].shape[1] for request in requests]
+        kv_cache, decode = self._kv_cache_for(len(requests), max(lengths) + max_new_tokens)
+        for row, request in enumerate(requests):
+            logits, state = self._stages.prefill(knobs, request, self._stages.encode_image(request))
+            self._stages.place_in(kv_cache, row, state)
+            kv_cache.next_tokens[row : row + 1] = logits.argmax(dim=-1)
+        kv_cache.set_lengths(lengths)
+        decode.warm_up(knobs, kv_cache)
+        answers = [[token] for token in kv_cache.next_tokens.tolist()]
+        ended = [answer[-1] in eos_token_ids for answer in answers]
+        for _ in range(max_new_tokens - 1):
+            if all(ended):
+                break
+            # The rows whose answers have ended go on unheeded; no row sees another.
+            decode.step(knobs, kv_cache)
+            kv_cache.note_step()
+            for row, token in enumerate(kv_cache.next_tokens.tolist()):
+                if not ended[row]:
+                    answers[row].append(token)
+                    ended[row] = token in eos_token_ids
+        return [tuple(answer) for answer in answers]
+
+    def release(self) -> None:
+        """The store goes, and what was captured with it."""
+        self._made = None
+
+    def _kv_cache_for(self, batch: int, max_seq_len: int) -> tuple[KVCache, DecodeEngine]:
+        """The one there is where it fits; else the old one goes first, as it is large, and its captures with it."""
+        if self._made is None or self._made[0].batch != batch or self._made[0].max_seq_len < max_seq_len:
+            self._made = None
+            decoder = self._stages.decoder
+            kv_cache = KVCache.allocate(decoder, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, batch)
+            self._made = kv_cache, decode_engine(decoder)
+        return self._made

@@ -1,0 +1,90 @@
+"""In: weights of products in float32 on the CPU; out: the same in panels, as the kernels of whole blocks take them."""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# Panels are a second copy of the weights: no more than this for a tower or a decoder. Where products are large, torch's
+# own come near to what the processor can do.
+MOST_BYTES = 1 << 30
+
+
+class ProductPlace(ctypes.Structure):
+    """`Product` of products.h."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inner", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A weight [N, K] in panels of `tile` columns, the last filled with zeros.
+
+    Attributes:
+        weights: [N / tile rounded up, K, tile].
+        bias: [N rounded up to whole panels], zeros where there is none.
+        columns: N, those of value.
+    """
+
+    weights: torch.Tensor
+    bias: torch.Tensor
+    columns: int
+
+    @property
+    def place(self) -> ProductPlace:
+        """For a call; valid as long as the panels live."""
+        return ProductPlace(self.weights.data_ptr(), self.bias.data_ptr(), self.weights.shape[1], self.columns)
+
+
+def panels_of(weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> Panels:
+    """Panels of a weight [N, K] and its bias [N]."""
+    columns = len(weight)
+    fill = -columns % tile
+    padded_bias = weight.new_zeros(columns + fill)
+    if bias is not None:
+        padded_bias[:columns] = bias
+    return Panels(_in_panels(F.pad(weight, (0, 0, 0, fill)), tile), padded_bias, columns)
+
+
+def paired_panels(gate_up: torch.Tensor, tile: int) -> torch.Tensor:
+    """[E, 2 * I, K], gates and ups -> [E, I / lanes rounded up, K, tile]: half of a panel gates, half their ups."""
+    lanes = tile // 2
+    experts, rows, inner = gate_up.shape
+    halves = F.pad(gate_up.view(experts, 2, rows // 2, inner), (0, 0, 0, -(rows // 2) % lanes))
+    grouped = halves.view(experts, 2, -1, lanes, inner).transpose(1, 2)
+    return grouped.flatten(2, 3).transpose(2, 3).contiguous()
+
+
+def _in_panels(weight: torch.Tensor, tile: int) -> torch.Tensor:
+    return weight.view(-1, tile, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def refuse_large(weights: Iterable[torch.Tensor], most_bytes: int = MOST_BYTES) -> None:
+    """Raises ConfigurationError where panels of these would take more memory than is allowed for them."""
+    wanted = sum(weight.numel() * weight.element_size() for weight in weights)
+    if wanted > most_bytes:
+        raise ConfigurationError(f"a second copy of the weights would take {wanted} bytes, of {most_bytes} allowed")
+
+
+class Workspace:
+    """Float32 on the CPU, by name; what stands in a room is lost when another size is requested under its name."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, torch.Tensor] = {}
+
+    @torch.inference_mode(False)
+    def buffer(self, name: str, *size: int) -> torch.Tensor:
+        """Contiguous, of this size, in memory that grows with the largest."""
+        elements = torch.Size(size).numel()
+        if name not in self._held or self._held[name].numel() < elements:
+            self._held[name] = torch.empty(elements)
+        return self._held[name][:elements].view(size)

@@ -1,0 +1,237 @@
+"""In: a block of a vision tower in float32 on the CPU; out: its products and norms, in two compiled calls."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiment_core_utils.models.molmoe.engines.cpu.build import built
+from experiment_core_utils.models.molmoe.engines.cpu.panels import Panels, ProductPlace, panels_of
+
+_PLACE, _WHOLE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+class NormPlace(ctypes.Structure):
+    """`Norm` of vision_rows.h."""
+
+    _fields_ = (("weights", _PLACE), ("bias", _PLACE), ("eps", ctypes.c_float))
+
+    @classmethod
+    def of(cls, norm: nn.LayerNorm) -> "NormPlace":
+        """For a call; valid as long as the norm lives."""
+        return cls(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+
+
+@cache
+def _library() -> Any:
+    library: Any = built("vision_block.cpp")
+    library.vision_project.argtypes = [_PLACE, NormPlace, ProductPlace, _PLACE, _WHOLE, _INT]
+    library.vision_finish.argtypes = [
+        _PLACE,
+        _PLACE,
+        ProductPlace,
+        NormPlace,
+        ProductPlace,
+        ProductPlace,
+        _WHOLE,
+        _INT,
+    ]
+    library.vision_project.restype = library.vision_finish.restype = None
+    return library
+
+
+def tile_width() -> int:
+    """Columns of a panel.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled here.
+    """
+    return int(_library().tile_width())
+
+
+@dataclass(frozen=True)
+class VisionBlockKernel:
+    """A block without its attention; C wide, its inner width I.
+
+    Attributes:
+        first_norm: before queries, keys and values.
+        joint: their products [3 * C, C] as one.
+        output: [C, C], behind attention.
+        second_norm: before the inner product.
+        inner: [I, C], then the quick GELU.
+        outer: [C, I].
+    """
+
+    first_norm: nn.LayerNorm
+    joint: Panels
+    output: Panels
+    second_norm: nn.LayerNorm
+    inner: Panels
+    outer: Panels
+
+    def project(self, states: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """States [R, C] -> out [R, 3 * C]: queries, keys and values of the normed states."""
+        refuse_other_rows(states, len(states), self.output.columns)
+        refuse_other_rows(out, len(states), self.joint.columns)
+        norm, places = NormPlace.of(self.first_norm), (states.data_ptr(), out.data_ptr())
+        _library().vision_project(places[0], norm, self.joint.place, places[1], len(states), torch.get_num_threads())
+        return out
+
+    def finish(self, attended: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Both residual sums, into states [R, C]: the output of attended [R, C], and the product through I."""
+        refuse_other_rows(attended, len(states), self.output.weights.shape[1])
+        refuse_other_rows(states, len(states), self.output.columns)
+        places = attended.data_ptr(), states.data_ptr()
+        products = self.inner.place, self.outer.place
+        norm, threads = NormPlace.of(self.second_norm), torch.get_num_threads()
+        _library().vision_finish(*places, self.output.place, norm, *products, len(states), threads)
+        return states
+
+
+def vision_block_kernel(layer: Any, qkv: torch.Tensor, qkv_bias: torch.Tensor) -> VisionBlockKernel:
+    """Kernel of a CLIP layer, the weights [3 * C, C] and biases of its queries, keys and values joined.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled here.
+    """
+    tile, mlp, output = tile_width(), layer.mlp, layer.self_attn.out_proj
+    return VisionBlockKernel(
+        layer.layer_norm1,
+        panels_of(qkv, qkv_bias, tile),
+        panels_of(output.weight.detach(), output.bias.detach(), tile),
+        layer.layer_norm2,
+        panels_of(mlp.fc1.weight.detach(), mlp.fc1.bias.detach(), tile),
+        panels_of(mlp.fc2.weight.detach(), mlp.fc2.bias.detach(), tile),
+    )
+
+
+def refuse_other_rows(rows: torch.Tensor, *size: int) -> None:
+    """Raises ValueError for what the kernels would read wrongly."""
+    if rows.dtype != torch.float32 or not rows.is_contiguous() or rows.shape != size:
+        raise ValueError(f"the kernels of blocks take contiguous float32 {list(size)}, not {list(rows.shape)}")
+
+
+class _Crops(ctypes.Structure):
+    _fields_ = tuple((name, _WHOLE) for name in ("count", "channels", "side", "patch"))
+
+
+class _Windows(ctypes.Structure):
+    _fields_ = tuple((name, _WHOLE) for name in ("crops", "cells", "side", "heads"))
+
+
+@cache
+def _ends_library() -> Any:
+    library: Any = built("vision_ends.cpp")
+    library.vision_embed.argtypes = [_PLACE, ProductPlace, *[_PLACE] * 2, NormPlace, _PLACE, _Crops, _INT]
+    library.vision_pool.argtypes = [*[_PLACE] * 3, ProductPlace, ProductPlace, _PLACE, _Windows, _INT]
+    library.vision_embed.restype = library.vision_pool.restype = None
+    return library
+
+
+@dataclass(frozen=True)
+class EmbeddingKernel:
+    """Patches to states, W wide.
+
+    Attributes:
+        patches: the product [W, channels * S * S], S the side of a patch.
+        patch_side: S.
+        class_token: [W].
+        positions: [P + 1, W], the class token's first.
+        norm: of the sums.
+    """
+
+    patches: Panels
+    patch_side: int
+    class_token: torch.Tensor
+    positions: torch.Tensor
+    norm: nn.LayerNorm
+
+    def states(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Crops [K, channels, side, side] -> [K, P + 1, W].
+
+        Raises:
+            ValueError: the crops have another shape, dtype or layout.
+        """
+        crops, channels, side = pixels.shape[:3]
+        inner, width = self.patches.weights.shape[1], self.patches.columns
+        tokens = (side // self.patch_side) ** 2 + 1
+        if pixels.dtype != torch.float32 or not pixels.is_contiguous() or pixels.shape[3] != side:
+            raise ValueError(f"crops have to be square, in contiguous float32, not {list(pixels.shape)}")
+        if side % self.patch_side or channels * self.patch_side**2 != inner or self.positions.shape != (tokens, width):
+            raise ValueError(f"crops of {side} pixels with {channels} channels are not those of this tower")
+        states = torch.empty(crops, tokens, width)
+        _ends_library().vision_embed(
+            *(pixels.data_ptr(), self.patches.place, self.class_token.data_ptr(), self.positions.data_ptr()),
+            *(NormPlace.of(self.norm), states.data_ptr()),
+            *(_Crops(crops, channels, side, self.patch_side), torch.get_num_threads()),
+        )
+        return states
+
+
+def embedding_kernel(embeddings: Any, norm: nn.LayerNorm) -> EmbeddingKernel:
+    """Kernel of CLIP's embeddings and the norm after them.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled here.
+    """
+    _ends_library()
+    weight = embeddings.patch_embedding.weight.detach()
+    patches = panels_of(weight.flatten(1), None, tile_width())
+    class_token, positions = embeddings.class_embedding.detach(), embeddings.position_embedding.weight.detach()
+    return EmbeddingKernel(patches, weight.shape[2], class_token, positions, norm)
+
+
+@dataclass(frozen=True)
+class PoolingKernel:
+    """Windows of patches to one row each, by attention of `heads` heads; the query is of their mean.
+
+    Attributes:
+        pads: [2, C], added to patches that are padding: all, partly.
+        query: [W, C].
+        key_value: [2 * W, C], rows: keys, values.
+        cells: windows along a side of a crop.
+        side: patches along a side of a window.
+    """
+
+    pads: torch.Tensor
+    query: Panels
+    key_value: Panels
+    heads: int
+    cells: int
+    side: int
+
+    def pooled(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        """[K, P, C] and masks [K, P], 0 where a patch is all padding, below 1 where partly -> [K, cells * cells, W].
+
+        Raises:
+            ValueError: features or masks have another shape, dtype or layout.
+        """
+        crops, width = len(features), self.query.columns
+        inner, patches = self.query.weights.shape[1], (self.cells * self.side) ** 2
+        refuse_other_rows(features, crops, patches, inner)
+        refuse_other_rows(masks, crops, patches)
+        attended = torch.empty(crops, self.cells**2, width)
+        windows = _Windows(crops, self.cells, self.side, self.heads)
+        _ends_library().vision_pool(
+            *(each.data_ptr() for each in (features, masks, self.pads)),
+            *(self.query.place, self.key_value.place, attended.data_ptr(), windows, torch.get_num_threads()),
+        )
+        return attended
+
+
+def pooling_kernel(connector: Any) -> PoolingKernel:
+    """Kernel of a `MolmoeConnector`.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled here.
+    """
+    _ends_library()
+    layers, tile = (connector.q_proj, connector.k_proj, connector.v_proj), tile_width()
+    query, key, value = ((layer.weight.detach(), layer.bias.detach()) for layer in layers)
+    key_value = panels_of(torch.cat([key[0], value[0]]), torch.cat([key[1], value[1]]), tile)
+    cells = connector.grid_side // connector.window
+    pads, heads = connector.pad_embed.detach(), connector.num_heads
+    return PoolingKernel(pads, panels_of(*query, tile), key_value, heads, cells, connector.window)

@@ -1,0 +1,123 @@
+"""In: expert ids as a stage left them, in memory that its kernels write to; out: the experts that each block used.
+
+`count_experts` says whether those are as many as a setting asks for, `refuse_other_experts` whether another run of the
+same work used the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
+from experiment_core_utils.primitives.errors import KnobDidNotAct
+from experiment_core_utils.records.requests import StageName
+
+# An id that no kernel wrote.
+NOT_WRITTEN = -1
+
+
+# Share of the choices that may be others in float32: two experts that are nearly equally likely can change places.
+MOST_OTHER_CHOICES = 0.05
+
+
+@dataclass(frozen=True)
+class ExpertRecord:
+    """Memory of fixed address for one run at a time; a run of T tokens and k experts fills a block's first T * k ids.
+
+    Token after token; blocks that do not run leave theirs as they are.
+    """
+
+    ids: torch.Tensor  # [blocks of the whole model, most of T * k] int32
+
+    @classmethod
+    @torch.inference_mode(False)
+    def allocate(cls, decoder: DecoderWeights, most: int) -> "ExpertRecord":
+        """An empty record, allocated beside the decoder's weights."""
+        shape = (len(decoder.blocks), most)
+        return cls(torch.full(shape, NOT_WRITTEN, dtype=torch.int32, device=decoder.device))
+
+    def forget(self) -> None:
+        """Mark all ids as not written."""
+        self.ids.fill_(NOT_WRITTEN)
+
+    def of_tokens(self, tokens: int, alone: int | None = None) -> dict[int, torch.Tensor]:
+        """What a run of T tokens wrote since `forget`: ids [T, k] int64 on the host, of each block that wrote any.
+
+        T is 1 in the block `alone`, where there is such a one. k is as small as holds the last id that was written;
+        NOT_WRITTEN stands where one before it was left out.
+        """
+        found = {}
+        for block, ids in enumerate(self.ids.cpu().long()):
+            written = (ids != NOT_WRITTEN).nonzero()
+            if len(written):
+                rows = 1 if block == alone else tokens
+                per_token = -(-(int(written[-1]) + 1) // rows)
+                found[block] = ids[: rows * per_token].view(rows, per_token)
+        return found
+
+
+def count_experts(
+    stage: StageName, used: Mapping[int, torch.Tensor], decoder: DecoderWeights, knobs: DecoderKnobs
+) -> tuple[int, ...]:
+    """Experts per token of each block in `used`, counted from ids [T, k]: those that exist, each once.
+
+    Raises:
+        KnobDidNotAct: a token had more or fewer than the setting asks for.
+    """
+    counted = []
+    for block, ids in used.items():
+        wanted = knobs.top_k if block else decoder.default_top_k
+        found = _used_mask(ids, decoder.num_experts).sum(dim=1)
+        wrong = found[found != wanted].tolist()
+        if wrong:
+            raise KnobDidNotAct(
+                f"block {block} used {wrong[0]} experts, not {wanted}, for {len(wrong)} of {len(found)} tokens in "
+                f"the {stage}"
+            )
+        counted.append(wanted)
+    return tuple(counted)
+
+
+def refuse_other_experts(
+    engine: str, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: DecoderWeights
+) -> None:
+    """Check of expert ids in float32, where rounding seldom decides; of the last tokens, as many as `expected` has of
+    a block.
+
+    Args:
+        engine: what used them, for the message.
+
+    Raises:
+        KnobDidNotAct: other blocks ran than in `expected`, or more than `MOST_OTHER_CHOICES` of the choices are others.
+    """
+    if set(used) != set(expected):
+        raise KnobDidNotAct(
+            f"the {engine} ran the blocks {sorted(used)}, the same setting in plain torch {sorted(expected)}"
+        )
+    choices = sum(ids.numel() for ids in expected.values())
+    # Where only the last tokens are needed, the expected run may have left out the others.
+    masks = ((_used_mask(used[block][-len(ids) :], decoder.num_experts), ids.cpu()) for block, ids in expected.items())
+    shared = sum(int((mask & _used_mask(ids, decoder.num_experts)).sum()) for mask, ids in masks)
+    others = (choices - shared) / choices
+    if others > MOST_OTHER_CHOICES:
+        raise KnobDidNotAct(
+            f"{others:.1%} of the experts that the {engine} used are others than in the same setting in plain torch"
+        )
+
+
+def _used_mask(ids: torch.Tensor, experts: int) -> torch.Tensor:
+    """Ids [T, k] -> [T, E] bool on the host; ids that are no expert's count nowhere."""
+    ids = ids.cpu().long()
+    # One column more, for what is not an expert.
+    mask = torch.zeros(len(ids), experts + 1, dtype=torch.bool)
+    mask.scatter_(1, torch.where((ids >= 0) & (ids < experts), ids, experts), True)
+    return mask[:, :experts]
+
+
+def last_experts_agree(used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor]) -> bool:
+    """Whether the last token of two runs went to the same experts in every block, in any order."""
+    return used.keys() == expected.keys() and all(
+        set(used[block][-1].tolist()) == set(ids[-1].tolist()) for block, ids in expected.items()
+    )

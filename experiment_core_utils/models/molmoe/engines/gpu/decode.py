@@ -1,0 +1,182 @@
+"""In: a packed decoder on a GPU; out: decode steps that replay a CUDA graph, captured once for each setting and store.
+
+The graph chooses the next token, puts it where the next step reads it, and advances the store's lengths, so that a
+replay needs nothing from the host. `graphed_decode_unsupported_reason` says why a decoder is not captured.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
+from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# What one program holds in registers: experts to rank, and one row of a weight.
+MOST_EXPERTS, MOST_WIDTH = 128, 4096
+
+
+# Graphs kept; one holds its list of launches and next to no memory of its own.
+MOST_GRAPHS = 512
+
+
+# From so many requests on a step that reads weights once for all of them was the faster one on an H200, at MolmoE-1B's
+# widths and top-k 8 as well as 1; with 4 it was not.
+FEWEST_TOGETHER = 6
+
+
+# Its products take columns in steps of this at least.
+COLUMNS_AT_ONCE = 16
+
+
+# Launch with overlap (programmatic dependent launch) came with compute capability 9.
+FIRST_OVERLAPPING = 9
+
+
+def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
+    """None where a decode step of this decoder can be captured; else the reason."""
+    if decoder.device.type != "cuda":
+        return f"CUDA graphs need a GPU, and the model is on {decoder.device}"
+    return vendor_unsupported_reason() or shape_unsupported_reason(decoder)
+
+
+def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
+    """None where the kernels cover the decoder's dtype and widths; else the reason."""
+    if decoder.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the kernels take bfloat16, float16 and float32, not {str(decoder.dtype).removeprefix('torch.')}"
+    width = decoder.head_width
+    if width < 16 or width & (width - 1):
+        return f"the kernels take heads of 16, 32, 64, … values, not {width}"
+    if decoder.num_experts > MOST_EXPERTS:
+        return f"the kernels rank up to {MOST_EXPERTS} experts, not {decoder.num_experts}"
+    widest = max(decoder.width, decoder.num_heads * width, decoder.expert_width)
+    if widest > MOST_WIDTH:
+        return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
+    return None
+
+
+def can_share_weights(decoder: DecoderWeights) -> bool:
+    """Whether the widths allow a step that reads weights once for all requests, not once for each."""
+    return decoder.width % COLUMNS_AT_ONCE == 0 and decoder.expert_width % COLUMNS_AT_ONCE == 0
+
+
+class GraphedDecode:
+    """A `DecodeEngine` whose steps are replays; a store keeps its graphs' addresses as long as the engine lives.
+
+    Args:
+        graphs: shared with the other stages' engines; None makes its own.
+        fewest_together: from so many requests on a step reads weights once for all, where its widths allow that.
+
+    Raises:
+        ConfigurationError: `graphed_decode_unsupported_reason` has something against the decoder, or Triton is not
+            installed.
+    """
+
+    def __init__(
+        self, decoder: DecoderWeights, graphs: CudaGraphPool | None = None, fewest_together: int = FEWEST_TOGETHER
+    ) -> None:
+        reason = graphed_decode_unsupported_reason(decoder)
+        if reason is not None:
+            raise ConfigurationError(f"the decode step cannot be captured: {reason}")
+        self._decoder = decoder
+        self._kernels, self._batched = _decode_step_modules()
+        self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
+        self._kv_caches: dict[int, KVCache] = {}
+        self._buffers: dict[tuple[int, int], Any] = {}
+        self._fewest_together = fewest_together if can_share_weights(decoder) else None
+        self._stepped: tuple[int, int] | None = None
+        self._use_pdl = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
+
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache) -> None:
+        """As `DecodeEngine.warm_up`.
+
+        Raises:
+            ConfigurationError: Triton cannot build the kernels here, or the store is too small to try them.
+        """
+        self._capture_graphs(knobs, kv_cache)
+
+    @torch.inference_mode()
+    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+        """As `DecodeEngine.step`; captures first what `warm_up` was not asked for."""
+        name = self._capture_graphs(knobs, kv_cache)
+        self._stepped = kv_cache.batch, kv_cache.max_seq_len
+        return self._graphs.replay(name)
+
+    def forget_experts(self) -> None:
+        """See `ExpertTrace.forget_experts`."""
+        self._stepped = None
+        for buffers in self._buffers.values():
+            buffers.used.forget()
+
+    @property
+    def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
+        """See `ExpertTrace.topk_expert_ids`; on the host."""
+        if self._stepped is None:
+            return {}
+        found: Mapping[int, torch.Tensor] = self._buffers[self._stepped].used.of_tokens(self._stepped[0])
+        return found
+
+    @torch.inference_mode()
+    def _capture_graphs(self, knobs: DecoderKnobs, kv_cache: KVCache) -> Hashable:
+        name = ("decode", id(kv_cache), knobs)
+        if name in self._graphs:
+            return name
+        if kv_cache.max_seq_len < WARM_UPS:
+            raise ConfigurationError(
+                f"a captured decode step needs {WARM_UPS} slots at least, not {kv_cache.max_seq_len}"
+            )
+        self._kv_caches[id(kv_cache)] = kv_cache
+        step = self._new_step(knobs, kv_cache)
+        building = built("the decode step's kernels", ConfigurationError)
+        with torch.cuda.device(self._decoder.device), _kept(kv_cache), building:
+            self._graphs.capture(name, partial(step.launch, knobs))
+        return name
+
+    def _new_step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> Any:
+        decoder, size = self._decoder, (kv_cache.batch, kv_cache.max_seq_len)
+        if self._fewest_together is not None and kv_cache.batch >= self._fewest_together:
+            kind, buffers = self._batched.BatchedStep, self._batched.BatchBuffers
+            tiles = self._batched.batch_tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len, kv_cache.batch)
+        else:
+            kind, buffers = self._kernels.DecodeStep, self._kernels.StepBuffers
+            tiles = tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len)
+        if size not in self._buffers:
+            self._buffers[size] = buffers.allocate(decoder, *size, tiles)
+        return kind(decoder, kv_cache, self._buffers[size], tiles, self._use_pdl)
+
+
+def _decode_step_modules() -> tuple[Any, Any]:
+    """Modules of a step that serves each request for itself, and of one that reads weights once for all."""
+    try:
+        from experiment_core_utils.models.molmoe.engines.gpu.triton import batched_decode_forward as batched_step
+        from experiment_core_utils.models.molmoe.engines.gpu.triton import decode_forward as decode_step
+    except ImportError as error:
+        raise ConfigurationError(f"the decode step's kernels need Triton: {error}") from error
+    return decode_step, batched_step
+
+
+@contextmanager
+def _kept(kv_cache: KVCache) -> Iterator[None]:
+    """The last slots are free to write to; afterwards they, the lengths and the tokens are as before."""
+    first = kv_cache.max_seq_len - WARM_UPS
+    changed = (
+        kv_cache.device_lengths,
+        kv_cache.next_tokens,
+        kv_cache.keys[:, :, :, first:],
+        kv_cache.values[:, :, :, first:],
+    )
+    before = [tensor.clone() for tensor in changed]
+    kv_cache.device_lengths.fill_(first)
+    kv_cache.next_tokens.zero_()
+    try:
+        yield
+    finally:
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(old)

@@ -1,0 +1,251 @@
+"""In: a packed decoder, a KV cache and a setting; out: one decode step, launched on the current stream.
+
+Five kernels a block and two after the last. Activations between kernels are float32 (the experts' products, in the
+weights' dtype, aside), so that a bfloat16 model rounds less often than its modules do. Importing this module needs
+Triton.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
+from experiment_core_utils.models.molmoe.engines.gpu.triton import gemv as dense_products
+from experiment_core_utils.models.molmoe.engines.gpu.triton import moe_gemv as mixture
+from experiment_core_utils.models.molmoe.engines.gpu.triton.flash_decoding import AttentionBuffers, launch_attention
+from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch, launch_next_token
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import SLOTS_AT_ONCE, StepTiles, Tile
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
+
+# Parts of the router's logits that the last program of the output projection reads before it adds them.
+PARTS_AT_ONCE = 16384
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """What one kernel leaves for the next: B requests, S splits, T slots; float32 unless said."""
+
+    stream: torch.Tensor  # [B, H] the residual stream
+    attention: AttentionBuffers  # with float32 for what the heads attended to
+    router_parts: torch.Tensor  # [B, blocks of the output projection, E]
+    squares: torch.Tensor  # [B, blocks of the output projection]
+    counters: torch.Tensor  # [B] int32, 0 between kernels
+    spread: torch.Tensor  # [B]
+    topk_ids: torch.Tensor  # [B, E] int32, the experts by rank
+    topk_weights: torch.Tensor  # [B, E], their weights
+    used: ExpertRecord  # of B tokens, whose products were taken
+    products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E slots
+    logits: torch.Tensor  # [B, V]
+    best_logits: torch.Tensor  # [B, blocks of the head]
+    best_rows: torch.Tensor  # [B, blocks of the head] int32
+
+    @classmethod
+    @torch.inference_mode(False)
+    def allocate(cls, decoder: DecoderWeights, batch: int, max_seq_len: int, tiles: StepTiles) -> "StepBuffers":
+        """Beside the decoder's weights, for every setting of a store of this size."""
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=decoder.device)
+
+        rows = decoder.head.shape[0]
+        blocks = triton.cdiv(rows, tiles.head.rows)
+        parts = triton.cdiv(decoder.width, tiles.output.rows)
+        return cls(
+            stream=floats(batch, decoder.width),
+            attention=AttentionBuffers.allocate(decoder, batch, max_seq_len, tiles.splits, torch.float32),
+            router_parts=floats(batch, parts, decoder.num_experts),
+            squares=floats(batch, parts),
+            counters=torch.zeros(batch, dtype=torch.int32, device=decoder.device),
+            spread=floats(batch),
+            # Zeros are experts, should the logits be NaN and none be ranked.
+            topk_ids=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
+            topk_weights=floats(batch, decoder.num_experts),
+            used=ExpertRecord.allocate(decoder, batch * decoder.num_experts),
+            products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
+            logits=floats(batch, rows),
+            best_logits=floats(batch, blocks),
+            best_rows=torch.empty((batch, blocks), dtype=torch.int32, device=decoder.device),
+        )
+
+
+class DecodeStep:
+    """One step of a store's requests.
+
+    Args:
+        buffers: for this store's batch and slots, made with `tiles` of the same splits and head.
+        use_pdl: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer.
+    """
+
+    def __init__(
+        self, decoder: DecoderWeights, kv_cache: KVCache, buffers: StepBuffers, tiles: StepTiles, use_pdl: bool
+    ) -> None:
+        self._decoder = decoder
+        self._kv_cache = kv_cache
+        self._buffers = buffers
+        self._tiles = tiles
+        self._use_pdl = use_pdl
+
+    def launch(self, knobs: DecoderKnobs) -> torch.Tensor:
+        """As `DecodeEngine.step`."""
+        decoder, buffers = self._decoder, self._buffers
+        for row, index in enumerate(knobs.blocks):
+            block = decoder.blocks[index]
+            # The first block that runs reads the tokens' embeddings, and writes the stream.
+            source = decoder.embedding if row == 0 else buffers.stream
+            self.launch_qkv(block, source, embed=row == 0)
+            top_k = decoder.default_top_k if index == 0 else knobs.top_k
+            self.launch_attention(block, row)
+            self.launch_output(block, source, top_k, embed=row == 0)
+            self.launch_gate_up(block, buffers.used.ids[index], top_k)
+            self.launch_down(block, top_k)
+        self.launch_head()
+        self.launch_next_token()
+        return buffers.logits
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile, arguments: tuple[Any, ...], **sizes: Any) -> None:
+        launch(kernel, grid, tile.warps, self._use_pdl, arguments, **sizes)
+
+    def launch_qkv(self, block: BlockWeights, source: torch.Tensor, embed: bool) -> None:
+        decoder, qkv, tile = self._decoder, self._buffers.attention.qkv, self._tiles.qkv
+        rows = block.qkv.shape[0]
+        self._launch(
+            dense_products.normed_product_kernel,
+            (self._kv_cache.batch, triton.cdiv(rows, tile.rows * tile.steps)),
+            tile,
+            (
+                source,
+                self._kv_cache.next_tokens,
+                block.input_norm,
+                block.qkv,
+                qkv,
+                rows,
+                decoder.norm_eps,
+            ),
+            **self._width(rows, tile),
+            STEPS=tile.steps,
+            EMBED=embed,
+        )
+
+    def _width(self, rows: int, tile: Tile) -> dict[str, Any]:
+        width = self._decoder.width
+        padded = triton.next_power_of_2(width)
+        return {
+            "WIDTH": width,
+            "PADDED": padded,
+            "BLOCK": tile.rows,
+            "EXACT": padded == width and rows % (tile.rows * tile.steps) == 0,
+        }
+
+    def launch_attention(self, block: BlockWeights, row: int) -> None:
+        tiles, buffers = self._tiles, self._buffers.attention
+        launch_attention(
+            self._decoder, block, self._kv_cache, row, buffers, tiles.attention, tiles.splits, self._use_pdl
+        )
+
+    def launch_output(self, block: BlockWeights, source: torch.Tensor, top_k: int, embed: bool) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.output
+        rows, attended = block.output.shape
+        padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
+        routing = (buffers.router_parts, buffers.squares, buffers.counters)
+        self._launch(
+            mixture.output_kernel,
+            (self._kv_cache.batch, blocks),
+            tile,
+            (
+                buffers.attention.attended,
+                block.output,
+                source,
+                self._kv_cache.next_tokens,
+                buffers.stream,
+                block.ffn_norm,
+                block.router,
+                *routing,
+                buffers.spread,
+                buffers.topk_ids,
+                buffers.topk_weights,
+                rows,
+                top_k,
+                decoder.norm_eps,
+            ),
+            WIDTH=attended,
+            PADDED=padded,
+            BLOCK=tile.rows,
+            EXACT=padded == attended and rows % tile.rows == 0,
+            E=decoder.num_experts,
+            PADDED_E=triton.next_power_of_2(decoder.num_experts),
+            PADDED_P=triton.next_power_of_2(blocks),
+            AT_ONCE=min(triton.next_power_of_2(blocks), PARTS_AT_ONCE // triton.next_power_of_2(decoder.num_experts)),
+            NORMALISE=decoder.normalise_top_k,
+            EMBED=embed,
+        )
+
+    def launch_gate_up(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.gate_up
+        inner = decoder.expert_width
+        self._launch(
+            mixture.gate_up_kernel,
+            (self._kv_cache.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
+            tile,
+            (
+                buffers.stream,
+                block.ffn_norm,
+                buffers.spread,
+                buffers.topk_ids,
+                block.gate_up,
+                buffers.products,
+                used,
+                top_k,
+            ),
+            E=decoder.num_experts,
+            INNER=inner,
+            **self._width(inner, tile),
+            STEPS=tile.steps,
+        )
+
+    def launch_down(self, block: BlockWeights, top_k: int) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.down
+        rows, inner = decoder.width, decoder.expert_width
+        padded = triton.next_power_of_2(inner)
+        self._launch(
+            mixture.down_kernel,
+            (self._kv_cache.batch, triton.cdiv(rows, tile.rows)),
+            tile,
+            (buffers.topk_ids, buffers.topk_weights, buffers.products, block.down, buffers.stream, rows),
+            E=decoder.num_experts,
+            TOP_K=top_k,
+            AT_ONCE=SLOTS_AT_ONCE,
+            INNER=inner,
+            PADDED=padded,
+            BLOCK=tile.rows,
+            EXACT=padded == inner and rows % tile.rows == 0,
+        )
+
+    def launch_head(self) -> None:
+        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.head
+        rows = decoder.head.shape[0]
+        self._launch(
+            dense_products.head_kernel,
+            (self._kv_cache.batch, triton.cdiv(rows, tile.rows)),
+            tile,
+            (
+                buffers.stream,
+                decoder.final_norm,
+                decoder.head,
+                buffers.logits,
+                buffers.best_logits,
+                buffers.best_rows,
+                rows,
+                decoder.norm_eps,
+            ),
+            **self._width(rows, tile),
+        )
+
+    def launch_next_token(self) -> None:
+        buffers = self._buffers
+        launch_next_token(
+            self._kv_cache, buffers.best_logits, buffers.best_rows, buffers.logits.shape[1], self._use_pdl
+        )

@@ -1,0 +1,189 @@
+"""In: a kernel of a decode step and its arguments; out: its launch on the current stream.
+
+Importing this module needs Triton.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+
+
+@triton.jit
+def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BLOCK, PADDED] of a weight [rows, WIDTH], zero outside; EXACT where nothing is outside."""
+    place = weight + row[:, None].to(tl.int64) * WIDTH + column[None, :]
+    if EXACT:
+        tile = tl.load(place, eviction_policy="evict_first")
+    else:
+        inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+        tile = tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first")
+    return tile
+
+
+@triton.jit
+def stream_row(stream, tokens, request, WIDTH: tl.constexpr, EMBED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the request's residual stream begins: its own row, or at the start of a step its token's embedding."""
+    row = request
+    if EMBED:
+        row = tl.load(tokens + request)
+    return stream + row * WIDTH
+
+
+@triton.jit
+def normed(state, scale, WIDTH: tl.constexpr, eps):  # type: ignore[no-untyped-def]
+    """Root-mean-square norm of one row of WIDTH values (zeros beyond them)."""
+    return state * tl.rsqrt(tl.sum(state * state, axis=0) / WIDTH + eps) * scale.to(tl.float32)
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def is_last(counter, programs):  # type: ignore[no-untyped-def]
+    """Whether the others of so many programs have finished what they stored; the last sets the counter back to 0."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
+    tl.store(counter, 0, mask=last)
+    return last
+
+
+@triton.jit
+def normed_product_kernel(  # type: ignore[no-untyped-def]
+    stream,
+    tokens,
+    norm,
+    weight,
+    output,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+    EXACT: tl.constexpr,
+    EMBED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """output [B, rows] = weight [rows, WIDTH] times the norm of the stream; programs: (request, STEPS row blocks)."""
+    request = tl.program_id(0)
+    row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
+    scale = tl.load(norm + column, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    state = tl.load(stream_row(stream, tokens, request, WIDTH, EMBED) + column, mask=inside, other=0.0)
+    state = normed(state.to(tl.float32), scale, WIDTH, eps)
+    for step in tl.static_range(STEPS):
+        following = tile
+        if step + 1 < STEPS:
+            following = weight_rows(weight, row + BLOCK, column, rows, WIDTH, EXACT)
+        total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
+        tl.store(output + request * rows + row, total, mask=row < rows)
+        row += BLOCK
+        tile = following
+
+
+@triton.jit
+def head_kernel(  # type: ignore[no-untyped-def]
+    stream,
+    norm,
+    weight,
+    logits,
+    best_logits,
+    best_rows,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EXACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """As above into logits [B, rows], with each block's largest and its row, the first of equal ones."""
+    request = tl.program_id(0)
+    block = tl.program_id(1)
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
+    scale = tl.load(norm + column, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    state = tl.load(stream + request * WIDTH + column, mask=inside, other=0.0)
+    state = normed(state, scale, WIDTH, eps)
+    total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
+    tl.store(logits + request * rows + row, total, mask=row < rows)
+    total = tl.where(row < rows, total, float("-inf"))
+    best = tl.max(total, axis=0)
+    first = tl.min(tl.where(total == best, row, rows - 1), axis=0)
+    place = request * tl.num_programs(1) + block
+    tl.store(best_logits + place, best)
+    tl.store(best_rows + place, first)
+
+
+@triton.jit
+def next_token_kernel(  # type: ignore[no-untyped-def]
+    best_logits, best_rows, tokens, lengths, blocks, rows, PADDED: tl.constexpr, PDL: tl.constexpr
+):
+    """The likeliest row of each request becomes its token, the lowest of equal ones; its length grows by one."""
+    request = tl.program_id(0)
+    block = tl.arange(0, PADDED)
+    inside = block < blocks
+    wait_for_previous(PDL)
+    logit = tl.load(best_logits + request * blocks + block, mask=inside, other=float("-inf"))
+    row = tl.load(best_rows + request * blocks + block, mask=inside, other=0)
+    first = tl.min(tl.where(inside & (logit == tl.max(logit, axis=0)), row, rows - 1), axis=0)
+    tl.store(tokens + request, first.to(tl.int64))
+    tl.store(lengths + request, tl.load(lengths + request) + 1)
+
+
+# What one program of the choice of tokens is run by.
+CHOOSING_WARPS = 8
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    warps: int,
+    use_pdl: bool,
+    arguments: tuple[Any, ...],
+    stages: int | None = None,
+    **sizes: Any,
+) -> None:
+    """With `use_pdl` the kernel may start, and read its weights, while the one before it ends; Hopper or newer.
+
+    Args:
+        stages: loads in flight; None is Triton's own number.
+    """
+    # The interpreter takes neither number.
+    options: dict[str, Any] = {"launch_pdl": True} if use_pdl else {}
+    if stages is not None:
+        options["num_stages"] = stages
+    kernel[grid](*arguments, **sizes, PDL=use_pdl, num_warps=warps, **options)
+
+
+def launch_next_token(
+    kv_cache: KVCache, best_logits: torch.Tensor, best_rows: torch.Tensor, rows: int, use_pdl: bool
+) -> None:
+    """The end of a step: of each request's best rows of the head's `rows`, both [B, blocks], the likeliest.
+
+    It becomes the request's token, and the lengths beside the keys grow by one.
+    """
+    blocks = best_logits.shape[1]
+    launch(
+        next_token_kernel,
+        (kv_cache.batch,),
+        CHOOSING_WARPS,
+        use_pdl,
+        (best_logits, best_rows, kv_cache.next_tokens, kv_cache.device_lengths, blocks),
+        rows=rows,
+        PADDED=triton.next_power_of_2(blocks),
+    )

@@ -1,0 +1,308 @@
+"""In: rows sorted by expert; out: each row times its expert's weights, on tensor cores, in one launch.
+
+A program multiplies a strip of one expert's weights by up to `head + tail` of that expert's rows. Weights are the left
+factor: rows then come in steps of 32 instead of the 64 that the left factor of a Hopper product comes in, and each
+weight is read once for nearly every expert. Importing this module needs Triton.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch, wait_for_previous
+from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import align_blocks
+
+# The first generation of GPUs whose tensor cores take tf32.
+FIRST_WITH_TF32 = 8
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
+
+    Without a second part (`tail` 0) every chunk is computed as a whole one, which takes less shared memory.
+    `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
+    """
+
+    strip: int
+    step: int
+    head: int
+    tail: int
+    warps: int
+    stages: int
+    bulk: bool = False
+
+    @property
+    def chunk(self) -> int:
+        """Rows of one expert that a program takes at once."""
+        return self.head + self.tail
+
+
+@triton.jit
+def _products(  # type: ignore[no-untyped-def]
+    given,
+    weight,
+    output,
+    order,
+    expert,
+    first,
+    count,
+    strip_index,
+    top_k,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    GATED: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+    STRIP: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
+):
+    """`count` rows from `first` on, at most HEAD + TAIL; TAIL 0 is a chunk without a second part."""
+    strip = strip_index * STRIP + tl.arange(0, STRIP)
+    inner = tl.arange(0, STEP)
+    first_row = expert * (OUTER * (1 + GATED)) + strip_index * STRIP
+    if not BULK:
+        left = weight + first_row.to(tl.int64) * INNER + tl.arange(0, STRIP)[:, None] * INNER + inner[None, :]
+    head = tl.arange(0, HEAD)
+    head_slot = tl.load(order + first + head, mask=head < count, other=0)
+    # Rows past the count read row 0 and are not stored: cheaper than a mask on every load.
+    head_source = head_slot // top_k if GATED else tl.where(head < count, first + head, 0)
+    right = given + head_source[None, :] * INNER + inner[:, None]
+    total = tl.zeros((STRIP, HEAD), dtype=tl.float32)
+    if GATED:
+        total_up = tl.zeros((STRIP, HEAD), dtype=tl.float32)
+    if TAIL > 0:
+        tail = HEAD + tl.arange(0, TAIL)
+        tail_slot = tl.load(order + first + tail, mask=tail < count, other=0)
+        tail_source = tail_slot // top_k if GATED else tl.where(tail < count, first + tail, 0)
+        right_tail = given + tail_source[None, :] * INNER + inner[:, None]
+        rest = tl.zeros((STRIP, TAIL), dtype=tl.float32)
+        if GATED:
+            rest_up = tl.zeros((STRIP, TAIL), dtype=tl.float32)
+    for start in range(0, INNER, STEP):
+        weights = weight.load([first_row, start]) if BULK else tl.load(left + start)
+        rows = tl.load(right)
+        if GATED:
+            weights_up = weight.load([first_row + OUTER, start]) if BULK else tl.load(left + OUTER * INNER + start)
+        if TAIL > 0:
+            rows_tail = tl.load(right_tail)
+        total = tl.dot(weights, rows, total, input_precision=PRECISION)
+        if GATED:
+            total_up = tl.dot(weights_up, rows, total_up, input_precision=PRECISION)
+        if TAIL > 0:
+            rest = tl.dot(weights, rows_tail, rest, input_precision=PRECISION)
+            if GATED:
+                rest_up = tl.dot(weights_up, rows_tail, rest_up, input_precision=PRECISION)
+            right_tail += STEP
+        right += STEP
+    if GATED:
+        total = total * tl.sigmoid(total) * total_up
+    head_target = first + head if GATED else head_slot
+    out = output + head_target[None, :] * OUTER + strip[:, None]
+    tl.store(out, total.to(output.dtype.element_ty), mask=(head < count)[None, :])
+    if TAIL > 0:
+        if GATED:
+            rest = rest * tl.sigmoid(rest) * rest_up
+        tail_target = first + tail if GATED else tail_slot
+        out = output + tail_target[None, :] * OUTER + strip[:, None]
+        tl.store(out, rest.to(output.dtype.element_ty), mask=(tail < count)[None, :])
+
+
+@triton.jit(do_not_specialize=["top_k"])
+def grouped_gemm_kernel(  # type: ignore[no-untyped-def]
+    given,
+    weight,
+    output,
+    order,
+    row_blocks,
+    top_k,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    GATED: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+    STRIP: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`row_blocks` [1 + 3 * C]: how many there are, then expert, first row and row count of each."""
+    strips: tl.constexpr = OUTER // STRIP
+    row_block = tl.program_id(0) // strips
+    strip = tl.program_id(0) % strips
+    wait_for_previous(PDL)
+    if row_block >= tl.load(row_blocks):
+        return
+    expert = tl.load(row_blocks + 1 + 3 * row_block)
+    first = tl.load(row_blocks + 2 + 3 * row_block)
+    count = tl.load(row_blocks + 3 + 3 * row_block)
+    # fmt: off
+    if TAIL == 0:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, 0, STRIP, STEP, PRECISION, BULK)
+    elif count > HEAD:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, TAIL, STRIP, STEP, PRECISION, BULK)
+    elif count > TAIL:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, HEAD, 0, STRIP, STEP, PRECISION, BULK)
+    else:
+        _products(given, weight, output, order, expert, first, count, strip, top_k,
+                  INNER, OUTER, GATED, TAIL, 0, STRIP, STEP, PRECISION, BULK)
+
+
+    # fmt: on
+
+
+def grouped_gemm(
+    given: torch.Tensor,
+    weight: torch.Tensor,
+    output: torch.Tensor,
+    order: torch.Tensor,
+    row_blocks: torch.Tensor,
+    top_k: int,
+    gated: bool,
+    tile: ProductTile,
+    use_pdl: bool = False,
+) -> None:
+    """Fill `output` with the rows of `given` times their experts' weights; rows that no expert takes stay as they are.
+
+    Args:
+        given: gated: [T, inner], one row a token. Else [S, inner], sorted by expert.
+        weight: [E, outer, inner], gated: [E, 2 * outer, inner], rows: gate, up.
+        output: gated: [S, outer], silu(gate) * up, sorted by expert. Else [S, outer] in the order of the slots.
+        order: [S] int32, the slot (token * top_k + choice) that stands at each sorted place.
+        row_blocks: as `align_blocks` makes them for this tile.
+        use_pdl: see `launch`.
+    """
+    outer, inner = output.shape[1], given.shape[1]
+    strips = outer // tile.strip
+    precision = dot_precision(given)
+    factor = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.strip, tile.step]) if tile.bulk else weight
+    launch(
+        grouped_gemm_kernel,
+        ((len(row_blocks) - 1) // 3 * strips,),
+        tile.warps,
+        use_pdl,
+        (given, factor, output, order, row_blocks, top_k),
+        tile.stages,
+        INNER=inner,
+        OUTER=outer,
+        GATED=gated,
+        HEAD=tile.head,
+        TAIL=tile.tail,
+        STRIP=tile.strip,
+        STEP=tile.step,
+        PRECISION=precision,
+        BULK=tile.bulk,
+    )
+
+
+def dot_precision(like: torch.Tensor) -> str:
+    """How Triton multiplies numbers like these, for weights and rows in the dtype and on the device of `like`.
+
+    float32 is multiplied as three products of its tf32 parts where tensor cores take tf32: on an H200 that is three
+    times as fast as float32's own units, and at MolmoE-1B's widths nearer to float64 (4e-7; cuBLAS in float32 6e-7).
+    """
+    if like.dtype != torch.float32:
+        return "tf32"
+    has_tf32 = like.is_cuda and torch.cuda.get_device_capability(like.device)[0] >= FIRST_WITH_TF32
+    return "tf32x3" if has_tf32 else "ieee"
+
+
+# Shared memory of a program, in bytes, that the widest tile takes.
+MEMORY_OF_WIDE_TILES = 160 * 1024
+
+
+# Rows of one expert where they are few: what tensor cores take at least, and what shared memory bounds.
+FEWEST_ROWS, MOST_ROWS = 16, 32
+
+
+def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[ProductTile, ProductTile]:
+    """Tiles of the two products (gate and up; down), for weights in the dtype and on the device of `like`.
+
+    Both share one list of chunks, so both take the same number of rows.
+    """
+    strips, steps = (
+        (divisor(expert_width, 128), divisor(width, 128)),
+        (divisor(width, 64), divisor(expert_width, 64)),
+    )
+    room, hopper = device_limits(like.device)
+    if like.dtype == torch.float32:
+        stages = 2 if room < MEMORY_OF_WIDE_TILES else 3
+        first, second = (
+            ProductTile(min(strip, 64), min(step, 32), head=64, tail=32, warps=4, stages=stages)
+            for strip, step in zip(strips, steps, strict=True)
+        )
+        return first, second
+    if room < MEMORY_OF_WIDE_TILES or min(strips) < 128:
+        first, second = (
+            ProductTile(min(strip, 64), step, head=64, tail=32, warps=4, stages=3)
+            for strip, step in zip(strips, steps, strict=True)
+        )
+        return first, second
+    first = ProductTile(128, steps[0], head=128, tail=32, warps=8, stages=3)
+    if not hopper:
+        return first, ProductTile(128, steps[1], head=128, tail=32, warps=8, stages=3)
+    return first, ProductTile(divisor(width, 256), steps[1], head=128, tail=32, warps=8, stages=4, bulk=True)
+
+
+def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[ProductTile, ProductTile]:
+    """As `tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to MOST_ROWS."""
+    room, hopper = device_limits(like.device)
+    wide = room >= MEMORY_OF_WIDE_TILES and like.dtype != torch.float32
+    most, steps = (128, 128 if hopper else 64) if wide else (64, 32)
+
+    def tile(outer: int, inner: int, warps: int) -> ProductTile:
+        strip, step = divisor(outer, most), divisor(inner, steps)
+        bulk = hopper and wide and strip == most
+        return ProductTile(strip, step, head=rows, tail=0, warps=warps, stages=3 if wide else 2, bulk=bulk)
+
+    return tile(expert_width, width, 8 if wide else 4), tile(width, expert_width, 4)
+
+
+def expert_rows(
+    normed: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    topk_ids: torch.Tensor,
+    tiles: tuple[ProductTile, ProductTile] | None = None,
+    use_pdl: bool = False,
+) -> torch.Tensor:
+    """[T, H] and choices [T, k] -> [T * k, H], slot by slot; slots without an expert hold anything.
+
+    Args:
+        gate_up, down: a `BlockWeights`'s, [E, 2 * I, H] and [E, H, I].
+        tiles: of the two products, with the same chunk; None takes `tiles_for`.
+        use_pdl: see `launch`.
+    """
+    experts, width, inner = down.shape
+    top_k = topk_ids.shape[1]
+    if tiles is None:
+        tiles = tiles_for(width, inner, normed)
+    order, row_blocks = align_blocks(topk_ids, experts, tiles[0].chunk, use_pdl)
+    activated = torch.empty((topk_ids.numel(), inner), dtype=normed.dtype, device=normed.device)
+    grouped_gemm(normed, gate_up, activated, order, row_blocks, top_k, True, tiles[0], use_pdl)
+    rows = torch.empty((topk_ids.numel(), width), dtype=normed.dtype, device=normed.device)
+    grouped_gemm(activated, down, rows, order, row_blocks, top_k, False, tiles[1], use_pdl)
+    return rows
+
+
+def divisor(size: int, most: int) -> int:
+    """The largest power of two up to `most` that divides `size`."""
+    return min(size & -size, most)
+
+
+def device_limits(device: torch.device) -> tuple[int, bool]:
+    """Shared memory that a program may have, in bytes, and whether there is a bulk copy engine."""
+    if device.type != "cuda":
+        return 0, False
+    properties = torch.cuda.get_device_properties(device)
+    room: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return room, properties.major >= 9

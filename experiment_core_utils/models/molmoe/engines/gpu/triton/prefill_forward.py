@@ -1,0 +1,258 @@
+"""In: a prompt's embeddings, padded at the right; out: the logits of its last token, and its keys and values stored.
+
+Importing this module needs Triton.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import (
+    FEWEST_ROWS,
+    ProductTile,
+    expert_rows,
+    tiles_of_few_rows,
+)
+from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import (
+    apply_rope_and_store,
+    combine_norm,
+    norm,
+    norm_last,
+)
+from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import route
+from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
+
+# The first generation of GPUs on which cuDNN's kernel is the faster one: on an H200 it takes 25 us where the flash
+# kernel takes 60 for a prompt of 1053 tokens, and 64 where that takes 86 for 13 crops.
+FIRST_WITH_FASTER_CUDNN = 9
+
+
+def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
+    """[B, Q, T, D] over [B, KV, T, D] -> [B, T, Q, D]; a key head serves Q / KV query heads."""
+    grouped = queries.shape[1] != keys.shape[1]
+    if _cudnn_is_faster(queries, keys, values, causal, grouped):
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            attended = scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=grouped)
+    else:
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=grouped)
+    return attended.transpose(1, 2)
+
+
+def attention_of_last(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: torch.Tensor
+) -> torch.Tensor:
+    """[1, Q, D], the queries of position `length` - 1 (one int64), over [KV, T, D] -> [1, Q, D]."""
+    seen = torch.arange(keys.shape[1], device=keys.device) < length
+    grouped = queries.shape[1] != keys.shape[0]
+    attended = scaled_dot_product_attention(
+        queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen[None, None, None], enable_gqa=grouped
+    )
+    return attended[0].transpose(0, 1)
+
+
+def _cudnn_is_faster(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool, grouped: bool
+) -> bool:
+    if not queries.is_cuda or torch.cuda.get_device_capability(queries.device)[0] < FIRST_WITH_FASTER_CUDNN:
+        return False
+    return can_use_cudnn_attention(SDPAParams(queries, keys, values, None, 0.0, causal, grouped))
+
+
+def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [positions, D / 2] in float32."""
+    position = torch.arange(positions, device=inverse_frequencies.device, dtype=torch.float32)
+    angles = position[:, None] * inverse_frequencies
+    return angles.cos(), angles.sin()
+
+
+def prefill(
+    decoder: DecoderWeights,
+    hidden: torch.Tensor,
+    length: torch.Tensor,
+    blocks: Sequence[int],
+    top_k: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
+) -> torch.Tensor:
+    """Run one request's prompt through the active blocks, without asking the host.
+
+    Args:
+        hidden: embeddings [T, H] with finite rows after the prompt; attention looks back only, so those change
+            nothing, and no expert is spent on them.
+        length: one int64, tokens of the prompt, 1 to T.
+        top_k: experts per token of every block but block 0, which keeps the model's own number.
+        keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
+            that runs. Slots from `length` to T get the keys and values of the padding.
+        rotary: as `rotary_table` makes it for T positions or more.
+        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of
+            the last of those, the ids of the last token alone.
+
+    Returns:
+        logits [1, V] of the last token.
+    """
+    last = decoder.blocks[blocks[-1]].input_norm
+    before = blocks[:-1]
+    hidden, normed = through(decoder, hidden, length, before, top_k, keys, values, rotary, used, last)
+    row = len(before)
+    return _last_logits(decoder, hidden, normed, length, blocks[-1], top_k, keys[row], values[row], rotary, used)
+
+
+def through(
+    decoder: DecoderWeights,
+    hidden: torch.Tensor,
+    length: torch.Tensor,
+    blocks: Sequence[int],
+    top_k: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
+    after: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `prefill`, for the states [T, H] in front of any blocks, which may be none.
+
+    Args:
+        after: the norm [H] of what follows.
+
+    Returns:
+        the states behind the blocks and their norm, both [T, H].
+    """
+    eps = decoder.norm_eps
+    norms = [*(decoder.blocks[index].input_norm for index in blocks), after]
+    normed = norm(hidden, norms[0], length, eps)
+    for position, index in enumerate(blocks):
+        block = decoder.blocks[index]
+        attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
+        hidden = torch.addmm(hidden, attended, block.output.t())
+        rows, topk_weights = _experts(decoder, index, hidden, length, top_k, used, None)
+        hidden, normed = combine_norm(hidden, rows, topk_weights, length, norms[position + 1], eps)
+    return hidden, normed
+
+
+def _last_logits(
+    decoder: DecoderWeights,
+    hidden: torch.Tensor,
+    normed: torch.Tensor,
+    length: torch.Tensor,
+    index: int,
+    top_k: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
+) -> torch.Tensor:
+    """States [T, H] in front of the last block and their norm -> logits [1, V].
+
+    Behind its keys and values nothing but row `length` - 1 is read, and so nothing else is computed.
+    """
+    block, place = decoder.blocks[index], length - 1
+    queries = _queries(decoder, block, normed, keys, values, rotary).index_select(0, place)
+    seen = normed.shape[0]
+    attended = attention_of_last(queries, keys[:, :seen], values[:, :seen], length).reshape(1, -1)
+    state = torch.addmm(hidden.index_select(0, place), attended, block.output.t())
+    tiles = tiles_of_few_rows(decoder.width, decoder.expert_width, state, FEWEST_ROWS)
+    rows, topk_weights = _experts(decoder, index, state, length, top_k, used, tiles)
+    _, normed = combine_norm(state, rows, topk_weights, length, decoder.final_norm, decoder.norm_eps)
+    return linear(normed, decoder.head)
+
+
+def _experts(
+    decoder: DecoderWeights,
+    index: int,
+    hidden: torch.Tensor,
+    length: torch.Tensor,
+    top_k: int,
+    used: torch.Tensor,
+    tiles: tuple[ProductTile, ProductTile] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts' rows [T * k, H] of [T, H] and their shares [T, k], in `expert_rows`' tiles."""
+    block = decoder.blocks[index]
+    count = decoder.default_top_k if index == 0 else top_k
+    # What the experts' products read is the record itself.
+    topk_ids = used[index, : len(hidden) * count].view(len(hidden), count)
+    normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
+    topk_weights = route(normed, block.router, length, topk_ids, decoder.normalise_top_k)
+    return expert_rows(normed, block.gate_up, block.down, topk_ids, tiles), topk_weights
+
+
+def _attend(
+    decoder: DecoderWeights,
+    block: BlockWeights,
+    normed: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """[T, H] -> [T, Q * D], before the output product."""
+    rows = normed.shape[0]
+    queries = _queries(decoder, block, normed, keys, values, rotary)
+    attended = attention(queries.transpose(0, 1)[None], keys[None, :, :rows], values[None, :, :rows], causal=True)
+    return attended.reshape(rows, -1)
+
+
+def _queries(
+    decoder: DecoderWeights,
+    block: BlockWeights,
+    normed: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """[T, H] -> [T, Q, D]; keys and values go to the first T slots."""
+    qkv_states = linear(normed, block.qkv)
+    return apply_rope_and_store(
+        qkv_states, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
+    )
+
+
+__all__ = ["begin", "finish", "rotary_table"]
+
+
+def begin(
+    decoder: DecoderWeights,
+    hidden: torch.Tensor,
+    length: torch.Tensor,
+    pause: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
+) -> torch.Tensor:
+    """[T, H] -> [T, H] behind the first `pause` blocks, each with the model's own number of experts.
+
+    Args:
+        length: one int64, tokens of the prompt and the row behind it.
+        keys, values, rotary, used: as for `prefill`.
+    """
+    blocks, top_k = range(pause), decoder.default_top_k
+    # Whatever norm comes next, it is not known yet: the states alone are of use.
+    states, _ = through(decoder, hidden, length, blocks, top_k, keys, values, rotary, used, decoder.final_norm)
+    return states
+
+
+def finish(
+    decoder: DecoderWeights,
+    hidden: torch.Tensor,
+    length: torch.Tensor,
+    blocks: Sequence[int],
+    top_k: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    used: torch.Tensor,
+) -> torch.Tensor:
+    """What `begin` left [T, H] through the blocks that have not run -> logits [1, V] of the prompt's last token.
+
+    Args:
+        length: one int64, tokens of the prompt alone: on the row behind it no expert is spent any more.
+        blocks: none, where all have run.
+        keys, values: their rows are those of `blocks`.
+    """
+    if not blocks:
+        return linear(norm_last(hidden, decoder.final_norm, length, decoder.norm_eps), decoder.head)
+    return prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary, used)

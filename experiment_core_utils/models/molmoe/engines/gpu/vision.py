@@ -1,0 +1,114 @@
+"""In: a request's crops on a GPU; out: its projected features, by one CUDA graph for each number of crops.
+
+Importing this module does not need Triton, making an engine does.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
+from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
+from experiment_core_utils.models.molmoe.engines.weights import VisionWeights
+from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+
+# Graphs kept: more than there are tiers of crops, few enough for requests of any size.
+MOST_GRAPHS = 64
+
+
+@dataclass(frozen=True)
+class _Crops:
+    """What the graph of one number of crops reads."""
+
+    patches: torch.Tensor  # [N * P, C]; columns past the pixels are zero
+    masks: torch.Tensor  # [N, P]
+
+
+def graphed_vision_unsupported_reason(vision: VisionWeights) -> str | None:
+    """Why this tower cannot be captured; None where it can."""
+    if vision.device.type != "cuda":
+        return f"its weights are on {vision.device.type}, not on a CUDA device"
+    if (reason := vendor_unsupported_reason()) is not None:
+        return reason
+    try:
+        _kernels()
+    except ImportError as error:
+        return f"Triton is missing ({first_line(error)})"
+    return None
+
+
+def cut_patches(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
+    """A view: [N, 3, S, S] -> [N, S / side, S / side, 3, side, side], pixels of a patch as a convolution reads them."""
+    crops, colours, height, width = pixel_values.shape
+    cut = pixel_values.view(crops, colours, height // side, side, width // side, side)
+    return cut.permute(0, 2, 4, 1, 3, 5)
+
+
+def real_crops(patches: torch.Tensor, crops: int, pixels: int) -> torch.Tensor:
+    """[N * P, C], of which the first `pixels` columns are a patch's -> [N] bool, False where a crop is padding."""
+    return (patches.view(crops, -1, patches.shape[1])[:, :, :pixels] != PAD_VALUE).any(dim=2).any(dim=1)
+
+
+class GraphedVision:
+    """A `VisionEngine`.
+
+    Raises:
+        ConfigurationError: the reason, where the tower cannot be captured.
+    """
+
+    def __init__(self, vision: VisionWeights, graphs: CudaGraphPool | None = None) -> None:
+        reason = graphed_vision_unsupported_reason(vision)
+        if reason is not None:
+            raise ConfigurationError(f"the vision tower cannot be captured: {reason}")
+        self._vision = vision
+        self._kernels = _kernels()
+        self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
+        self._crops: dict[int, _Crops] = {}
+
+    @torch.inference_mode()
+    def warm_up(self, crops: int) -> None:
+        """See `VisionEngine.warm_up`."""
+        name = ("vision", crops)
+        if name in self._graphs:
+            return
+        if crops not in self._crops:
+            with torch.inference_mode(False):
+                self._crops[crops] = self._new_crops(crops)
+        held, vision = self._crops[crops], self._vision
+        pixels = 3 * vision.patch_side**2
+
+        def run() -> torch.Tensor:
+            real = real_crops(held.patches, crops, pixels)
+            features: torch.Tensor = self._kernels.encode(vision, held.patches, real, held.masks)
+            return features
+
+        with built("the kernels of the vision tower", ConfigurationError):
+            self._graphs.capture(name, run)
+
+    @torch.inference_mode()
+    def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
+        """See `VisionEngine.encode`; requests of several pictures may be laid one after the other."""
+        crops = pixel_values.shape[0]
+        self.warm_up(crops)
+        held = self._crops[crops]
+        cut = cut_patches(pixel_values, self._vision.patch_side)
+        pixels = cut[0, 0, 0].numel()
+        held.patches[:, :pixels].view(cut.shape).copy_(cut)
+        held.masks.copy_(image_masks)
+        return self._graphs.replay(("vision", crops))
+
+    def _new_crops(self, crops: int) -> _Crops:
+        """Crops of zeros; kept from the first request of this size on."""
+        vision = self._vision
+        patches = vision.positions.shape[0] - 1
+        pixels = torch.zeros(crops * patches, vision.patch_weight.shape[1], dtype=vision.dtype, device=vision.device)
+        return _Crops(pixels, torch.ones(crops, patches, dtype=vision.dtype, device=vision.device))
+
+
+def _kernels() -> Any:
+    """Triton may be missing; then ImportError."""
+    from experiment_core_utils.models.molmoe.engines.gpu.triton import vision_forward as vision
+
+    return vision

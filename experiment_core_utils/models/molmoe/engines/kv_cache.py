@@ -1,0 +1,83 @@
+"""In: the sizes of a run; out: what a decode step works on, of fixed size: keys, values, lengths and last tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+@dataclass
+class KVCache:
+    """Keys and values of L blocks, B requests, KV heads of width D and T slots each; slot t holds position t.
+
+    Row i of L belongs to the i-th block that runs, whatever its index in the whole decoder. A request's slots from its
+    length on are never read, whatever stands there, so nothing is ever cleared.
+    """
+
+    keys: torch.Tensor  # [L, B, KV, T, D], contiguous
+    values: torch.Tensor  # [L, B, KV, T, D], contiguous
+    lengths: list[int]  # [B], slots in use, as the host knows them
+    device_lengths: torch.Tensor  # [B] int64, the same beside the keys; a captured step reads and advances it itself
+    next_tokens: torch.Tensor  # [B] int64, the last token of each request: a step reads it and puts its choice there
+
+    @classmethod
+    @torch.inference_mode(False)
+    def allocate(
+        cls, decoder: DecoderWeights, max_seq_len: int, batch: int = 1, blocks: int | None = None
+    ) -> "KVCache":
+        """An empty store beside the decoder's weights, in their dtype, for `blocks` rows (None: one a block)."""
+        rows = len(decoder.blocks) if blocks is None else blocks
+        shape = (rows, batch, decoder.num_kv_heads, max_seq_len, decoder.head_width)
+        keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        lengths = torch.zeros(batch, dtype=torch.int64, device=decoder.device)
+        return cls(keys, torch.zeros_like(keys), [0] * batch, lengths, torch.zeros_like(lengths))
+
+    @property
+    def max_seq_len(self) -> int:
+        """T."""
+        return int(self.keys.shape[3])
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return int(self.keys.shape[1])
+
+    def refuse_overflow(self, tokens: int) -> None:
+        """Raises ConfigurationError where so many more tokens of the longest request have no slots."""
+        if max(self.lengths) + tokens > self.max_seq_len:
+            raise ConfigurationError(
+                f"the KV cache is for {self.max_seq_len} tokens, {max(self.lengths)} are in use, and {tokens} more "
+                f"are needed: warm up for longer requests"
+            )
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Put [B] lengths in force, on the host and beside the keys."""
+        self.lengths = list(lengths)
+        if self.batch == 1:
+            self.device_lengths.fill_(self.lengths[0])
+        else:
+            self.device_lengths.copy_(torch.tensor(self.lengths))
+
+    def note_step(self) -> None:
+        """One token more for every request on the host; the step itself has advanced `device_lengths`."""
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def rewind(self, steps: int) -> None:
+        """Forget the last so many tokens of every request."""
+        self.set_lengths([length - steps for length in self.lengths])
+
+
+def suffix_mask(shared: int, tokens: int, rows: int) -> torch.Tensor:
+    """[S + R, shared + S + R] on the host: what each of S tokens and R rows behind `shared` tokens sees."""
+    seen = torch.ones(tokens + rows, shared + tokens + rows, dtype=torch.bool)
+    seen[:, shared:].tril_()
+    seen[tokens:, shared + tokens :] = torch.eye(rows, dtype=torch.bool)
+    return seen
+
+
+def suffix_positions(shared: int, tokens: int, rows: int) -> torch.Tensor:
+    """[S + R] on the host."""
+    return torch.arange(shared, shared + tokens + rows).clamp_(max=shared + tokens)

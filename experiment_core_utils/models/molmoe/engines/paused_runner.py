@@ -1,0 +1,248 @@
+"""In: a MolmoE model and a request; out: its stages with a pause inside the prefill, by modules or by engines.
+
+Behind the pause the rest of the setting is chosen; until then nothing of it is known.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.molmoe.eager.paused_prefill import (
+    PausedPrefill,
+    begin_prefill,
+    check_pause,
+    check_rest,
+    finish_prefill,
+)
+from experiment_core_utils.models.molmoe.eager.stages import EagerStages
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.runner import EngineStages
+from experiment_core_utils.models.molmoe.modeling_molmoe import (
+    DecodeState,
+    MolmoeForConditionalGeneration,
+    MolmoeImageFeatures,
+)
+from experiment_core_utils.primitives.errors import SettingError
+
+
+@dataclass(frozen=True)
+class PausedPrefillShape:
+    """What a request needs room and captures for.
+
+    Attributes:
+        tokens: of its prompt.
+        crops: the overview counted; None without a picture.
+        choices: a pause and the knobs behind it, each that may come.
+    """
+
+    tokens: int
+    crops: int | None
+    max_new_tokens: int
+    choices: tuple[tuple[int, DecoderKnobs], ...]
+
+
+class PausedPrefillStages(Protocol):
+    """The stages of one request at a time; `finish` goes on with the prompt that began last."""
+
+    @property
+    def is_graphed(self) -> bool:
+        """Whether steps are replayed on a GPU, so that the host need not wait for each."""
+        ...
+
+    def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
+        """All that requests of these shapes, one at least, need; a state from before is no longer valid.
+
+        Raises:
+            ConfigurationError: they cannot be run so.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Whatever a new request needs in force."""
+        ...
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `StagedModel.encode_image`."""
+        ...
+
+    def begin(
+        self,
+        inputs: Mapping[str, Any],
+        features: MolmoeImageFeatures | None,
+        pause: int,
+        appended: torch.Tensor | None,
+        max_new_tokens: int,
+    ) -> torch.Tensor:
+        """The first `pause` blocks over the prompt and a row [1, 1, H] behind it, each with the model's own experts.
+
+        Returns:
+            states there of the prompt's last token and of the row: [2, H], not normalised; without a row [1, H].
+
+        Raises:
+            ConfigurationError: a pause that is not possible.
+        """
+        ...
+
+    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, Any]:
+        """The blocks that have not run: logits [1, V] and the decode's state; see `split_prefill.finish_prefill`.
+
+        Raises:
+            ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
+            SettingError: nothing was begun, or by engines another request has its place by now.
+        """
+        ...
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        ...
+
+    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
+        """See `StagedModel.decode_step`."""
+        ...
+
+
+class EagerPausedPrefill:
+    """`PausedPrefillStages` by the model's modules.
+
+    Attributes:
+        reason: why engines do not run them though they were requested; None where they were not.
+    """
+
+    def __init__(self, model: MolmoeForConditionalGeneration, stages: EagerStages, reason: str | None = None) -> None:
+        self.reason = reason
+        self._model = model
+        self._stages = stages
+        self._paused: PausedPrefill | None = None
+
+    @property
+    def is_graphed(self) -> bool:
+        """See `PausedPrefillStages.is_graphed`."""
+        return False
+
+    def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
+        """See `PausedPrefillStages.warm_up`."""
+
+    def reset(self) -> None:
+        """See `PausedPrefillStages.reset`: the first blocks run with the model's own knobs."""
+        self._model.reset_knobs()
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `PausedPrefillStages.encode_image`."""
+        return self._stages.encode_image(inputs)
+
+    def begin(
+        self,
+        inputs: Mapping[str, Any],
+        features: MolmoeImageFeatures | None,
+        pause: int,
+        appended: torch.Tensor | None,
+        max_new_tokens: int,
+    ) -> torch.Tensor:
+        """See `PausedPrefillStages.begin`."""
+        paused = begin_prefill(self._model, inputs["input_ids"], features, pause, appended)
+        self._paused = paused
+        return torch.cat([paused.states[0, -1:], paused.appended[0]])
+
+    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, DecodeState]:
+        """See `PausedPrefillStages.finish`."""
+        if self._paused is None:
+            raise SettingError("no prefill was begun, or it was finished; begin it again")
+        paused, self._paused = self._paused, None
+        return finish_prefill(self._model, paused, top_k, active_blocks)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `PausedPrefillStages.decoding`."""
+        return self._stages.decoding()
+
+    def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
+        """See `PausedPrefillStages.decode_step`."""
+        return self._stages.decode_step(token, state)
+
+
+class EnginePausedPrefill:
+    """`PausedPrefillStages` by the engines, on the store of the whole requests.
+
+    Attributes:
+        reason: always None.
+    """
+
+    reason: None = None
+
+    def __init__(self, model: MolmoeForConditionalGeneration, stages: EngineStages) -> None:
+        self._model = model
+        self._stages = stages
+
+    @property
+    def is_graphed(self) -> bool:
+        """See `PausedPrefillStages.is_graphed`."""
+        return self._stages.is_graphed
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """[1] id that the last step chose; the next step overwrites it."""
+        return self._stages.kv_cache.next_tokens
+
+    def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
+        """See `PausedPrefillStages.warm_up`. The longest comes first: a store that grows loses what was captured."""
+        self._stages.reserve(max(shape.tokens + shape.max_new_tokens for shape in shapes))
+        engines, kv_cache = self._stages.engines, self._stages.kv_cache
+        for shape in shapes:
+            if shape.crops is not None and engines.vision is not None:
+                engines.vision.warm_up(shape.crops)
+            for pause, knobs in shape.choices:
+                engines.split.warm_up(pause, knobs, kv_cache, shape.tokens)
+        for knobs in dict.fromkeys(knobs for shape in shapes for _, knobs in shape.choices):
+            engines.decode.warm_up(knobs, kv_cache)
+
+    def reset(self) -> None:
+        """See `PausedPrefillStages.reset`: engines are told their knobs at each call."""
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `PausedPrefillStages.encode_image`."""
+        return self._stages.encode_image(inputs)
+
+    def begin(
+        self,
+        inputs: Mapping[str, Any],
+        features: MolmoeImageFeatures | None,
+        pause: int,
+        appended: torch.Tensor | None,
+        max_new_tokens: int,
+    ) -> torch.Tensor:
+        """See `PausedPrefillStages.begin`."""
+        check_pause(pause, self._model.num_total_blocks)
+        prompt = inputs["input_ids"]
+        self._stages.reserve(prompt.shape[1] + max_new_tokens)
+        row = None if appended is None else appended[0, 0]
+        embeddings = self._stages.embedded(prompt, features)
+        states = self._stages.engines.split.begin(embeddings, row, pause, self._stages.kv_cache)
+        self._stages.begin(prompt, pause)
+        return states
+
+    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, PrefilledRequest[DecoderKnobs]]:
+        """See `PausedPrefillStages.finish`."""
+        paused_request = self._stages.paused_request
+        check_rest(tuple(active_blocks), paused_request.pause)
+        knobs = DecoderKnobs(*self._model.checked_setting(top_k, active_blocks))
+        logits = self._stages.engines.split.finish(knobs, self._stages.kv_cache)
+        return logits, self._stages.hold(knobs, paused_request.prompt, paused_request.pause)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `PausedPrefillStages.decoding`: engines switch nothing."""
+        return nullcontext()
+
+    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+        """See `PausedPrefillStages.decode_step`."""
+        return self._stages.decode_step(token, state)
+
+    def first_token(self, logits: torch.Tensor) -> None:
+        """Put the likeliest token where the first step reads it."""
+        self.last_token.copy_(logits.argmax(dim=-1))
+
+    def advance(self, state: PrefilledRequest[DecoderKnobs]) -> None:
+        """A decode step from the last token, and the choice of the next."""
+        self._stages.step(state)

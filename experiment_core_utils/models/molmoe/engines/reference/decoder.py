@@ -1,0 +1,364 @@
+"""In: packed weights, a store, and embeddings or last tokens; out: logits, by plain torch in as few operations as fit.
+
+No module is called and no cache class made, which is what most of the time goes into where tensors are small. The
+arithmetic is that of transformers' OLMoE; the order of a few float32 roundings is not. Operations grow with top-k and
+with the blocks that run: experts that no token chose are not computed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs, refuse_without_free_rows
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
+
+# Up to so many rows the number of operations counts, beyond it what each of them does.
+FEW_ROWS = 8
+
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Rotary factors of positions 0 to T - 1, in the decoder's dtype.
+
+    A head [D] turns by x * cosine + (its halves swapped) * sine.
+    """
+
+    cosine: torch.Tensor  # [T, 1, D]
+    sine: torch.Tensor  # [T, 1, D], negative in the first half
+
+    @classmethod
+    @torch.inference_mode(False)
+    def of(cls, decoder: DecoderWeights, positions: int) -> "RotaryTable":
+        """Angles in float32, as transformers takes them."""
+        steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
+        angles = torch.outer(steps, decoder.inverse_frequencies)
+        cosine, sine = angles.cos(), angles.sin()
+        factors = torch.cat([cosine, cosine], dim=1), torch.cat([-sine, sine], dim=1)
+        return cls(*(factor[:, None].to(decoder.dtype) for factor in factors))
+
+    def rows(self, which: slice | torch.Tensor) -> "RotaryTable":
+        """The factors of some positions."""
+        return RotaryTable(self.cosine[which], self.sine[which])
+
+    def applied(self, heads: torch.Tensor) -> torch.Tensor:
+        """[T, N, D] -> [T, N, D], row t by position t."""
+        halves = heads.unflatten(2, (2, heads.shape[2] // 2)).flip(2).flatten(2)
+        return torch.addcmul(heads * self.cosine, halves, self.sine)
+
+
+class _Reference:
+    """What prefill and decode have in common."""
+
+    def __init__(self, decoder: DecoderWeights) -> None:
+        self._decoder = decoder
+        self._rotary = RotaryTable.of(decoder, 0)
+        self._topk_ids: dict[int, torch.Tensor] = {}
+        self._eps = decoder.head.new_full((1, 1, 1), decoder.norm_eps)
+
+    @property
+    def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
+        """See `ExpertTrace.topk_expert_ids`; of the last call, in the order in which the blocks ran.
+
+        T is 1 in the last block of a prefill.
+        """
+        return self._topk_ids
+
+    def forget_experts(self) -> None:
+        """See `ExpertTrace.forget_experts`."""
+        self._topk_ids = {}
+
+    def _rotary_for(self, positions: int) -> RotaryTable:
+        if len(self._rotary.cosine) < positions:
+            self._rotary = RotaryTable.of(self._decoder, positions)
+        return self._rotary
+
+    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """[T, W] -> [T, W]."""
+        if len(states) > FEW_ROWS or states.dtype != torch.float32:
+            return F.rms_norm(states, weight.shape, weight, self._decoder.norm_eps)
+        # One operation for the mean square, where `rms_norm` on the CPU makes eight in all.
+        square = torch.baddbmm(self._eps, states[:, None], states[:, :, None], alpha=1 / states.shape[1])
+        return (states * square[:, 0].rsqrt_()).mul_(weight)
+
+    def _projected(
+        self, block: BlockWeights, states: torch.Tensor, rotary: RotaryTable, asking: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[T, H] -> queries [A, Q, D] of the last A rows, keys and values [T, KV, D], normed and turned."""
+        width, kv_width = len(block.query_norm), len(block.key_norm)
+        normed, asked = self._normed(states, block.input_norm), rotary
+        if asking == len(states):
+            queries, keys, values = F.linear(normed, block.qkv).split([width, kv_width, kv_width], dim=1)
+        else:
+            queries = F.linear(normed[-asking:], block.qkv[:width])
+            keys, values = F.linear(normed, block.qkv[width:]).split([kv_width, kv_width], dim=1)
+            asked = rotary.rows(slice(-asking, None))
+        heads = (-1, self._decoder.head_width)
+        return (
+            asked.applied(self._normed(queries, block.query_norm).unflatten(1, heads)),
+            rotary.applied(self._normed(keys, block.key_norm).unflatten(1, heads)),
+            values.unflatten(1, heads),
+        )
+
+    def _attended(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, causal: bool
+    ) -> torch.Tensor:
+        """[B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
+        shares_heads = self._decoder.num_heads != self._decoder.num_kv_heads
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shares_heads
+        )
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _finished(self, index: int, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> torch.Tensor:
+        """The block behind its attention: both residual sums and the mixture of experts."""
+        block = self._decoder.blocks[index]
+        states = torch.addmm(states, attended, block.output.t())
+        normed = self._normed(states, block.ffn_norm)
+        weights, topk_ids = self._routed(block, normed, top_k if index else self._decoder.default_top_k)
+        self._topk_ids[index] = topk_ids
+        mixture = _of_one_row if len(normed) == 1 else _grouped
+        return states + mixture(block, normed, weights, topk_ids)
+
+    def _routed(self, block: BlockWeights, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [T, k] and experts [T, k]."""
+        topk_weights = torch.softmax(F.linear(normed, block.router), dim=-1, dtype=torch.float32)
+        weights, topk_ids = topk_weights.topk(top_k, dim=-1)
+        if self._decoder.normalise_top_k:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(normed.dtype), topk_ids
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
+
+
+class ReferencePrefill(_Reference):
+    """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
+
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """See `PrefillEngine.warm_up`."""
+        self._rotary_for(kv_cache.max_seq_len)
+
+    @torch.inference_mode()
+    def prefill(
+        self, embeddings: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0
+    ) -> torch.Tensor:
+        """See `PrefillEngine.prefill`."""
+        return self.suffix_logits(embeddings, knobs, kv_cache, request)
+
+    def suffix_logits(
+        self, states: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0, ran: int = 0
+    ) -> torch.Tensor:
+        """States [T, H] in front of the blocks of the setting but the first `ran` -> logits [1, V] of the last one.
+
+        Fills the request's slots 0 to T - 1 of those blocks.
+        """
+        return self._logits(self.through(states, knobs, kv_cache, request, ran, last_alone=True))
+
+    def through(
+        self,
+        states: torch.Tensor,
+        knobs: DecoderKnobs,
+        kv_cache: KVCache,
+        request: int = 0,
+        ran: int = 0,
+        last_alone: bool = False,
+    ) -> torch.Tensor:
+        """As `suffix_logits`, [T, H] -> [T, H]; with `last_alone` [1, H] of the last position."""
+        tokens = len(states)
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(slice(tokens))
+        if not ran:
+            self._topk_ids = {}
+        for row, index in enumerate(knobs.blocks[ran:], ran):
+            kept = kv_cache.keys[row, request, :, :tokens], kv_cache.values[row, request, :, :tokens]
+            # Behind the last block nothing but the last position is read.
+            run = self._last_block if last_alone and row == len(knobs.blocks) - 1 else self._block
+            states = run(index, states, kept, rotary, knobs.top_k)
+        return states[-1:] if last_alone else states
+
+    def _block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H]; the block's keys and values go into `kept`, both [KV, T, D]."""
+        return self._passed(index, states, kept, rotary, top_k, len(states))
+
+    def suffix_block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H] -> [T, H] behind a block with the model's own experts; keys and values go into the last T slots.
+
+        Args:
+            kept: both [KV, E, D], filled before those.
+            seen: [T, E], which slots each row looks at.
+        """
+        block, top_k = self._decoder.blocks[index], self._decoder.default_top_k
+        queries, keys, values = self._projected(block, states, rotary, len(states))
+        for max_seq_len, new in zip(kept, (keys, values), strict=True):
+            _written(max_seq_len[:, -len(states) :], new.transpose(0, 1))
+        return self._finished(index, states, self._attend(queries.transpose(0, 1), kept, seen), top_k)
+
+    def _attend(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
+        """[Q, T, D] -> [T, Q * D]."""
+        return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
+
+    def _last_block(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
+    ) -> torch.Tensor:
+        """[T, H] -> [1, H] of the last position; otherwise as `_block`."""
+        return self._passed(index, states, kept, rotary, top_k, 1)
+
+    def _passed(
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, asking: int
+    ) -> torch.Tensor:
+        found = self._projected(self._decoder.blocks[index], states, rotary, asking)
+        queries, keys, values = (heads.transpose(0, 1) for heads in found)
+        # Read back from the store, where a head's rows are neighbours.
+        used_keys, used_values = _written(kept[0], keys)[None], _written(kept[1], values)[None]
+        attended = self._attended(queries[None], used_keys, used_values, None, causal=asking > 1)
+        return self._finished(index, states[-asking:], attended, top_k)
+
+
+class ReferenceDecode(_Reference):
+    """A `DecodeEngine` that runs anywhere and needs nothing prepared but the rotary factors.
+
+    It goes by the lengths that the host knows.
+    """
+
+    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache) -> None:
+        """See `DecodeEngine.warm_up`."""
+        self._rotary_for(kv_cache.max_seq_len)
+
+    @torch.inference_mode()
+    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+        """See `DecodeEngine.step`."""
+        places = _Places(kv_cache)
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(places.positions)
+        states = F.embedding(kv_cache.next_tokens, self._decoder.embedding)
+        self._topk_ids = {}
+        for row, index in enumerate(knobs.blocks):
+            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
+            used_keys = places.written(kv_cache.keys[row], keys)
+            used_values = places.written(kv_cache.values[row], values)
+            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
+            states = self._finished(index, states, attended, knobs.top_k)
+        logits = self._logits(states)
+        kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
+        kv_cache.device_lengths += 1
+        return logits
+
+
+def _written(max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    max_seq_len.copy_(new)
+    return max_seq_len
+
+
+class _Places:
+    """Where the next token of each request goes in a store, and which slots it sees."""
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        lengths = kv_cache.lengths
+        self._end = max(lengths) + 1
+        self._is_alone = len(lengths) == 1
+        self.positions: slice | torch.Tensor = slice(lengths[0], lengths[0] + 1)
+        self.mask: torch.Tensor | None = None
+        if self._is_alone:
+            return
+        device = kv_cache.keys.device
+        self.positions = torch.tensor(lengths, device=device)
+        self._requests = torch.arange(len(lengths), device=device)
+        if min(lengths) != max(lengths):
+            self.mask = (torch.arange(self._end, device=device) <= self.positions[:, None])[:, None, None]
+
+    def written(self, max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """`new` [B, KV, D] into [B, KV, T, D] -> the slots in use, the new one among them."""
+        if self._is_alone:
+            max_seq_len[:, :, self._end - 1] = new
+        else:
+            max_seq_len[self._requests, :, self.positions] = new
+        return max_seq_len[:, :, : self._end]
+
+
+def _of_one_row(
+    block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """One row's experts [1, H] -> [1, H]: each weight is read where it lies, once."""
+    experts = topk_ids[0].tolist()
+    row = normed[0]
+    hidden = torch.stack([torch.mv(block.gate_up[expert], row) for expert in experts])
+    gate, up = hidden.chunk(2, dim=1)
+    activated = F.silu(gate).mul_(up).mul_(weights.t())
+    mixed = torch.zeros_like(row)
+    for expert, activation in zip(experts, activated, strict=True):
+        mixed.addmv_(block.down[expert], activation)
+    return mixed[None]
+
+
+def _grouped(block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
+    """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
+    order, counts, places = by_expert(topk_ids, len(block.router))
+    given = normed.index_select(0, order // topk_ids.shape[1])
+    hidden = given.new_empty(len(order), block.gate_up.shape[1])
+    products_by_expert(given, block.gate_up, counts, hidden)
+    gate, up = hidden.chunk(2, dim=1)
+    # `given` has had its use and has the shape that is wanted.
+    products_by_expert(F.silu(gate).mul_(up), block.down, counts, given)
+    if given.dtype == torch.float32:
+        return F.embedding_bag(places, given, mode="sum", per_sample_weights=weights)
+    return (given.index_select(0, places.flatten()).unflatten(0, topk_ids.shape) * weights[..., None]).sum(dim=1)
+
+
+def by_expert(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """Experts [T, k] -> the order that sorts them [T * k], each expert's number, and where each went [T, k]."""
+    flat = topk_ids.flatten()
+    order = flat.argsort()
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, torch.bincount(flat, minlength=num_experts).tolist(), places.view_as(topk_ids)
+
+
+def products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
+    """Rows in groups of `counts`, each times its factor [N, K] transposed, into `out`."""
+    for rows, factor, place in zip(given.split(counts), factors, out.split(counts), strict=True):
+        if len(rows):
+            torch.mm(rows, factor.t(), out=place)
+
+
+class ReferencePausedPrefill:
+    """A `PausedPrefillEngine` where whole prefills are straight.
+
+    Args:
+        blocks: that run the whole ones; what they note of experts is of the last call.
+    """
+
+    def __init__(self, decoder: DecoderWeights, blocks: ReferencePrefill) -> None:
+        self._decoder = decoder
+        self._blocks = blocks
+        self._paused = decoder.embedding[:0]
+        self._ran = 0
+
+    def warm_up(self, pause: int, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+        """See `PausedPrefillEngine.warm_up`."""
+        refuse_without_free_rows(tokens, kv_cache)
+        self._blocks.warm_up(knobs, kv_cache, tokens + 1)
+
+    @torch.inference_mode()
+    def begin(
+        self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
+    ) -> torch.Tensor:
+        """See `PausedPrefillEngine.begin`."""
+        tokens = len(embeddings)
+        refuse_without_free_rows(tokens, kv_cache)
+        given = embeddings if appended is None else torch.cat([embeddings, appended[None].to(embeddings.dtype)])
+        first = DecoderKnobs(self._decoder.default_top_k, tuple(range(pause)))
+        states = self._blocks.through(given, first, kv_cache)
+        self._paused, self._ran = states[:tokens], pause
+        return states[tokens - 1 :]
+
+    @torch.inference_mode()
+    def finish(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+        """See `PausedPrefillEngine.finish`."""
+        return self._blocks.suffix_logits(self._paused, knobs, kv_cache, ran=self._ran)

@@ -1,0 +1,113 @@
+"""In: the vision tower and connector of a MolmoE model, and crops; out: features, with fewer passes over memory.
+
+Queries, keys and values are one product, the quick GELU is one operation inside two products, and what padding asks for
+is done only where a crop or a patch is padding. Of the blocks those run whose output is used, as the tower itself says.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from experiment_core_utils.models.molmoe.engines.weights import fused_biases, fused_rows, fusing_unsupported_reason
+from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# x * sigmoid(1.702 * x)
+QUICK_GELU = 1.702
+
+
+@dataclass(frozen=True)
+class FusedVisionBlock:
+    """One block of the tower, C wide; the products of its queries, keys and values as one."""
+
+    layer: Any
+    qkv: torch.Tensor  # [3 * C, C]
+    qkv_bias: torch.Tensor  # [3 * C]
+
+
+class ReferenceVision:
+    """A `VisionEngine` that runs anywhere and needs nothing prepared.
+
+    The weights and biases of queries, keys and values in the modules become views of the joint ones.
+
+    Raises:
+        ConfigurationError: the tower's blocks compute something else, or their weights are quantised, not loaded, or
+            not all on one device in one dtype.
+    """
+
+    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+        vision = model.config.vision_config
+        tower = model.model.vision_tower
+        layers = tower.layers[: tower.blocks_to_run]
+        reason = None if vision.hidden_act == "quick_gelu" else f"its activation is {vision.hidden_act}"
+        linear = [layer for block in layers for layer in _products(block)]
+        reason = fusing_unsupported_reason(linear, nn.ModuleList(linear).parameters()) or reason
+        if reason is not None:
+            raise ConfigurationError(f"the vision tower cannot be packed: {reason}; run it with --execution eager")
+        self._tower = tower
+        self._connector = model.model.connector
+        self._heads = vision.num_attention_heads
+        self._blocks = [_fuse_weights(layer) for layer in layers]
+
+    def warm_up(self, crops: int) -> None:
+        """See `VisionEngine.warm_up`."""
+
+    @torch.inference_mode()
+    def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
+        """See `VisionEngine.encode`."""
+        features = self._connected(self._patch_states(pixel_values), image_masks)
+        return features.flatten(0, 1)
+
+    def _patch_states(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """[K, 3, S, S] -> [K, P, C * L]."""
+        tower = self._tower
+        states = tower.pre_layernorm(tower.embeddings(pixel_values))
+        kept = {}
+        for index, block in enumerate(self._blocks):
+            states = self._run(block, states)
+            kept[index] = states
+        features = torch.cat([kept[index][:, 1:] for index in tower.feature_blocks], dim=-1)
+        for crop in padding_crops(pixel_values):
+            features[crop] = 0
+        return features
+
+    def _run(self, block: FusedVisionBlock, states: torch.Tensor) -> torch.Tensor:
+        layer, mlp = block.layer, block.layer.mlp
+        normed = layer.layer_norm1(states)
+        joint = F.linear(normed, block.qkv, block.qkv_bias).unflatten(2, (3, self._heads, -1))
+        queries, keys, values = joint.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
+        output = layer.self_attn.out_proj
+        states = F.linear(attended, output.weight, output.bias).add_(states)
+        rows = layer.layer_norm2(states).flatten(0, 1)
+        hidden = torch.addmm(mlp.fc1.bias, rows, mlp.fc1.weight.t(), beta=QUICK_GELU, alpha=QUICK_GELU)
+        hidden = F.silu(hidden, inplace=True)
+        rows = torch.addmm(mlp.fc2.bias, hidden, mlp.fc2.weight.t(), alpha=1 / QUICK_GELU)
+        return rows.view_as(states).add_(states)
+
+    def _connected(self, features: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
+        """[K, P, C * L] -> [K, F, H]; the learnt padding is added where there is some."""
+        connector = self._connector
+        if bool((image_masks < 1).any()):
+            return connector(features, image_masks)
+        return connector.project(features)
+
+
+def _products(block: Any) -> tuple[nn.Module, ...]:
+    attention = block.self_attn
+    return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, block.mlp.fc1, block.mlp.fc2
+
+
+def _fuse_weights(layer: Any) -> FusedVisionBlock:
+    attention = layer.self_attn
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return FusedVisionBlock(layer, fused_rows(projections), fused_biases(projections))
+
+
+def padding_crops(pixel_values: torch.Tensor) -> list[int]:
+    """Indices of the crops whose values are all -1; the first row of each tells most of them apart."""
+    doubtful = (pixel_values[:, 0, 0] == PAD_VALUE).all(dim=1).nonzero().flatten().tolist()
+    return [crop for crop in doubtful if bool((pixel_values[crop] == PAD_VALUE).all())]

@@ -1,0 +1,377 @@
+"""In: a MolmoE model and a request; out: its three stages run by engines, on a KV cache of fixed size.
+
+There is one store, and so one state at a time: a state can be decoded from until another request is prefilled. Store,
+captures and rotary factors are made by `warm_up`, outside of what is measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.models.common.logits_check import refuse_other_logits
+from experiment_core_utils.models.common.request_slot import PausedRequest, PrefilledRequest, RequestSlot
+from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.expert_trace import (
+    count_experts,
+    last_experts_agree,
+    refuse_other_experts,
+)
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import untuned_reason
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferenceDecode, ReferencePrefill
+from experiment_core_utils.models.molmoe.engines.select import Engines, choose_engines, decoder_engines
+from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.requests import KnobProof, StageName
+
+# Stores grow by so many slots, so that longer requests seldom need a new one; captures are lost with the old one.
+SLOT_STEP = 512
+
+
+# Room for answers to a request that nobody announced.
+UNANNOUNCED_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Executed:
+    """How a model's stages run.
+
+    Attributes:
+        mode: `eager`, by the modules; else by what runs decode steps: `graph`, `cpu` (C++) or `reference` (plain
+            torch on packed weights).
+        reason: why it is not `graph` in all stages though that was requested; None where it is, or nobody asked.
+        stages: the name of the engine of each stage; names are in `models.interface`.
+        untuned: that captured kernels run on another card than the one that they were tuned on; None where they do not.
+    """
+
+    mode: str
+    reason: str | None
+    stages: Mapping[StageName, str]
+    untuned: str | None = None
+
+
+STAGES: tuple[StageName, ...] = ("vision", "prefill", "decode")
+
+
+def engine_stages(
+    model: MolmoeForConditionalGeneration, asked: ExecutionMode, eager_reason: str | None = None
+) -> tuple["EngineStages | None", Executed]:
+    """The stages by engines, and what is recorded of it; None where the modules run.
+
+    `auto` takes engines where every stage has one that is more than plain torch.
+    """
+    eagerly = dict.fromkeys(STAGES, MODULES)
+    if asked == "eager" or eager_reason is not None:
+        return None, Executed("eager", eager_reason, eagerly)
+    try:
+        stages = EngineStages(model)
+    except ConfigurationError as error:
+        return None, Executed("eager", str(error), eagerly)
+    ways, reasons = stages.engines.ways, stages.engines.reasons
+    by_reason: dict[str, list[str]] = {}
+    for stage, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(stage)
+    message = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
+    if asked == "auto" and PLAIN.intersection(ways.values()):
+        return None, Executed("eager", message, eagerly)
+    mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
+    untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_graphed else None
+    return stages, Executed(mode, message or None, ways, untuned)
+
+
+class EngineStages:
+    """A MolmoE model's stages without its modules.
+
+    Raises:
+        ConfigurationError: the decoder cannot be packed, or on a GPU its steps cannot be captured.
+    """
+
+    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+        self._model = model
+        self._decoder = fuse_decoder_weights(model)
+        self._engines = choose_engines(model, self._decoder)
+        self._kv_cache = KVCache.allocate(self._decoder, max_seq_len=0)
+        self._slot = RequestSlot[DecoderKnobs]("the KV cache")
+        self._ready: set[DecoderKnobs] = set()
+
+    @property
+    def decoder(self) -> DecoderWeights:
+        """The weights."""
+        return self._decoder
+
+    @property
+    def engines(self) -> Engines:
+        """What runs each stage."""
+        return self._engines
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """What the next call works on; a longer request makes another one."""
+        return self._kv_cache
+
+    @property
+    def is_graphed(self) -> bool:
+        """Whether steps are replayed on a GPU, so that the host need not wait for each."""
+        return self._engines.ways["decode"] == CUDA_GRAPH
+
+    def warm_up(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Prepare everything that a request of this shape needs at these knobs; a state from before is no longer
+        valid.
+        """
+        tokens = inputs["input_ids"].shape[1]
+        self._free_memory(tokens + max_new_tokens)
+        if "pixel_values" in inputs and self._engines.vision is not None:
+            self._engines.vision.warm_up(inputs["pixel_values"].shape[1])
+        self._engines.prefill.warm_up(knobs, self._kv_cache, tokens)
+        self._engines.decode.warm_up(knobs, self._kv_cache)
+        self._slot.release()
+        self._ready.add(knobs)
+
+    def give_up(self, knobs: DecoderKnobs) -> None:
+        """The knobs will not run here: the store goes, with its captures, where no others were warmed up."""
+        self._ready.discard(knobs)
+        self.drop_unready()
+
+    def drop_unready(self) -> None:
+        """No state is held any more; the store goes, with all captures, where no knobs were warmed up."""
+        self._slot.release()
+        if not self._ready:
+            self._replace_kv_cache(KVCache.allocate(self._decoder, max_seq_len=0))
+
+    def reserve(self, max_seq_len: int) -> None:
+        """Room for a request of so many; a state from before is no longer valid."""
+        self._free_memory(max_seq_len)
+        self._slot.release()
+
+    def _free_memory(self, max_seq_len: int) -> None:
+        """What the state that is held has in its slots goes along."""
+        if max_seq_len <= self._kv_cache.max_seq_len:
+            return
+        old, wanted = self._kv_cache, -(-max_seq_len // SLOT_STEP) * SLOT_STEP
+        kv_cache = KVCache.allocate(self._decoder, wanted)
+        if self._slot.has_prefilled_request:
+            kv_cache.keys[:, :, :, : old.max_seq_len] = old.keys
+            kv_cache.values[:, :, :, : old.max_seq_len] = old.values
+            kv_cache.set_lengths(old.lengths)
+        self._replace_kv_cache(kv_cache)
+
+    def _replace_kv_cache(self, kv_cache: KVCache) -> None:
+        self._kv_cache = kv_cache
+        if self.is_graphed:
+            # Their captures hold the addresses of the store that was.
+            made = decoder_engines(self._decoder)
+            self._engines = replace(self._engines, prefill=made.prefill, split=made.split, decode=made.decode)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `StagedModel.encode_image`."""
+        if "pixel_values" not in inputs:
+            return None
+        if self._engines.vision is None:
+            return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+        features = self._engines.vision.encode(inputs["pixel_values"][0], inputs["image_masks"][0])
+        if self._engines.ways["vision"] == CUDA_GRAPH:
+            # The next graph that runs may overwrite what this one left.
+            features = features.clone()
+        return MolmoeImageFeatures(pooler_output=features[None], image_input_idx=inputs["image_input_idx"].flatten(1))
+
+    @torch.inference_mode()
+    def prefill(
+        self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+    ) -> tuple[torch.Tensor, PrefilledRequest[DecoderKnobs]]:
+        """See `StagedModel.prefill`."""
+        prompt = inputs["input_ids"]
+        tokens = prompt.shape[1]
+        self._slot.release()
+        if tokens > self._kv_cache.max_seq_len:
+            self._free_memory(tokens + UNANNOUNCED_TOKENS)
+        logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._kv_cache)
+        return logits, self.hold(knobs, prompt)
+
+    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[DecoderKnobs]:
+        """The state of a prompt [1, T] that fills the first slots of the store, having run with such a pause."""
+        tokens = prompt.shape[1]
+        self._kv_cache.set_lengths([tokens])
+        return self._slot.hold(knobs, prompt, pause)
+
+    def begin(self, prompt: torch.Tensor, pause: int) -> None:
+        """The first `pause` blocks have filled their slots with a prompt [1, T]; see `paused_request`."""
+        self._slot.begin(prompt, pause)
+
+    @property
+    def paused_request(self) -> PausedRequest:
+        """The prefill that may be finished, in whatever engine it was begun.
+
+        Raises:
+            SettingError: it was finished, or the store was used for something else since.
+        """
+        return self._slot.paused_request
+
+    def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
+        """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
+        tokens = prompt.shape[1]
+        embeddings = F.embedding(prompt[0], self._decoder.embedding)
+        if features is None:
+            return embeddings
+        places = features.image_input_idx[0]
+        # One row more, for the features that are dropped.
+        roomy = F.pad(embeddings, (0, 0, 0, 1))
+        roomy.index_add_(0, torch.where(places < 0, tokens, places), features.pooler_output[0].to(roomy.dtype))
+        return roomy[:tokens]
+
+    @torch.inference_mode()
+    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+        """See `StagedModel.decode_step`.
+
+        Raises:
+            SettingError: another request was prefilled in the meantime.
+        """
+        self._resume(state)
+        if state.length == self._kv_cache.max_seq_len:
+            self._free_memory(state.length + 1)
+        self._kv_cache.next_tokens.copy_(token.flatten())
+        return self.step(state)
+
+    def _resume(self, state: PrefilledRequest[DecoderKnobs]) -> None:
+        self._slot.resume(state)
+        if self._kv_cache.lengths[0] != state.length:
+            self._kv_cache.set_lengths([state.length])
+
+    def step(self, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+        """A decode step of the request that is held, from the token that the last step chose."""
+        logits = self._engines.decode.step(state.setting, self._kv_cache)
+        self._kv_cache.note_step()
+        state.length += 1
+        return logits
+
+    def rewind(self, state: PrefilledRequest[DecoderKnobs], steps: int) -> None:
+        """See `StagedModel.rewind`."""
+        self._resume(state)
+        state.length -= steps
+        self._kv_cache.rewind(steps)
+
+    def async_stages(self, knobs: DecoderKnobs) -> "AsyncRequest":
+        """The stages for `generate_async`: steps that feed themselves on the device."""
+        return AsyncRequest(self, self._kv_cache, knobs)
+
+    def place_in(self, kv_cache: KVCache, row: int, state: PrefilledRequest[DecoderKnobs]) -> None:
+        """Copy the slots of the request that is held into a row of a store of several."""
+        self._resume(state)
+        kv_cache.keys[:, row, :, : state.length] = self._kv_cache.keys[:, 0, :, : state.length]
+        kv_cache.values[:, row, :, : state.length] = self._kv_cache.values[:, 0, :, : state.length]
+
+    @torch.inference_mode()
+    def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`: blocks and experts as the engines note them, and slots that were filled.
+
+        Every engine that is more than plain torch is held against it as well: the tower's features against those of
+        the modules, the decoder's logits and, in float32, its experts against the reference.
+
+        Raises:
+            KnobDidNotAct: a block used more or fewer experts than it should, or the two are not the same.
+        """
+        self.warm_up(knobs, inputs, 2)
+        prefill, decode = self._engines.prefill, self._engines.decode
+        prefill.forget_experts()
+        decode.forget_experts()
+        features = self.encode_image(inputs)
+        logits, state = self.prefill(knobs, inputs, features)
+        token = logits.argmax(dim=-1)
+        self._kv_cache.keys[:, :, :, state.length] = torch.nan
+        found = [logits.clone(), self.decode_step(token, state).clone()]
+        filled = self._kv_cache.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
+        used, used_decode = prefill.topk_expert_ids, decode.topk_expert_ids
+        experts_per_token = count_experts("prefill", used, self._decoder, knobs)
+        count_experts("decode", used_decode, self._decoder, knobs)
+        ways = self._engines.ways
+        if features is not None and ways["vision"] not in PLAIN:
+            self._refuse_other_features(inputs, features)
+        if not PLAIN.issuperset((ways["prefill"], ways["decode"])):
+            plain, plain_decode = self._compared(knobs, inputs, features, token, found, (used, used_decode))
+            if self._decoder.dtype == torch.float32:
+                refuse_other_experts(self._named("prefill"), used, plain.topk_expert_ids, self._decoder)
+                refuse_other_experts(self._named("decode"), used_decode, plain_decode.topk_expert_ids, self._decoder)
+        return KnobProof(
+            experts_per_token=experts_per_token,
+            blocks_run=tuple(used),
+            blocks_run_decode=tuple(used_decode),
+            cache_layers=int(filled.sum()),
+        )
+
+    def _compared(
+        self,
+        knobs: DecoderKnobs,
+        inputs: Mapping[str, Any],
+        features: MolmoeImageFeatures | None,
+        token: torch.Tensor,
+        found: Sequence[torch.Tensor],
+        used: Sequence[Mapping[int, torch.Tensor]],
+    ) -> tuple[ReferencePrefill, ReferenceDecode]:
+        """The reference on a store of its own, once its logits are found to be those that were found."""
+        prefill, decode = ReferencePrefill(self._decoder), ReferenceDecode(self._decoder)
+        tokens = inputs["input_ids"].shape[1]
+        kv_cache = KVCache.allocate(self._decoder, tokens + 1)
+        expected = [prefill.prefill(self.embedded(inputs["input_ids"], features), knobs, kv_cache)]
+        experts = prefill.topk_expert_ids
+        kv_cache.set_lengths([tokens])
+        kv_cache.next_tokens.copy_(token)
+        expected.append(decode.step(knobs, kv_cache))
+        named = dict(zip((self._named("prefill"), self._named("decode")), found, strict=True))
+        same = [
+            last_experts_agree(mine, theirs)
+            for mine, theirs in zip(used, (experts, decode.topk_expert_ids), strict=True)
+        ]
+        refuse_other_logits(named, expected, "the same setting in plain torch", self._decoder.dtype, same)
+        return prefill, decode
+
+    def _refuse_other_features(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures) -> None:
+        """Against the modules' own; features that no place takes do not count."""
+        modules = self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+        taken = features.image_input_idx >= 0
+        found, expected = features.pooler_output[taken], modules.pooler_output[taken]
+        # Products of float32 on a GPU may be rounded as lower precision is: 4e-4 of the norm at MolmoE-1B's shape.
+        dtype = self._decoder.dtype if found.device.type == "cpu" else torch.bfloat16
+        refuse_other_logits({self._named("vision"): found}, [expected], "the modules", dtype)
+
+    def _named(self, stage: StageName) -> str:
+        """A stage's engine, for a message."""
+        return f"{self._engines.ways[stage]} engine of the {stage}"
+
+
+class AsyncRequest:
+    """`AsyncStages` of a request whose shape was warmed up; for one request after the other."""
+
+    def __init__(self, stages: EngineStages, kv_cache: KVCache, knobs: DecoderKnobs) -> None:
+        self._stages = stages
+        self._kv_cache = kv_cache
+        self._knobs = knobs
+        self._state: PrefilledRequest[DecoderKnobs] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """See `AsyncStages`."""
+        return self._kv_cache.next_tokens.device
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """See `AsyncStages`."""
+        return self._kv_cache.next_tokens
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `AsyncStages`."""
+        return self._stages.encode_image(inputs)
+
+    def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
+        """See `AsyncStages`."""
+        logits, self._state = self._stages.prefill(self._knobs, inputs, features)
+        self._kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
+
+    def advance(self) -> None:
+        """See `AsyncStages`."""
+        assert self._state is not None
+        self._stages.step(self._state)

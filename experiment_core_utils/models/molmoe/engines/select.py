@@ -1,0 +1,153 @@
+"""In: a MolmoE model on its device; out: what runs each of its stages in place of its modules, and why that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool
+from experiment_core_utils.models.interface import (
+    CPU_BLOCKS,
+    CPU_ROWS,
+    CPU_STEP,
+    CUDA_GRAPH,
+    MODULES,
+    REFERENCE,
+)
+from experiment_core_utils.models.molmoe.engines.api import (
+    DecodeEngine,
+    PausedPrefillEngine,
+    PrefillEngine,
+    VisionEngine,
+)
+from experiment_core_utils.models.molmoe.engines.cpu.decode import CpuDecode
+from experiment_core_utils.models.molmoe.engines.cpu.panels import MOST_BYTES, refuse_large
+from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuFusedPrefill, CpuPrefill
+from experiment_core_utils.models.molmoe.engines.cpu.vision import CpuFusedVision, CpuVision, KernelVision
+from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
+from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPausedPrefill, GraphedPrefill
+from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
+from experiment_core_utils.models.molmoe.engines.reference.decoder import (
+    ReferenceDecode,
+    ReferencePausedPrefill,
+    ReferencePrefill,
+)
+from experiment_core_utils.models.molmoe.engines.reference.vision import ReferenceVision
+from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_vision_weights
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.requests import StageName
+
+# Of prefill and decode together, kept at a time: settings times prompt lengths, which is 130 a padded length for a
+# controller that may choose everything; one takes about half a megabyte.
+MOST_GRAPHS = 4096
+
+
+OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
+
+
+OWN_PRODUCTS = NO_GRAPHS + ", and products are torch's own: {}"
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What runs each stage.
+
+    Attributes:
+        split: the prefill with a pause; runs as the whole one does.
+        vision: None where the modules run it.
+        ways: the name of the engine of each stage; names are in `models.interface`.
+        reasons: of each stage that is not a CUDA graph, why.
+    """
+
+    prefill: PrefillEngine
+    split: PausedPrefillEngine
+    decode: DecodeEngine
+    ways: Mapping[StageName, str]
+    reasons: Mapping[StageName, str]
+    vision: VisionEngine | None = field(default=None)
+
+
+def choose_engines(
+    model: MolmoeForConditionalGeneration, decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES
+) -> Engines:
+    """The fastest engine of each stage that takes this model where it is.
+
+    Args:
+        most_copied_bytes: of a tower's or a decoder's weights that a CPU's kernels may hold a second time.
+
+    Raises:
+        ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.
+    """
+    chosen = decoder_engines(decoder, most_copied_bytes)
+    vision, way, reason = _vision_engine(model, most_copied_bytes)
+    reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
+    return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons)
+
+
+def decoder_engines(decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES) -> Engines:
+    """Engines without the vision stage; see `choose_engines`."""
+    if decoder.device.type != "cuda":
+        prefill, way, why = _cpu_prefill(decoder, most_copied_bytes)
+        steps, way_steps, why_steps = _cpu_decode(decoder)
+        ways: dict[StageName, str] = {"prefill": way, "decode": way_steps}
+        reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
+        return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons)
+    # Not those of engines before: a graph's name is an address, which a new store can have again.
+    graphs = CudaGraphPool(MOST_GRAPHS)
+    decode = GraphedDecode(decoder, graphs)
+    try:
+        whole, split = GraphedPrefill(decoder, graphs), GraphedPausedPrefill(decoder, graphs)
+        return Engines(whole, split, decode, {"prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}, {})
+    except ConfigurationError as error:
+        ways = {"prefill": REFERENCE, "decode": CUDA_GRAPH}
+        reference = ReferencePrefill(decoder)
+        return Engines(reference, ReferencePausedPrefill(decoder, reference), decode, ways, {"prefill": str(error)})
+
+
+def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
+    """The decode step alone, with graphs of its own; what the whole choice makes beside it is large on the CPU."""
+    return GraphedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
+
+
+def _vision_engine(
+    model: MolmoeForConditionalGeneration, most_copied_bytes: int
+) -> tuple[VisionEngine | None, str, str | None]:
+    """The engine, its name, and why it is not a CUDA graph."""
+    try:
+        if model.device.type == "cuda":
+            return GraphedVision(fuse_vision_weights(model)), CUDA_GRAPH, None
+        return _cpu_vision(model, most_copied_bytes)
+    except ConfigurationError as error:
+        reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
+    try:
+        return ReferenceVision(model), REFERENCE, reason
+    except ConfigurationError as error:
+        return None, MODULES, str(error)
+
+
+def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -> tuple[KernelVision, str, str]:
+    """As `_cpu_prefill`; raises ConfigurationError where kernels are torch's own."""
+    try:
+        refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
+    except ConfigurationError as error:
+        return CpuVision(model), CPU_ROWS, OWN_PRODUCTS.format(error)
+    return CpuFusedVision(model), CPU_BLOCKS, NO_GRAPHS
+
+
+def _cpu_prefill(decoder: DecoderWeights, most_copied_bytes: int) -> tuple[ReferencePrefill, str, str]:
+    """The engine, its name, and why it is not a CUDA graph; with it why its kernels or products are torch's own."""
+    try:
+        try:
+            refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
+        except ConfigurationError as error:
+            return CpuPrefill(decoder), CPU_ROWS, OWN_PRODUCTS.format(error)
+        return CpuFusedPrefill(decoder), CPU_BLOCKS, NO_GRAPHS
+    except ConfigurationError as error:
+        return ReferencePrefill(decoder), REFERENCE, OWN_KERNELS.format(error)
+
+
+def _cpu_decode(decoder: DecoderWeights) -> tuple[ReferenceDecode, str, str]:
+    """As `_cpu_prefill`."""
+    try:
+        return CpuDecode(decoder), CPU_STEP, NO_GRAPHS
+    except ConfigurationError as error:
+        return ReferenceDecode(decoder), REFERENCE, OWN_KERNELS.format(error)

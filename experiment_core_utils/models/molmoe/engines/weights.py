@@ -1,0 +1,359 @@
+"""In: a MolmoE model on its device; out: its decoder's weights as plain tensors, laid out for few products a block.
+
+The query, key and value weights of a block become views of one tensor, so that nothing is held twice; the modules, the
+state dict and eager runs see the same values as before. Pack after the model has its device and dtype: moving it
+afterwards leaves the packed tensors behind.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> str | None:
+    """Why weights cannot be packed, to follow on "cannot be packed: "; None where they can.
+
+    Args:
+        layers: what has to be a plain `nn.Linear`.
+        weights: all that is packed, of layers and of anything else.
+    """
+    weights = list(weights)
+    if any(type(layer) is not nn.Linear for layer in layers) or not all(map(torch.is_floating_point, weights)):
+        return "its weights are quantised"
+    devices = sorted({str(weight.device) for weight in weights})
+    if len(devices) > 1:
+        return f"its weights are on several devices ({', '.join(devices)})"
+    if devices == ["meta"]:
+        return "its weights are not loaded"
+    dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
+    return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
+
+
+def fused_rows(layers: list[nn.Linear]) -> torch.Tensor:
+    """The layers' weights one below the other; each layer's own becomes a view of its rows."""
+    return _fused_views(layers, "weight")
+
+
+def fused_biases(layers: list[nn.Linear]) -> torch.Tensor:
+    """The layers' biases one after the other; each layer's own becomes a view of its part."""
+    return _fused_views(layers, "bias")
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _fused_views(layers: list[nn.Linear], name: str) -> torch.Tensor:
+    joined = torch.cat([getattr(layer, name).detach() for layer in layers])
+    parts = joined.split([layer.out_features for layer in layers])
+    for layer, own in zip(layers, parts, strict=True):
+        setattr(layer, name, nn.Parameter(own, requires_grad=getattr(layer, name).requires_grad))
+    return joined
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """One decoder block: H wide, Q query and KV key heads of width D, E experts of width I.
+
+    All tensors are contiguous, on one device, in one dtype.
+    """
+
+    input_norm: torch.Tensor  # [H]
+    qkv: torch.Tensor  # [(Q + 2 * KV) * D, H], rows: queries, keys, values
+    query_norm: torch.Tensor  # [Q * D], one norm over the whole width
+    key_norm: torch.Tensor  # [KV * D]
+    output: torch.Tensor  # [H, Q * D]
+    ffn_norm: torch.Tensor  # [H]
+    router: torch.Tensor  # [E, H]
+    gate_up: torch.Tensor  # [E, 2 * I, H], rows: gate, up
+    down: torch.Tensor  # [E, H, I]
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """Every block of the whole decoder, whatever is active, and what stands around them."""
+
+    blocks: tuple[BlockWeights, ...]
+    embedding: torch.Tensor  # [V_in, H]
+    final_norm: torch.Tensor  # [H]
+    head: torch.Tensor  # [V, H]
+    inverse_frequencies: torch.Tensor  # [D / 2] float32; angle = position * frequency, no further scaling
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    norm_eps: float
+    default_top_k: int  # experts per token of block 0, whatever the setting
+    normalise_top_k: bool  # whether the chosen experts' weights are made to sum to 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.head.dtype
+
+    @property
+    def width(self) -> int:
+        """H."""
+        return int(self.head.shape[1])
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return int(self.blocks[0].router.shape[0])
+
+    @property
+    def expert_width(self) -> int:
+        """I."""
+        return int(self.blocks[0].down.shape[2])
+
+
+def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeights:
+    """The decoder's weights; those of queries, keys and values in the modules become views of the packed tensor.
+
+    Raises:
+        ConfigurationError: what the blocks compute is not what the packed path does (quantised weights, clipped or
+            biased attention, a sliding window, another activation or rotary scaling), or the weights are not all on
+            one device in one dtype.
+    """
+    text = model.config.text_config
+    reason = _config_unsupported_reason(text.to_dict()) or _weights_unsupported_reason(model)
+    if reason is not None:
+        raise ConfigurationError(f"the decoder cannot be packed: {reason}; run it with --execution eager")
+    decoder = model.get_decoder()
+    head_width = model.all_blocks[0].self_attn.head_dim
+    return DecoderWeights(
+        blocks=tuple(_fuse_weights(block) for block in model.all_blocks),
+        embedding=decoder.embed_tokens.weight.detach(),
+        final_norm=decoder.norm.weight.detach(),
+        head=model.lm_head.weight.detach(),
+        inverse_frequencies=decoder.rotary_emb.inv_freq.detach().to(model.device, torch.float32),
+        num_heads=text.num_attention_heads,
+        num_kv_heads=text.num_key_value_heads,
+        head_width=head_width,
+        norm_eps=text.rms_norm_eps,
+        default_top_k=model.default_top_k,
+        normalise_top_k=bool(text.norm_topk_prob),
+    )
+
+
+def _config_unsupported_reason(text: dict[str, Any]) -> str | None:
+    rope = text["rope_parameters"]["rope_type"]
+    if text["clip_qkv"] is not None:
+        return f"queries, keys and values are clipped (clip_qkv {text['clip_qkv']})"
+    if text["attention_bias"]:
+        return "its attention has biases"
+    if text.get("sliding_window") is not None:
+        return f"its attention has a sliding window of {text['sliding_window']}"
+    if text["hidden_act"] != "silu":
+        return f"its experts use {text['hidden_act']}, not silu"
+    if rope != "default":
+        return f"its rotary positions are scaled ({rope})"
+    return None
+
+
+def _weights_unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
+    if model.config.to_dict().get("quantization_config") is not None:
+        return "its weights are quantised"
+    weights = [weight for block in model.all_blocks for weight in _block_weights(block)]
+    decoder = model.get_decoder()
+    weights += [decoder.embed_tokens.weight, decoder.norm.weight, model.lm_head.weight]
+    linear = [layer for block in model.all_blocks for layer in _projections(block)]
+    return fusing_unsupported_reason(linear, weights)
+
+
+def _projections(block: Any) -> tuple[Any, ...]:
+    attention = block.self_attn
+    return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+
+
+def _block_weights(block: Any) -> Iterator[torch.Tensor]:
+    yield from (layer.weight for layer in _projections(block))
+    attention, mixture = block.self_attn, block.mlp
+    for norm in (block.input_layernorm, attention.q_norm, attention.k_norm, block.post_attention_layernorm):
+        yield norm.weight
+    yield from (mixture.gate.weight, mixture.experts.gate_up_proj, mixture.experts.down_proj)
+
+
+def _fuse_weights(block: Any) -> BlockWeights:
+    attention, mixture = block.self_attn, block.mlp
+    packed = BlockWeights(
+        input_norm=block.input_layernorm.weight.detach(),
+        qkv=fused_rows([attention.q_proj, attention.k_proj, attention.v_proj]),
+        query_norm=attention.q_norm.weight.detach(),
+        key_norm=attention.k_norm.weight.detach(),
+        output=attention.o_proj.weight.detach(),
+        ffn_norm=block.post_attention_layernorm.weight.detach(),
+        router=mixture.gate.weight.detach(),
+        gate_up=mixture.experts.gate_up_proj.detach(),
+        down=mixture.experts.down_proj.detach(),
+    )
+    # A tensor that came out of a file need not be contiguous; a copy of it would be held twice.
+    for name, weight in vars(packed).items():
+        if not weight.is_contiguous():
+            raise ConfigurationError(f"the decoder cannot be packed: its {name} weights are not contiguous")
+    return packed
+
+
+# Products on tensor cores want the inner width in multiples of this.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Weights [D] of a layer norm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class VisionBlockWeights:
+    """One block of the tower, D wide."""
+
+    first_norm: LayerNorm
+    qkv: torch.Tensor  # [3 * D, D], rows: queries, keys, values
+    qkv_bias: torch.Tensor  # [3 * D]
+    output: torch.Tensor  # [D, D]
+    output_bias: torch.Tensor  # [D]
+    second_norm: LayerNorm
+    inner: torch.Tensor  # [I, D], then quick-GELU
+    inner_bias: torch.Tensor  # [I]
+    outer: torch.Tensor  # [D, I]
+    outer_bias: torch.Tensor  # [D]
+
+
+@dataclass(frozen=True)
+class PooledWindows:
+    """A crop's grid of patches, and the side of a window that becomes one feature."""
+
+    grid_side: int
+    window: int
+
+
+@dataclass(frozen=True)
+class ConnectorWeights:
+    """Pooling by attention and the gated projection; C is the width of all feature blocks together."""
+
+    windows: PooledWindows
+    num_heads: int
+    pads: torch.Tensor  # [2, C], for patches that are all or partly padding
+    query: torch.Tensor  # [D, C]
+    query_bias: torch.Tensor  # [D]
+    key_value: torch.Tensor  # [2 * D, C], rows: keys, values
+    key_value_bias: torch.Tensor  # [2 * D]
+    output: torch.Tensor  # [D, D]
+    output_bias: torch.Tensor  # [D]
+    gate_up: torch.Tensor  # [2 * J, D], rows: gate, up
+    down: torch.Tensor  # [H, J]
+
+
+@dataclass(frozen=True)
+class VisionWeights:
+    """The blocks that run, in order, and what stands around them."""
+
+    patch_weight: torch.Tensor  # [D, 3 * S * S padded with zero columns], S the side of a patch
+    class_embedding: torch.Tensor  # [D]
+    positions: torch.Tensor  # [P + 1, D]
+    before: LayerNorm
+    blocks: tuple[VisionBlockWeights, ...]
+    feature_blocks: tuple[int, ...]  # whose states are laid side by side
+    num_heads: int
+    patch_side: int
+    connector: ConnectorWeights
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.patch_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.patch_weight.dtype
+
+
+def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
+    """The weights of the vision tower and the connector; joined ones become views in the modules.
+
+    Raises:
+        ConfigurationError: the tower computes something else than the packed path does (another activation), or its
+            weights are quantised, not loaded, or not all on one device in one dtype.
+    """
+    tower, vision = model.model.vision_tower, model.config.vision_config
+    reason = _unsupported_reason(model)
+    if reason is not None:
+        raise ConfigurationError(f"the vision tower cannot be packed: {reason}; run it with --execution eager")
+    embeddings = tower.embeddings
+    return VisionWeights(
+        patch_weight=_padded(embeddings.patch_embedding.weight.detach().flatten(1)),
+        class_embedding=embeddings.class_embedding.detach(),
+        positions=embeddings.position_embedding.weight.detach(),
+        before=_norm(tower.pre_layernorm),
+        blocks=tuple(_block(layer) for layer in tower.layers[: tower.blocks_to_run]),
+        feature_blocks=tower.feature_blocks,
+        num_heads=vision.num_attention_heads,
+        patch_side=vision.patch_size,
+        connector=_connector(model),
+    )
+
+
+def _unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
+    activation = model.config.vision_config.hidden_act
+    if activation != "quick_gelu":
+        return f"its blocks use {activation}, not quick_gelu"
+    parts = nn.ModuleList([model.model.vision_tower, model.model.connector])
+    layers = [layer for layer in parts.modules() if isinstance(layer, nn.Linear)]
+    return fusing_unsupported_reason(layers, parts.parameters())
+
+
+def _block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return VisionBlockWeights(
+        first_norm=_norm(layer.layer_norm1),
+        qkv=fused_rows(qkv),
+        qkv_bias=fused_biases(qkv),
+        output=attention.out_proj.weight.detach(),
+        output_bias=attention.out_proj.bias.detach(),
+        second_norm=_norm(layer.layer_norm2),
+        inner=mlp.fc1.weight.detach(),
+        inner_bias=mlp.fc1.bias.detach(),
+        outer=mlp.fc2.weight.detach(),
+        outer_bias=mlp.fc2.bias.detach(),
+    )
+
+
+def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:
+    connector = model.model.connector
+    key_value = [connector.k_proj, connector.v_proj]
+    return ConnectorWeights(
+        windows=PooledWindows(connector.grid_side, connector.window),
+        num_heads=connector.num_heads,
+        pads=connector.pad_embed.detach(),
+        query=connector.q_proj.weight.detach(),
+        query_bias=connector.q_proj.bias.detach(),
+        key_value=fused_rows(key_value),
+        key_value_bias=fused_biases(key_value),
+        output=connector.out_proj.weight.detach(),
+        output_bias=connector.out_proj.bias.detach(),
+        gate_up=fused_rows([connector.gate_proj, connector.up_proj]),
+        down=connector.down_proj.weight.detach(),
+    )
+
+
+def _norm(norm: nn.LayerNorm) -> LayerNorm:
+    return LayerNorm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+
+def _padded(weight: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(weight, (0, -weight.shape[1] % ALIGNMENT))

@@ -1,0 +1,394 @@
+"""In: a MolmoE model with its processor; out: the `StagedModel` that the pipeline profiles."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.models.common.cuda_graphs import refused_without_memory
+from experiment_core_utils.models.common.describe import implementations, stored_bytes
+from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.costs.memory import step_weights
+from experiment_core_utils.models.hf.requests import UNUSABLE, check_prompt
+from experiment_core_utils.models.interface import Component
+from experiment_core_utils.models.molmoe.eager.stages import EagerStages
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.batch_runner import BatchedExecution
+from experiment_core_utils.models.molmoe.engines.paused_runner import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+)
+from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces
+from experiment_core_utils.models.molmoe.engines.runner import EngineStages, engine_stages
+from experiment_core_utils.models.molmoe.flops import request_flops
+from experiment_core_utils.models.molmoe.memory import cache_elements
+from experiment_core_utils.models.molmoe.modeling_molmoe import (
+    DecodeState,
+    MolmoeForConditionalGeneration,
+    MolmoeImageFeatures,
+)
+from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.primitives.device import Marks, release_cached_memory
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, first_line
+from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.primitives.texts import shown
+from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.records.requests import (
+    KnobProof,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+    TimedTokens,
+    VisionGeometry,
+)
+from experiment_core_utils.tasks.interface import Sample
+
+LOGGER = logging.getLogger(__name__)
+
+
+class MolmoeStagedModel:
+    """MolmoE behind the staged interface; one request at a time.
+
+    Args:
+        name: path or hub id that the model came from.
+        model: on its device, in its dtype, in evaluation mode.
+        processor: of the same checkpoint.
+        execution: `graph` runs the stages by engines where the model allows it, `auto` where all stages are faster for
+            it, both else eagerly; `describe` tells.
+        eager_reason: why `auto` leaves the modules in place, whatever engines there are; None where it may choose.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: MolmoeForConditionalGeneration,
+        processor: MolmoeProcessor,
+        execution: ExecutionMode = "eager",
+        eager_reason: str | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.processor = processor
+        self.device = next(model.parameters()).device
+        self.num_total_blocks = model.num_total_blocks
+        self.num_experts = model.num_experts
+        self.default_top_k = model.default_top_k
+        eos = model.generation_config.eos_token_id
+        self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+        self._requested = execution
+        self._eager = EagerStages(model)
+        self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
+        self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
+        self._refused: dict[DecoderKnobs, str] = {}
+        self._unbatched: dict[DecoderKnobs, str] = {}
+        self._split: EagerPausedPrefill | EnginePausedPrefill = (
+            EagerPausedPrefill(model, self._eager)
+            if self._engine_stages is None
+            else EnginePausedPrefill(model, self._engine_stages)
+        )
+
+    @property
+    def active_setting(self) -> tuple[int, tuple[int, ...]]:
+        """See `StagedModel.active_setting`."""
+        return self.model.active_setting
+
+    @property
+    def decoder_blocks(self) -> tuple[nn.Module, ...]:
+        """See `StagedModel.decoder_blocks`."""
+        return self.model.all_blocks
+
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+        """See `StagedModel.prepare`."""
+        started = time.perf_counter()
+        try:
+            check_prompt(prompt)
+            inputs = self.processor(prompt, sample.image, crops)
+        except SampleError as error:
+            # Of its own class: a sample that is out of time says so.
+            raise type(error)(f"sample {sample.sample_id}: {error}") from error
+        except UNUSABLE as error:
+            raise SampleError(
+                f"sample {sample.sample_id}: its picture or prompt cannot be used ({shown(first_line(error))})"
+            ) from error
+        preprocess_s = time.perf_counter() - started
+        tokens = inputs["input_ids"].shape[1]
+        self.refuse_longer_prompt(sample.sample_id, tokens)
+        if sample.image is None:
+            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
+        images = self.processor.image_processor
+        width, height = sample.image.size
+        theoretical = self._geometry(images.tiling_for(height, width, crops))
+        places = inputs["image_input_idx"]
+        vision_tokens = int((places >= 0).sum())
+        ids = self.processor.image_tokens
+        markers = sum(int((inputs["input_ids"] == marker).sum()) for marker in (ids.start, ids.end, ids.column))
+        actual = self._counted_geometry(inputs)
+        text_tokens = tokens - vision_tokens - markers
+        shape = RequestShape(theoretical, actual, vision_tokens, markers, text_tokens, preprocess_s)
+        return PreparedRequest(inputs, shape)
+
+    def refuse_longer_prompt(self, sample_id: int, tokens: int) -> None:
+        """Raises SampleError for a prompt that is longer than the model's context."""
+        context = self.model.config.text_config.max_position_embeddings
+        if tokens > context:
+            raise SampleError(
+                f"sample {sample_id}: its prompt of {tokens} tokens is longer than the model's context of {context}"
+            )
+
+    def _geometry(self, tiling: tuple[int, int]) -> VisionGeometry:
+        crops = tiling[0] * tiling[1]
+        features = (crops + 1) * self.model.config.features_per_crop
+        return VisionGeometry(crops, tiling, self.processor.image_processor.canvas_size(tiling), features)
+
+    def _counted_geometry(self, inputs: Mapping[str, Any]) -> VisionGeometry:
+        """Geometry read off the tensors: crops from the pixels, tiling from the columns of the second image part."""
+        ids = inputs["input_ids"][0]
+        tokens = self.processor.image_tokens
+        second_start = int((ids == tokens.start).nonzero()[1])
+        second_part = ids[second_start:]
+        columns = int((second_part == tokens.column).nonzero()[0]) - 1
+        rows = int((second_part == tokens.column).sum())
+        images = self.processor.image_processor
+        step = images.window_size // images.patch_size // images.pooling_size
+        margin = images.margin_size // images.patch_size // images.pooling_size
+        tiling = ((rows - margin) // step, (columns - margin) // step)
+        crops = inputs["pixel_values"].shape[1]
+        features = crops * self.model.config.features_per_crop
+        return VisionGeometry(crops - 1, tiling, images.canvas_size(tiling), features)
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
+        moved = {}
+        for name, tensor in inputs.items():
+            dtype = self.model.dtype if tensor.is_floating_point() else None
+            moved[name] = tensor.to(self.device, dtype)
+        return moved
+
+    def apply(self, setting: KnobSetting) -> None:
+        """See `StagedModel.apply`."""
+        self.model.set_knobs(setting.experts, setting.active_blocks)
+
+    @contextmanager
+    def restored_afterwards(self) -> Iterator[None]:
+        """See `StagedModel.restored_afterwards`."""
+        top_k, blocks = self.model.active_setting
+        try:
+            yield
+        finally:
+            self.model.set_knobs(top_k, blocks)
+
+    def components(self) -> Mapping[Component, Sequence[nn.Module]]:
+        """See `StagedModel.components`; engines call no modules."""
+        if isinstance(self._stages, EngineStages):
+            return {}
+        decoder = self.model.get_decoder()
+        blocks = list(decoder.layers)
+        norms = [norm for block in blocks for norm in (block.input_layernorm, block.post_attention_layernorm)]
+        return {
+            "attention": [block.self_attn for block in blocks],
+            "ffn": [block.mlp for block in blocks],
+            "routing": [block.mlp.gate for block in blocks],
+            "experts": [block.mlp.experts for block in blocks],
+            "norm": [*norms, decoder.norm],
+            "head": [self.model.lm_head],
+        }
+
+    @property
+    def _knobs(self) -> DecoderKnobs:
+        return DecoderKnobs(*self.model.active_setting)
+
+    @property
+    def _stages(self) -> EagerStages | EngineStages:
+        """Stages of the setting in force."""
+        return self._eager if self._engine_stages is None or self._knobs in self._refused else self._engine_stages
+
+    def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """See `StagedModel.warm_up`; a setting that cannot be warmed up runs eagerly from then on."""
+        stages, knobs = self._engine_stages, self._knobs
+        if stages is None or knobs in self._refused:
+            return
+        try:
+            with refused_without_memory(inputs["input_ids"].shape[1], max_new_tokens):
+                stages.warm_up(knobs, inputs, max_new_tokens)
+        except ConfigurationError as error:
+            self._refused[knobs] = str(error)
+        # Not in the handler: until its end the error holds what was half made.
+        self._give_up_refused(knobs)
+
+    def _give_up_refused(self, knobs: DecoderKnobs) -> None:
+        if self._engine_stages is not None and knobs in self._refused:
+            self._engine_stages.give_up(knobs)
+            release_cached_memory(self.device)
+
+    @property
+    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
+        """See `StagedModel.refused_settings`; of a setting whose answers in batches alone run eagerly, that reason.
+
+        `split` has a reason of its own.
+        """
+        refused = {**self._unbatched, **self._refused}
+        return {(knobs.top_k, knobs.blocks): reason for knobs, reason in refused.items()}
+
+    @cached_property
+    def host_embeddings(self) -> np.ndarray:
+        """Token embeddings [V, H] as float32 on the host; a copy of them where the model is not there in float32."""
+        weight = self.model.get_input_embeddings().weight.detach()
+        return weight.to("cpu").float().numpy()
+
+    @property
+    def split(self) -> EagerPausedPrefill | EnginePausedPrefill:
+        """The stages with a pause inside the prefill, by what runs the whole ones."""
+        return self._split
+
+    def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
+        """Everything that such requests need; where that cannot be warmed up, all run eagerly from then on."""
+        stages, unsupported_reason = self._engine_stages, None
+        if stages is None:
+            return
+        try:
+            with refused_without_memory(*max((shape.tokens, shape.max_new_tokens) for shape in shapes)):
+                self._split.warm_up(shapes)
+        except ConfigurationError as error:
+            unsupported_reason = str(error)
+        if unsupported_reason is not None:
+            # Not in the handler: until its end the error holds what was half made.
+            self._split = EagerPausedPrefill(self.model, self._eager, unsupported_reason)
+            stages.drop_unready()
+            release_cached_memory(self.device)
+
+    @cached_property
+    def prompt_traces(self) -> PromptTraces:
+        """Traces of the first blocks, by what runs the whole requests."""
+        return PromptTraces(self.model, self._engine_stages)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `StagedModel.encode_image`."""
+        return self._stages.encode_image(inputs)
+
+    def prefill(
+        self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+    ) -> tuple[torch.Tensor, DecodeState | PrefilledRequest[DecoderKnobs]]:
+        """See `StagedModel.prefill`."""
+        return self._stages.prefill(self._knobs, inputs, features)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`; engines switch nothing."""
+        return self._eager.decoding() if self._stages is self._eager else nullcontext()
+
+    def decode_step(self, token: torch.Tensor, state: DecodeState | PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+        """See `StagedModel.decode_step`."""
+        return self._stages_of(state).decode_step(token, state)
+
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        """See `StagedModel.generate_timed`."""
+        stages = self._stages
+        if isinstance(stages, EngineStages) and stages.is_graphed:
+            stages.warm_up(self._knobs, inputs, max_new_tokens)
+            return generate_async(stages.async_stages(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
+        return generate_greedily(self, inputs, max_new_tokens, marks)
+
+    def rewind(self, state: DecodeState | PrefilledRequest[DecoderKnobs], steps: int) -> None:
+        """See `StagedModel.rewind`."""
+        self._stages_of(state).rewind(state, steps)
+
+    def _stages_of(self, state: DecodeState | PrefilledRequest[DecoderKnobs]) -> Any:
+        return self._engine_stages if isinstance(state, PrefilledRequest) else self._eager
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        """See `StagedModel.answer_batch`."""
+        given = self._knobs, inputs_list, max_new_tokens, self.eos_token_ids
+        together = self._batched
+        if self._stages is self._eager or together is None or self._knobs in self._unbatched:
+            return self._eager.answer_batch(*given)
+        # Where several are too much, whoever gave them gives fewer.
+        alone = refused_without_memory(inputs_list[0]["input_ids"].shape[1], max_new_tokens)
+        try:
+            with alone if len(inputs_list) == 1 else nullcontext():
+                return together.answer_batch(*given)
+        except ConfigurationError as error:
+            self._unbatched[self._knobs] = f"answers in batches: {error}"
+            LOGGER.warning("answers in batches run eagerly at this setting: %s", error)
+        # Not in the handler: until its end the error holds what was half made.
+        together.release()
+        release_cached_memory(self.device)
+        return self._eager.answer_batch(*given)
+
+    def decode_text(self, token_ids: tuple[int, ...]) -> str:
+        """See `StagedModel.decode_text`."""
+        return self.processor.decode(list(token_ids)).strip()
+
+    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+        """See `StagedModel.expected_experts`: block 0 keeps the model's own number."""
+        return tuple(self.default_top_k if block == 0 else setting.experts for block in setting.active_blocks)
+
+    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`; by the stages that the setting runs with.
+
+        Engines that are found wrong fail the setting where they were requested; under `auto` it runs eagerly.
+
+        Raises:
+            KnobDidNotAct: see `EngineStages.prove`.
+        """
+        self.apply(setting)
+        knobs, by_engines = self._knobs, self._stages is self._engine_stages
+        try:
+            proof = self._stages.prove(knobs, inputs)
+        except KnobDidNotAct as error:
+            if not by_engines or self._requested != "auto":
+                raise KnobDidNotAct(f"{error}; run it with --execution eager" if by_engines else str(error)) from error
+            self._refused[knobs] = str(error)
+        if by_engines and knobs in self._refused:
+            self._give_up_refused(knobs)
+            proof = self._stages.prove(knobs, inputs)
+        mode, reason = self._executed.mode, self._executed.reason
+        if knobs in self._refused:
+            mode, reason = "eager", self._refused[knobs]
+        return replace(proof, execution=mode, execution_reason=reason)
+
+    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
+        """See `StagedModel.count_flops`; formulas in `flops.py`."""
+        crops = 0 if shape.actual is None else shape.actual.num_crops + 1
+        return request_flops(self.model.config, setting, crops, shape.prompt_tokens, output_tokens)
+
+    def count_bytes(self, setting: KnobSetting) -> ModelBytes:
+        """See `StagedModel.count_bytes`."""
+        every = self.model.all_blocks
+        blocks = [every[index] for index in setting.active_blocks]
+        chosen = [self.default_top_k if index == 0 else setting.experts for index in setting.active_blocks]
+        weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
+        with self.model.knobs():
+            stored = stored_bytes(self.model)
+        return ModelBytes(
+            weights_bytes=stored,
+            step_weights_bytes=weights.read(rows=1),
+            cache_bytes_per_token=cache_elements(self.model.config, 1, len(blocks)) * self.model.dtype.itemsize,
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `StagedModel.describe`."""
+        return {
+            "model_class": type(self.model).__name__,
+            "total_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            **implementations(self.model),
+            "first_block_top_k": self.default_top_k,
+            "num_experts": self.num_experts,
+            "num_total_blocks": self.num_total_blocks,
+            "cache": "dynamic" if self._engine_stages is None else "static",
+            "execution_asked": self._requested,
+            "execution": self._executed.mode,
+            "execution_reason": self._executed.reason,
+            "execution_stages": dict(self._executed.stages),
+            "execution_untuned": self._executed.untuned,
+            "runs_unused_vision_blocks": self.model.config.keep_unused_vision_blocks,
+        }

@@ -1,0 +1,296 @@
+"""In: a text experiment; out: its causal language model and tokenizer, and before that whether they can be loaded."""
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+from experiment_core_utils.config.text import ImpossibleCombination, TextConfig
+from experiment_core_utils.models.common.checkpoint_files import (
+    check_files,
+    compatible_attentions,
+    download,
+    refuse_files_not_finite,
+    refuse_hub_code,
+    refuse_misfit,
+    refuse_not_finite,
+    refuse_too_large,
+    weights_stamp,
+)
+from experiment_core_utils.models.common.quantisation import (
+    own_method,
+    refuse_impossible,
+    refuse_wrong_4bit_products,
+    transformers_config,
+    type_of_4bit_weights,
+)
+from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.molmoe.checkpoint.published import (
+    PUBLISHED_MODEL_TYPE,
+    config_from_published,
+    load_published_tokenizer,
+    published_language_tensors,
+)
+from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
+from experiment_core_utils.primitives.device import choose_device, choose_dtype
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+
+SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+
+
+WEIGHTS = ("*.safetensors",)
+
+
+PICKLED_WEIGHTS = ("pytorch_model*.bin", "pytorch_model*.json")
+
+
+CODE = ("*.py",)
+
+
+# Copies of the same weights in other layouts.
+IGNORED_FILES = ("*/*", "consolidated*")
+
+
+HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/OLMoE-1B-7B-0924"
+
+
+@dataclass(frozen=True)
+class LanguageModelSource:
+    """A checkpoint that was found, before any weight is read.
+
+    Attributes:
+        name: the folder or hub id as given.
+        folder: where the files lie.
+        revision: commit on the hub, None for a local folder.
+        config: the model's config; MolmoE's native one where the checkpoint has its published layout.
+        quant_method: how the weights are quantised already, None where they are not.
+        is_published_molmoe: tensors have the names of MolmoE's published layout.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None
+    config: PreTrainedConfig
+    quant_method: str | None
+    is_published_molmoe: bool
+
+    @property
+    def model_type(self) -> str:
+        """As in its config, such as "llama"."""
+        return str(self.config.model_type)
+
+    @property
+    def stamp(self) -> tuple[object, ...]:
+        """What tells these weights from others: the commit on the hub, else the files of the folder."""
+        return (self.name, self.revision) if self.revision else (str(self.folder.resolve()), weights_stamp(self.folder))
+
+
+def device_of(config: TextConfig) -> torch.device:
+    """This process's device; raises ConfigurationError for a GPU that is not there."""
+    return choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def validate_loadable(config: TextConfig) -> LanguageModelSource:
+    """Everything about the model that this machine cannot do, before any weight is read or fetched.
+
+    Raises:
+        ConfigurationError: no such folder or hub id, no causal language model or tokenizer in it, no weights in a
+            folder, a package or an ability of the GPU is missing.
+        ImpossibleCombination: the values do not go together.
+    """
+    device = device_of(config)
+    _validate_device_map(config, device)
+    source = find_language_model(config)
+    refuse_impossible(config, source.quant_method, device)
+    if source.revision is None:
+        _validate_weight_files(config, source)
+    load_tokenizer(config, source)
+    _validate_architecture(config, source, device)
+    return source
+
+
+def _validate_device_map(config: TextConfig, device: torch.device) -> None:
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if config.device_map is None:
+        return
+    if device.type != "cuda":
+        raise ConfigurationError("device_map auto shards a model over GPUs, and this process has none; drop it")
+    if launched > 1:
+        raise ImpossibleCombination(
+            f"device_map auto gives all GPUs to one process, and {launched} were launched; launch one"
+        )
+
+
+def find_language_model(config: TextConfig) -> LanguageModelSource:
+    """Find a checkpoint and read its config; of a hub id, fetch the small files.
+
+    Raises:
+        ConfigurationError: no such folder or hub id, or no config in it that can be used.
+        ImpossibleCombination: a revision for a folder.
+    """
+    folder, revision = Path(config.model_name), None
+    if not folder.is_dir():
+        patterns = SMALL_FILES + (CODE if config.trust_remote_code else ())
+        folder = download(config.model_name, patterns, HINT, revision=config.revision, ignored=IGNORED_FILES)
+        revision = folder.name
+    elif config.revision is not None:
+        raise ImpossibleCombination(
+            f"revision {config.revision} is for models of the hub, and {config.model_name} is a folder; drop it"
+        )
+    raw = check_files(folder, allow_hub_code=config.trust_remote_code)
+    is_published = raw.get("model_type") == PUBLISHED_MODEL_TYPE
+    native = _published_config(raw, folder) if is_published else _native_config(config, raw, folder)
+    return LanguageModelSource(config.model_name, folder, revision, native, own_method(raw), is_published)
+
+
+def _published_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
+    try:
+        return config_from_published(raw)
+    except KeyError as error:
+        raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
+
+
+def _native_config(config: TextConfig, raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
+    with vendor_errors_named(f"the config in {folder} cannot be used", _code_hint(config, raw)):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+
+
+def _code_hint(config: TextConfig, raw: Mapping[str, Any]) -> str:
+    return (
+        "; its own code runs with trust_remote_code: true" if "auto_map" in raw and not config.trust_remote_code else ""
+    )
+
+
+def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> None:
+    if any(source.folder.glob("*.safetensors")):
+        return
+    has_pickled = any(source.folder.glob("pytorch_model*.bin"))
+    if has_pickled and config.allow_pickled_weights:
+        return
+    way_out = "allow_pickled_weights: true loads its pytorch_model*.bin" if has_pickled else HINT
+    raise ConfigurationError(f"{source.name} has a config.json but no *.safetensors; {way_out}")
+
+
+def _validate_architecture(config: TextConfig, source: LanguageModelSource, device: torch.device) -> None:
+    """Build the model without storage: what its code refuses, it refuses here."""
+    if "/" in (config.attn_implementation or "") and not config.trust_remote_code:
+        raise ConfigurationError(
+            f"attn_implementation {config.attn_implementation} is code from the hub; it runs with "
+            "trust_remote_code: true"
+        )
+    if not config.trust_remote_code:
+        compatible = compatible_attentions(AutoModelForCausalLM, source.config)
+        refuse_hub_code(config.attn_implementation, "attn_implementation", compatible)
+    skeleton = _skeleton(config, source, choose_dtype(config.fp_precision, device))
+    quant_type = type_of_4bit_weights(config, source.config)
+    if quant_type is not None:
+        head = skeleton.get_output_embeddings()
+        layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
+        refuse_wrong_4bit_products(layers, device, quant_type)
+
+
+def _skeleton(config: TextConfig, source: LanguageModelSource, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without storage; raises ConfigurationError where its code refuses."""
+    what = f"{source.name} ({source.model_type}) cannot be built as a causal language model"
+    if config.attn_implementation is not None:
+        what += f" with attn_implementation {config.attn_implementation}"
+    with vendor_errors_named(what), torch.device("meta"):
+        skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+            copy.deepcopy(source.config),
+            dtype=dtype,
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        )
+    return skeleton
+
+
+def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
+    """The checkpoint's tokenizer, padding on the left with its end-of-sequence token.
+
+    Raises:
+        ConfigurationError: there is none that can be used, or it has no end-of-sequence token.
+    """
+    needed = "put its tokenizer.json and tokenizer_config.json there"
+    if source.is_published_molmoe:
+        tokenizer = load_published_tokenizer(source.folder)
+    else:
+        with vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
+            tokenizer = AutoTokenizer.from_pretrained(
+                source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
+            )
+    if tokenizer.eos_token is None:
+        raise ConfigurationError(
+            f"the tokenizer in {source.folder} has no end-of-sequence token, which generation ends at and pads with; "
+            "name one as eos_token in its tokenizer_config.json"
+        )
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreTrainedModel:
+    """The model in evaluation mode, in the precision asked for, on this process's device or sharded over the GPUs.
+
+    Raises:
+        ConfigurationError: weights cannot be read, or do not fit the config one to one.
+        OutOfMemory: it does not fit the device, or all GPUs together.
+    """
+    device = device_of(config)
+    dtype = choose_dtype(config.fp_precision, device)
+    # A quantised checkpoint says itself what it is multiplied in.
+    keeps_own = source.quant_method is not None and config.fp_precision == "auto"
+    options = {
+        "dtype": "auto" if keeps_own else dtype,
+        "attn_implementation": config.attn_implementation,
+        "quantization_config": transformers_config(config, dtype),
+        "device_map": config.device_map or {"": device},
+        "output_loading_info": True,
+    }
+    wanted = {name: value for name, value in options.items() if value is not None}
+    if options["quantization_config"] is None and source.quant_method is None and config.device_map is None:
+        elements = _skeleton(config, source, dtype).num_parameters()
+        refuse_too_large(elements * dtype.itemsize, source.name, device)
+    folder = _with_weights(config, source)
+    if options["quantization_config"] is not None:
+        refuse_files_not_finite(folder)
+    with vendor_errors_named(f"the weights in {folder} cannot be loaded"):
+        if source.is_published_molmoe:
+            tensors = published_language_tensors(folder, dtype)
+            model, found = MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, **wanted)
+            model.name_or_path = str(folder)
+        else:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                trust_remote_code=config.trust_remote_code,
+                use_safetensors=None if config.allow_pickled_weights else True,
+                # Those are refused below, by name.
+                ignore_mismatched_sizes=True,
+                **wanted,
+            )
+        refuse_misfit(found, folder)
+    _refuse_offload(model)
+    refuse_not_finite(model, folder)
+    return model.eval()
+
+
+def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:
+    if source.revision is None:
+        return source.folder
+    patterns = WEIGHTS + (PICKLED_WEIGHTS if config.allow_pickled_weights else ())
+    folder = download(source.name, patterns, HINT, revision=source.revision, ignored=IGNORED_FILES)
+    _validate_weight_files(config, source)
+    return folder
+
+
+def _refuse_offload(model: PreTrainedModel) -> None:
+    """accelerate puts on the host or the disk what the GPUs do not hold; those times would be the host's."""
+    off = [name for name, place in vars(model).get("hf_device_map", {}).items() if place in ("cpu", "disk")]
+    if off:
+        raise OutOfMemory(
+            f"the model does not fit on the GPUs: {len(off)} of its parts were left, for example {off[0]}"
+        )

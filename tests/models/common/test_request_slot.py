@@ -1,0 +1,58 @@
+"""Which states of one place can be decoded from."""
+
+import pytest
+import torch
+
+from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
+from experiment_core_utils.primitives.errors import SettingError
+
+PROMPT = torch.tensor([[4, 5, 6]])
+
+
+def test_a_state_begins_behind_its_prompt_and_goes_on() -> None:
+    holder = RequestSlot[str]("the place")
+    state = holder.hold("a", PROMPT)
+    assert state == PrefilledRequest("a", PROMPT, 3)
+    state.length += 2
+    holder.resume(state)
+
+
+@pytest.mark.parametrize(
+    ("setting", "prompt", "length"),
+    [("b", PROMPT, 3), ("a", PROMPT.clone(), 3), ("a", PROMPT, 4)],
+    ids=["setting", "prompt", "behind a step"],
+)
+def test_only_a_state_behind_the_same_prompt_takes_the_place_over(
+    setting: str, prompt: torch.Tensor, length: int
+) -> None:
+    holder = RequestSlot[str]("the place")
+    first, second = holder.hold("a", PROMPT), holder.hold("a", PROMPT)
+    holder.resume(first)
+    holder.resume(second)
+    with pytest.raises(SettingError, match="^the place is used by another request now; prefill this one again$"):
+        holder.resume(PrefilledRequest(setting, prompt, length))
+    holder.resume(second)
+
+
+def test_a_prompt_that_ran_with_another_pause_is_another_request() -> None:
+    """Blocks in front of a pause run with the model's own knobs, so they leave other keys."""
+    holder = RequestSlot[str]("the place")
+    whole = holder.hold("a", PROMPT)
+    first, second, later = (holder.hold("a", PROMPT, pause) for pause in (2, 2, 3))
+    for lost in (whole, first, second):
+        with pytest.raises(SettingError, match="contains another request"):
+            holder.resume(lost)
+    holder.resume(later)
+    again = holder.hold("a", PROMPT, 2)
+    holder.resume(first)
+    holder.resume(again)
+
+
+def test_nobody_goes_on_where_nobody_holds() -> None:
+    holder = RequestSlot[str]("the place")
+    assert not holder.has_prefilled_request
+    state = holder.hold("a", PROMPT)
+    assert holder.has_prefilled_request
+    holder.release()
+    with pytest.raises(SettingError, match="contains another request"):
+        holder.resume(state)

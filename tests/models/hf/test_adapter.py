@@ -1,0 +1,252 @@
+"""A staged model of transformers on tiny checkpoints: settings proven, stages and marks, effective values, bytes."""
+
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import OPTConfig, OPTForCausalLM
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.models.common.describe import implementations
+from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange
+from experiment_core_utils.models.hf.loader import skeleton_of
+from experiment_core_utils.primitives.device import NoMarks
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.requests import RequestShape
+from experiment_core_utils.sweep.measurer import check_proof
+from experiment_core_utils.tasks.interface import Sample
+from tests.models.depth_families import LISTED, built
+from tests.models.tiny_checkpoints import write_checkpoint
+from tests.same_floats import assert_same_floats
+
+CPU = torch.device("cpu")
+LOW = tier_target("low")
+Loaded = Callable[[str], TransformersModel]
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    @cache
+    def loaded(family: str) -> TransformersModel:
+        folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
+        config = parse_config(["--model_path", str(folder), "--device", "cpu"])
+        model = load_staged_model(config.model, find_model(str(folder)), CPU)
+        assert isinstance(model, TransformersModel)
+        return model
+
+    return loaded
+
+
+def picture(width: int = 60, height: int = 40) -> Sample:
+    pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Sample(7, "picture", "What is it?", ("a cat",), Image.fromarray(pixels), "what")
+
+
+def inputs_of(model: TransformersModel, setting: KnobSetting) -> Any:
+    return model.to_device(model.prepare(picture(), "What is it?", setting.vision.crops).inputs)
+
+
+# Of 3 blocks, 4 experts, top-k 2. The first block with experts keeps 2; block 0 of GLM-4V is dense.
+PROVEN = {
+    ("olmoe", 1, (0, 1, 2)): (2, 1, 1),
+    ("olmoe", 4, (0, 2)): (2, 4),
+    ("llava", 1, (0, 2)): (2, 1),
+    ("qwen3_vl_moe", 1, (0, 1)): (2, 1),
+    ("qwen3_vl_moe", 3, (0, 2)): (2, 3),
+    ("glm4v_moe", 1, (0, 1, 2)): (None, 2, 1),
+    ("glm4v_moe", 1, (0, 2)): (None, 1),
+    ("llava_next", None, (0, 2)): (None, None),
+    ("qwen2_5_vl", None, (0,)): (None,),
+    ("internvl", None, (0, 1)): (None, None),
+    ("llama", None, (0, 1, 2)): (None, None, None),
+}
+
+
+@pytest.mark.parametrize(("family", "top_k", "blocks"), PROVEN)
+def test_a_setting_is_proven_by_what_ran(
+    model_of: Loaded, family: str, top_k: int | None, blocks: tuple[int, ...]
+) -> None:
+    model, setting = model_of(family), KnobSetting(LOW, top_k, blocks)
+    expected = PROVEN[family, top_k, blocks]
+    proof = model.prove(setting, inputs_of(model, setting))
+    assert proof.experts_per_token == model.expected_experts(setting) == expected
+    assert (proof.blocks_run, proof.blocks_run_decode, proof.cache_layers) == (blocks, blocks, len(blocks))
+    assert model.active_setting == (top_k, blocks)
+    check_proof(proof, setting, expected)
+    with pytest.raises(KnobDidNotAct):
+        check_proof(proof, KnobSetting(LOW, top_k, (*blocks, 3)), expected)
+
+
+def windowed() -> TransformersModel:
+    requests = SimpleNamespace(config_for=lambda _: {}, has_vision=False, vision_knob_unsupported_reason=None)
+    return TransformersModel("gemma3", built(LISTED["gemma3"]), cast(Any, requests))
+
+
+def test_a_block_with_the_mask_and_window_of_another_is_no_proof() -> None:
+    """Blocks 0, 2 and 4 have windows, a window and full attention; the prompt is longer than the window."""
+    model, setting = windowed(), KnobSetting(LOW, None, (0, 2, 4))
+    inputs = {"input_ids": torch.arange(10, 20).unsqueeze(0)}
+    assert model.prove(setting, inputs).blocks_run == (0, 2, 4)
+    changes = model.knobs._blocks.changes
+    config = model.model.config.get_text_config()
+
+    def with_other_kinds(blocks: Any) -> Any:
+        wrong = ["sliding_attention", "full_attention", "sliding_attention"]
+        planned = changes(blocks)
+        return [*planned, AttributeChange(config, "layer_types", wrong)] if len(blocks) == 3 else planned
+
+    model.knobs._blocks.changes = with_other_kinds  # type: ignore[method-assign]
+    with pytest.raises(KnobDidNotAct, match="block 2 is given another .* than in the full model"):
+        model.prove(setting, inputs)
+
+
+@pytest.mark.parametrize("family", ["olmoe", "qwen3_vl_moe", "llava_next", "internvl"])
+def test_marked_and_staged_runs_give_one_answer_at_every_setting(model_of: Loaded, family: str) -> None:
+    model = model_of(family)
+    answers = set()
+    for top_k, blocks in ((1 if model.num_experts else None, (0, 2)), (model.default_top_k, (0, 1, 2))):
+        setting = KnobSetting(LOW, top_k, blocks)
+        model.apply(setting)
+        inputs = inputs_of(model, setting)
+        marked = run_staged(model, inputs, 6)
+        assert marked.token_ids == generate_greedily(model, inputs, 6, NoMarks()).token_ids
+        assert len(marked.token_ids) == 6 or marked.token_ids[-1] in model.eos_token_ids
+        # The stages are the spans of one run.
+        stages = (marked.vision_s or 0.0) + marked.prefill_s + (marked.decode_s or 0.0)
+        assert stages == pytest.approx(marked.total_s)
+        assert (marked.vision_s is None) == (family == "olmoe")
+        answers.add(marked.token_ids)
+    # Other blocks and experts answer differently.
+    assert len(answers) == 2
+
+
+def test_the_config_of_llava_next_follows_the_crops(model_of: Loaded) -> None:
+    model = model_of("llava_next")
+    for tier, crops in (("medium", 6), ("low", 2)):
+        setting = KnobSetting(tier_target(tier), None, (0, 1, 2))
+        model.apply(setting)
+        request = model.prepare(picture(), "What is it?", setting.vision.crops)
+        assert request.shape.actual is not None and request.shape.actual.num_crops == crops
+        features = model.encode_image(model.to_device(request.inputs))
+        assert sum(len(each) for each in features.pooler_output) == request.shape.vision_tokens
+
+
+def test_a_setting_that_is_not_possible_leaves_what_was_in_force(model_of: Loaded) -> None:
+    model = model_of("olmoe")
+    model.apply(KnobSetting(LOW, 1, (0, 2)))
+    for top_k, blocks, message in ((5, (0, 1, 2), "a block has 4 experts"), (2, (0, 3), "3")):
+        with pytest.raises(ConfigurationError, match=message):
+            model.apply(KnobSetting(LOW, top_k, blocks))
+        assert model.active_setting == (1, (0, 2))
+
+
+def test_a_picture_is_sent_in_the_models_precision_and_ids_stay_numbers(model_of: Loaded) -> None:
+    model = model_of("llava")
+    setting = KnobSetting(LOW, 2, (0, 1, 2))
+    model.model.to(torch.bfloat16)
+    try:
+        sent = inputs_of(model, setting)
+        assert sent["pixel_values"].dtype == torch.bfloat16
+        assert sent["input_ids"].dtype == torch.int64
+    finally:
+        model.model.to(torch.float32)
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_step_are_those_of_its_blocks_and_experts(model_of: Loaded) -> None:
+    model = model_of("olmoe")
+    rows = model.model.get_output_embeddings().weight.shape[0]
+    # Width 32, 2 of 4 heads for keys and values, experts of width 24, 4 bytes a number.
+    attention = 2 * 32 * 32 + 2 * 32 * 16 + (32 + 16)
+    norms_and_router = 2 * 32 + 4 * 32
+    expert = 3 * 32 * 24
+    for top_k, blocks, chosen in ((2, (0, 1, 2), 6), (1, (0, 1, 2), 4), (1, (0, 2), 3), (None, (0,), 2)):
+        found = model.count_bytes(KnobSetting(LOW, top_k, blocks))
+        assert found is not None
+        dense = len(blocks) * (attention + norms_and_router) + rows * 32
+        assert found.step_weights_bytes == pytest.approx(4 * (dense + chosen * expert))
+        assert found.cache_bytes_per_token == len(blocks) * 2 * 16 * 4
+        # Stored is the whole model, whatever runs: embedding, head, three blocks, last norm; and two tables of RoPE.
+        whole = 2 * rows * 32 + 3 * (attention + norms_and_router + 4 * expert) + 32
+        assert found.weights_bytes == pytest.approx(4 * whole, abs=2 * 4 * 8)
+
+
+def test_operations_follow_the_setting_where_a_formula_is_known(model_of: Loaded) -> None:
+    model = model_of("qwen3_vl_moe")
+    shape = model.prepare(picture(), "What is it?", LOW.crops).shape
+    settings = ((2, (0, 1, 2)), (1, (0, 1, 2)), (1, (0, 2)))
+    flops = [model.count_flops(KnobSetting(LOW, top_k, blocks), shape, 5) for top_k, blocks in settings]
+    prefill = [each.prefill_flops for each in flops if each is not None]
+    # One expert: three products of 32 x 16, two operations for each of its numbers and tokens, in the last two blocks.
+    assert prefill[0] - prefill[1] == 2 * (2 * 3 * 32 * 16) * shape.prompt_tokens
+    assert prefill[1] > prefill[2] and len(prefill) == 3
+    assert len({each.vision_flops for each in flops if each is not None}) == 1
+
+
+def test_without_a_formula_there_are_no_operations() -> None:
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=97, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
+    )
+    tokens = SimpleNamespace(vision_knob_unsupported_reason="it takes no pictures", config_for=lambda crops: {})
+    unknown = TransformersModel("opt", OPTForCausalLM(config).eval(), cast(Any, tokens))
+    assert unknown.count_flops(KnobSetting(LOW, None, (0,)), RequestShape(None, None, 0, 0, 9, 0.0), 5) is None
+    assert unknown.count_bytes(KnobSetting(LOW, None, (0,))) is None
+    assert "no formula is known for 'opt'" in unknown.describe()["flops_reason"]
+
+
+def test_what_is_told_is_what_is_in_force(model_of: Loaded) -> None:
+    found = model_of("glm4v_moe").describe()
+    assert (found["model_class"], found["model_type"]) == ("Glm4vMoeForConditionalGeneration", "glm4v_moe")
+    assert (found["first_routed_block"], found["first_block_top_k"], found["num_experts"]) == (1, 2, 4)
+    assert (found["knobs_refused"], found["timed_inside"], found["num_total_blocks"]) == ({}, "generate", 3)
+    dense = model_of("llava_next").describe()
+    assert (dense["first_routed_block"], dense["first_block_top_k"], dense["num_experts"]) == (None, None, None)
+    assert dense["knobs_refused"] == {"top_k": "the model is dense"}
+    assert dense["experts_implementation"] is dense["experts_implementation_decode"] is None
+    assert set(model_of("llava").describe()["knobs_refused"]) == {"vision_tokens"}
+
+
+def test_the_switch_that_the_library_makes_while_decoding_on_a_gpu_is_told(model_of: Loaded) -> None:
+    model = model_of("olmoe")
+    source = find_model(model.name).foreign
+    assert source is not None
+    # Not on the CPU, as the model without storage shows: `generate()` asks for the device's type alone.
+    elsewhere = skeleton_of(source)
+    for given, decode in (("grouped_mm", "batched_mm"), ("eager", "eager"), ("batched_mm", "batched_mm")):
+        elsewhere.set_experts_implementation(given)
+        known = implementations(elsewhere)
+        assert (known["experts_implementation"], known["experts_implementation_decode"]) == (given, decode)
+    assert model.describe()["experts_implementation_decode"] == "grouped_mm"
+
+
+def test_a_cache_that_forgets_is_not_taken_back(model_of: Loaded) -> None:
+    model = model_of("llama")
+    setting = KnobSetting(LOW, None, (0, 1, 2))
+    model.apply(setting)
+    with torch.inference_mode():
+        logits, state = model.prefill(inputs_of(model, setting), None)
+        first = logits.argmax(-1, keepdim=True)
+        once = model.decode_step(first, state)
+        model.rewind(state, 1)
+        assert_same_floats(model.decode_step(first, state), once)
+
+        class Forgets:
+            def crop(self, _length: int) -> None:
+                raise ValueError("Cannot crop a sliding window")
+
+        state.steps[-1][1]["past_key_values"] = Forgets()
+        with pytest.raises(SettingError, match="the cache of this llama cannot be taken back by 1 steps"):
+            model.rewind(state, 1)

@@ -1,0 +1,320 @@
+"""`--execution graph` of a model of transformers: `generate()`'s tokens at every setting, and what is said of it."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.meters.stages import StagedRequest
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer, Reruns
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from tests.models.hf.test_adapter import picture
+from tests.models.tiny_checkpoints import write_checkpoint
+from tests.same_floats import assert_same_floats
+
+CPU = torch.device("cpu")
+LOW = tier_target("low")
+NEW_TOKENS = 6
+T = TypeVar("T")
+Loaded = Callable[[str], tuple[TransformersModel, TransformersModel]]
+SETTINGS = {
+    "olmoe": [KnobSetting(LOW, 1, (0, 1, 2)), KnobSetting(LOW, 4, (0, 2)), KnobSetting(LOW, 2, (0, 1, 2))],
+    "llava": [KnobSetting(LOW, 1, (0, 2)), KnobSetting(LOW, 2, (0, 1, 2))],
+    "qwen2_5_vl": [KnobSetting(LOW, None, (0,)), KnobSetting(LOW, None, (0, 1, 2))],
+    "llama": [KnobSetting(LOW, None, (0, 1))],
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """The same checkpoint eager, and with replays that run the work again."""
+
+    @cache
+    def both(family: str) -> tuple[TransformersModel, TransformersModel]:
+        folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
+        return read(folder), replayed_by(Reruns(), folder)
+
+    return both
+
+
+def read(folder: Path) -> TransformersModel:
+    """Its answers do not end by themselves."""
+    config = parse_config(["--model_path", str(folder), "--device", "cpu"])
+    model = load_staged_model(config.model, find_model(str(folder)), CPU)
+    assert isinstance(model, TransformersModel)
+    return endless(model)
+
+
+def replayed_by(graph_capturer: GraphCapturer, folder: Path) -> TransformersModel:
+    model = read(folder)
+    return endless(TransformersModel(model.name, model.model, model.requests, "graph", graph_capturer))
+
+
+def endless(model: TransformersModel) -> TransformersModel:
+    model.eos_token_ids = frozenset()
+    model.model.generation_config.eos_token_id = None
+    return model
+
+
+class FailsOnce:
+    """A recorder that fails behind so many recordings, and then no more."""
+
+    def __init__(self, recordings: int, error: Exception) -> None:
+        self._left = recordings
+        self._error = error
+
+    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+        self._left -= 1
+        if self._left == -1:
+            raise self._error
+        return Reruns().record(work)
+
+
+def inputs_of(model: TransformersModel, setting: KnobSetting, question: str = "What is it?") -> Any:
+    return model.to_device(model.prepare(picture(), question, setting.vision.crops).inputs)
+
+
+@pytest.mark.parametrize("family", SETTINGS)
+def test_tokens_and_stages_are_those_of_generate_at_every_setting(loaded: Loaded, family: str) -> None:
+    eager, replayed = loaded(family)
+    for question in ("What is it?", "What is it that stands behind it?"):
+        for setting in SETTINGS[family]:
+            answers = []
+            for model in (eager, replayed):
+                model.apply(setting)
+                inputs = inputs_of(model, setting, question)
+                model.warm_up(inputs, NEW_TOKENS)
+                answers.append(run_staged(model, inputs, NEW_TOKENS))
+            assert answers[0].token_ids == answers[1].token_ids
+            assert len(answers[1].token_ids) == NEW_TOKENS
+            assert len(answers[1].inter_token_s) == NEW_TOKENS - 1
+            assert (answers[1].vision_s is None) == (family in ("olmoe", "llama"))
+
+
+@pytest.mark.parametrize("family", SETTINGS)
+def test_the_proof_says_how_the_setting_ran(loaded: Loaded, family: str) -> None:
+    _, model = loaded(family)
+    setting = SETTINGS[family][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    never_made_ready = KnobSetting(LOW, None, (0, 1) if len(setting.active_blocks) == 1 else (0,))
+    assert model.prove(never_made_ready, inputs).execution == "eager"
+    model.apply(setting)
+    model.warm_up(inputs, NEW_TOKENS)
+    proof = model.prove(setting, inputs)
+    assert proof.blocks_run == proof.blocks_run_decode == setting.active_blocks
+    assert (proof.execution, proof.execution_reason) == ("graph", None)
+    assert model.describe()["execution"] == "graph"
+
+
+def test_an_answer_ends_at_its_end_token(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.warm_up(inputs, NEW_TOKENS)
+    whole = run_staged(model, inputs, NEW_TOKENS).token_ids
+    model.eos_token_ids = frozenset({whole[2]})
+    ended = run_staged(model, inputs, NEW_TOKENS)
+    model.eos_token_ids = frozenset()
+    first = whole.index(whole[2])
+    assert ended.token_ids == whole[: first + 1]
+    assert len(ended.inter_token_s) == first
+
+
+@pytest.mark.parametrize("execution", ["graph", "auto"])
+def test_a_replay_that_differs_from_the_modules_is_not_used(loaded: Loaded, execution: ExecutionMode) -> None:
+    """It fails the setting where graphs were requested; under `auto` the modules run, and the reason is recorded."""
+    eager, _ = loaded("llama")
+    model = endless(TransformersModel(eager.name, eager.model, eager.requests, execution, Reruns()))
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.warm_up(inputs, NEW_TOKENS)
+    assert model._graphed is not None
+    decode = model._graphed.decode_at(model.active_setting)
+    right = decode._replay
+
+    def wrong() -> None:
+        right()
+        assert decode._step is not None
+        decode._step.logits.neg_()
+
+    decode._replay = wrong
+    output = "the replayed decode step differs by 200.0% from the modules at this setting"
+    if execution == "graph":
+        with pytest.raises(KnobDidNotAct, match=f"^{output}; run it with --execution eager$"):
+            model.prove(setting, inputs)
+        return
+    proof = model.prove(setting, inputs)
+    assert (proof.execution, proof.execution_reason) == ("eager", output)
+    assert dict(model.refused_settings) == {model.active_setting: output}
+    model.warm_up(inputs, NEW_TOKENS)
+    assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+
+
+def test_steps_can_be_repeated_and_another_request_ends_a_state(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs, other = inputs_of(model, setting), inputs_of(model, setting, "Why?")
+    for each in (inputs, other):
+        model.warm_up(each, NEW_TOKENS)
+    with torch.inference_mode():
+        logits, state = model.prefill(inputs, None)
+        token = logits.argmax(dim=-1, keepdim=True)
+        first = model.decode_step(token, state).clone()
+        model.rewind(state, 1)
+        assert_same_floats(model.decode_step(token, state), first)
+        model.prefill(other, None)
+        with pytest.raises(SettingError, match="another request"):
+            model.decode_step(token, state)
+
+
+def test_stages_can_be_repeated_for_their_energy(loaded: Loaded) -> None:
+    _, model = loaded("llava")
+    setting = SETTINGS["llava"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.warm_up(inputs, NEW_TOKENS)
+    request = StagedRequest(model, inputs, NEW_TOKENS, model.rewind)
+    assert request.output_tokens == NEW_TOKENS
+    for act in ("prefill", "decode", "decode", "prefill", "prefill", "decode"):
+        request.acts[act]()
+
+
+@pytest.mark.parametrize("recordings", [0, 1], ids=["prompt", "step"])
+def test_a_setting_without_memory_says_so_and_runs_eagerly(loaded: Loaded, recordings: int) -> None:
+    eager, _ = loaded("llava")
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    model = replayed_by(FailsOnce(recordings, error), Path(eager.name))
+    first, second = SETTINGS["llava"]
+    for setting in (first, second):
+        for each in (eager, model):
+            each.apply(setting)
+        inputs = inputs_of(model, setting)
+        model.warm_up(inputs, NEW_TOKENS)
+        proof = model.prove(setting, inputs)
+        tokens = inputs["input_ids"].shape[1]
+        reason = f"a prompt of {tokens} tokens and an answer of {NEW_TOKENS} ready (CUDA out of memory)"
+        wanted = ("eager", f"the device has no memory left to make {reason}") if setting is first else ("graph", None)
+        assert (proof.execution, proof.execution_reason) == wanted
+        assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+
+
+@pytest.mark.parametrize(
+    ("recordings", "wanted"), [(0, ("graph", "prefill: it asks")), (1, ("eager", "it asks"))], ids=["prompt", "step"]
+)
+def test_what_cannot_be_recorded_runs_as_ever(loaded: Loaded, recordings: int, wanted: tuple[str, str]) -> None:
+    """Of a setting whose prompts alone cannot be replayed the steps are."""
+    eager, _ = loaded("llama")
+    model = replayed_by(FailsOnce(recordings, ConfigurationError("it asks")), Path(eager.name))
+    setting = SETTINGS["llama"][0]
+    for question in ("What is it?", "Why?"):
+        inputs = inputs_of(model, setting, question)
+        for each in (eager, model):
+            each.apply(setting)
+        for _ in range(2):
+            model.warm_up(inputs, NEW_TOKENS)
+        proof = model.prove(setting, inputs)
+        assert (proof.execution, proof.execution_reason) == wanted
+        assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+
+
+def test_a_cache_without_memory_says_so_too(loaded: Loaded) -> None:
+    """One of 10^13 slots is more than any address can reach."""
+    model = replayed_by(Reruns(), Path(loaded("llama")[0].name))
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.warm_up(inputs, 10**13)
+    proof = model.prove(setting, inputs)
+    assert proof.execution == "eager"
+    assert "no memory left" in str(proof.execution_reason)
+    assert "can't allocate memory" in str(proof.execution_reason)
+    assert dict(model.refused_settings) == {model.active_setting: proof.execution_reason}
+
+
+class Passes:
+    """Counts a model's forward passes."""
+
+    def __init__(self, model: TransformersModel) -> None:
+        self._count = 0
+        model.model.register_forward_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        self._count += 1
+
+    def new(self) -> int:
+        """Since it was asked last."""
+        count, self._count = self._count, 0
+        return count
+
+
+def test_what_is_ready_is_not_made_again(loaded: Loaded) -> None:
+    model = replayed_by(Reruns(), Path(loaded("llava")[0].name))
+    passes, (first, second) = Passes(model), SETTINGS["llava"]
+    inputs, other = inputs_of(model, first), inputs_of(model, first, "What is it that stands behind it?")
+    assert inputs["input_ids"].shape != other["input_ids"].shape
+    for setting in (first, second):
+        model.apply(setting)
+        model.warm_up(inputs, NEW_TOKENS)
+        # One over the prompt, and one to record the step.
+        assert passes.new() == 2
+        model.warm_up(inputs_of(model, first), NEW_TOKENS)
+        assert passes.new() == 0
+        model.warm_up(other, NEW_TOKENS)
+        assert passes.new() == 1
+    model.apply(first)
+    for each in (inputs, other):
+        model.warm_up(each, NEW_TOKENS)
+    assert passes.new() == 0
+    # More slots than a cache of 256 has: it is made anew, and then serves the other shape after one pass.
+    model.warm_up(inputs, 256)
+    assert passes.new() == 2
+    model.warm_up(other, NEW_TOKENS)
+    assert passes.new() == 1
+    with torch.inference_mode():
+        assert model.prefill(inputs, model.encode_image(inputs))[0].isfinite().all()
+
+
+def test_a_state_outlives_what_is_ready_already(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.warm_up(inputs, NEW_TOKENS)
+    with torch.inference_mode():
+        logits, state = model.prefill(inputs, None)
+        model.warm_up(inputs, NEW_TOKENS)
+        assert model.decode_step(logits.argmax(dim=-1, keepdim=True), state).isfinite().all()
+
+
+def test_a_shape_whose_recording_was_let_go_is_made_again(loaded: Loaded) -> None:
+    """64 are kept."""
+    model = replayed_by(Reruns(), Path(loaded("llama")[0].name))
+    model.apply(SETTINGS["llama"][0])
+    passes = Passes(model)
+    prompts = [{"input_ids": torch.arange(20, 20 + length)[None]} for length in range(4, 4 + 65)]
+    for prompt in prompts:
+        model.warm_up(prompt, NEW_TOKENS)
+    assert passes.new() == 65 + 1
+    model.warm_up(prompts[1], NEW_TOKENS)
+    assert passes.new() == 0
+    model.warm_up(prompts[0], NEW_TOKENS)
+    assert passes.new() == 1
+
+
+def test_why_a_model_runs_eagerly_is_said(loaded: Loaded) -> None:
+    _, model = loaded("llama")
+    requested = TransformersModel(model.name, model.model, model.requests, "graph")
+    assert (requested.describe()["execution"], requested.describe()["execution_reason"]) == ("eager", NO_GRAPHS)

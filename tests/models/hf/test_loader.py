@@ -1,0 +1,201 @@
+"""Checkpoints of transformers: what their knobs allow before any weight is read, and the model as it was requested."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MllamaConfig
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.config.text import ImpossibleCombination
+from experiment_core_utils.models.common.describe import stored_bytes
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.knobs import KnobLimits
+from tests.models.tiny_checkpoints import write_checkpoint
+from tests.tiny_language_models import save_checkpoint, tiny_llama
+
+CPU = torch.device("cpu")
+NEEDS_BITSANDBYTES = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+Written = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return cache(lambda family: write_checkpoint(family, tmp_path_factory.mktemp(family)))
+
+
+@pytest.fixture(scope="module")
+def wide_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of widths that bitsandbytes' 4-bit blocks of 64 weights fit into."""
+    return save_checkpoint(tiny_llama(), tmp_path_factory.mktemp("wide"))
+
+
+def requested(folder: Path, *flags: str) -> ProfilingConfig:
+    return parse_config(["--model_path", str(folder), "--device", "cpu", *flags])
+
+
+def loaded(folder: Path, *flags: str) -> TransformersModel:
+    model = load_staged_model(requested(folder, *flags).model, find_model(str(folder)), CPU)
+    assert isinstance(model, TransformersModel)
+    return model
+
+
+def source_of(folder: Path) -> HFSource:
+    found = find_model(str(folder)).foreign
+    assert found is not None
+    return found
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["olmoe", "qwen3_vl_moe", "glm4v_moe", "aria"])
+def test_a_mixture_tells_all_its_limits_without_a_weight(folder_of: Written, tmp_path: Path, family: str) -> None:
+    shutil.copytree(folder_of(family), tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    limits = find_model(str(tmp_path)).limits
+    assert (limits.num_total_blocks, limits.num_experts, limits.default_top_k) == (3, 4, 2)
+    assert (limits.top_k_unsupported_reason, limits.blocks_unsupported_reason) == (None, None)
+    assert (limits.vision_unsupported_reason is None) == (family != "olmoe")
+
+
+def test_a_dense_model_and_one_with_a_fixed_picture_say_why(folder_of: Written) -> None:
+    assert find_model(str(folder_of("llava_next"))).limits == KnobLimits(3, None, None, None, "the model is dense")
+    fixed = find_model(str(folder_of("llava"))).limits
+    assert fixed.vision_unsupported_reason is not None
+    assert "is fixed, or no option of its CLIPImageProcessor is known" in fixed.vision_unsupported_reason
+    text = find_model(str(folder_of("llama"))).limits
+    assert text.vision_unsupported_reason is not None and text.vision_unsupported_reason.endswith(
+        "is a text model: it has no vision tokens"
+    )
+
+
+def test_a_skeleton_has_the_parameters_and_no_storage(folder_of: Written) -> None:
+    skeleton = skeleton_of(source_of(folder_of("olmoe")))
+    model = loaded(folder_of("olmoe")).model
+    assert {name: each.shape for name, each in skeleton.named_parameters()} == {
+        name: each.shape for name, each in model.named_parameters()
+    }
+    assert {each.device.type for each in skeleton.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model_type": "bart"}, "a bart, is an encoder-decoder: .*; give a decoder-only model"),
+        ({"model_type": "florence2"}, "a florence2, is an encoder-decoder"),
+        ({"model_type": "vit"}, "is a vit, which transformers has neither"),
+        ({"model_type": "nobody_knows"}, "the config in .* cannot be used"),
+    ],
+)
+def test_another_kind_of_model_is_refused_at_the_door(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        find_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+
+def test_no_weights_is_one_line_with_the_way_out(folder_of: Written, tmp_path: Path) -> None:
+    shutil.copytree(folder_of("llama"), tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    with pytest.raises(ConfigurationError, match=r"no \*\.safetensors; .*or --random_weights"):
+        loaded(tmp_path)
+    first, second = (loaded(tmp_path, "--random_weights", "--precision", "bfloat16").model for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
+    assert first.dtype == torch.bfloat16 and not first.training
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(folder_of: Written, tmp_path: Path) -> None:
+    shutil.copytree(folder_of("olmoe"), tmp_path, dirs_exist_ok=True)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"num_hidden_layers": 4}))
+    with pytest.raises(ConfigurationError, match=r"do not fit its config: \d+ missing keys"):
+        loaded(tmp_path)
+
+
+# --- what is in force ---------------------------------------------------------------------------------------------
+
+
+def test_implementations_and_precision_are_told_as_they_are_in_force(folder_of: Written) -> None:
+    folder = folder_of("qwen3_vl_moe")
+    by_default = loaded(folder).describe()
+    assert (by_default["dtype"], by_default["attn_implementation"]) == ("float32", "sdpa")
+    assert (by_default["experts_implementation"], by_default["quantisation"]) == ("grouped_mm", None)
+    flags = ("--attn_implementation", "eager", "--experts_implementation", "batched_mm", "--precision", "bfloat16")
+    for more in ((), ("--random_weights",)):
+        chosen = loaded(folder, *flags, *more).describe()
+        assert (chosen["dtype"], chosen["attn_implementation"]) == ("bfloat16", "eager")
+        assert chosen["experts_implementation"] == chosen["experts_implementation_decode"] == "batched_mm"
+
+
+@pytest.mark.parametrize(
+    ("family", "flags", "message"),
+    [
+        ("llama", ("--experts_implementation", "eager"), "this llama has no experts .*; drop it"),
+        ("olmoe", ("--experts_implementation", "abacus"), "the experts implementation abacus is not available"),
+        ("olmoe", ("--attn_implementation", "abacus"), "abacus"),
+        ("olmoe", ("--random_weights", "--quantization", "8bit"), "--random_weights cannot be quantised: .*; drop"),
+    ],
+)
+def test_what_cannot_be_in_force_is_refused(
+    folder_of: Written, family: str, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        loaded(folder_of(family), *flags)
+    assert "\n" not in str(caught.value)
+
+
+# Of tiny_llama's 2 layers of width 64, with 2 of 4 heads for keys and values and 128 inside the feed-forward part.
+LINEAR = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+OTHERS = 2 * 512 * 64 + (2 * 2 + 1) * 64
+
+
+@NEEDS_BITSANDBYTES
+@pytest.mark.parametrize(("width", "bytes_each"), [("8bit", 1.0), ("4bit", 0.5)])
+def test_quantised_weights_are_told_with_their_share(wide_llama: Path, width: str, bytes_each: float) -> None:
+    model = loaded(wide_llama, "--quantization", width)
+    found = model.describe()
+    known = found["quantisation"]
+    assert (known["method"], known["quantised_parameters"]) == ("bitsandbytes", LINEAR)
+    assert known["quantised_share"] == LINEAR / (LINEAR + OTHERS)
+    assert found["total_parameters"] == LINEAR + OTHERS
+    assert known["settings"][f"load_in_{width}"] is True
+    buffers = sum(each.numel() * each.element_size() for each in model.model.buffers())
+    assert stored_bytes(model.model) == LINEAR * bytes_each + OTHERS * 4 + buffers
+    assert model.knobs.blocks_unsupported_reason is None
+    json.dumps(dict(found))
+
+
+@NEEDS_BITSANDBYTES
+def test_quantising_twice_is_refused(wide_llama: Path, tmp_path: Path) -> None:
+    quantised = loaded(wide_llama, "--quantization", "8bit").model
+    quantised.save_pretrained(tmp_path)
+    for file in wide_llama.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    again = loaded(tmp_path)
+    assert again.describe()["quantisation"]["method"] == "bitsandbytes"
+    with pytest.raises(ImpossibleCombination, match="quantised already .bitsandbytes."):
+        loaded(tmp_path, "--quantization", "4bit")
+
+
+def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
+    config = requested(tiny_checkpoint).replaced(quantization="8bit")
+    with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
+        load_staged_model(config.model, find_model(str(tiny_checkpoint)), CPU)
+
+
+def test_a_model_that_reads_pictures_by_cross_attention_is_refused_in_one_line(tmp_path: Path) -> None:
+    MllamaConfig(text_config={"num_hidden_layers": 2, "cross_attention_layers": [1]}).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="a mllama, reads pictures by cross-attention") as raised:
+        find_hf_model("it", tmp_path, {})
+    assert "\n" not in str(raised.value)
