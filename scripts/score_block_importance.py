@@ -1,4 +1,4 @@
-"""Score a model's transformer blocks, or choose sets of them: see `experiments/core_exp/score_blocks.py`."""
+"""Score a model's transformer blocks, or choose sets of them: see `experiments/block_importance/score_blocks.py`."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiments.core_exp.score_blocks import main
+from experiments.block_importance.score_blocks import main
 
 if __name__ == "__main__":
     try:

@@ -18,7 +18,9 @@ from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
-from experiments.controller.evaluation import (
+from experiments.analyses.charts.style import save_figure
+from experiments.controller.evaluation.figures import draw_evaluation
+from experiments.controller.evaluation.record import (
     BEST_STATIC,
     Budget,
     Evaluation,
@@ -27,19 +29,7 @@ from experiments.controller.evaluation import (
     rows_of,
     table_lines,
 )
-from experiments.controller.evaluation_figures import draw_evaluation
-from experiments.controller.lookup import Lookup, load
-from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
-from experiments.controller.policies import Policy, check_budget
-from experiments.controller.policy_set import (
-    add_policy_flags,
-    check_policy_flags,
-    lookup_of,
-    margin_of,
-    num_seen,
-    policies_of,
-)
-from experiments.controller.replay import (
+from experiments.controller.evaluation.replay import (
     PerSampleOracle,
     best_static,
     meetable,
@@ -48,7 +38,17 @@ from experiments.controller.replay import (
     requests_in,
     spread_budgets,
 )
-from experiments.core_exp.figures import save_figure
+from experiments.controller.lookup import Lookup, load
+from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
+from experiments.controller.policies.interface import Policy, check_budget
+from experiments.controller.policies.of_flags import (
+    add_policy_flags,
+    check_policy_flags,
+    lookup_of,
+    margin_of,
+    num_seen,
+    policies_of,
+)
 
 NAME = "controller_evaluation"
 FEW_REQUESTS = 100
@@ -177,7 +177,7 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     notes = ["overhead is that of choosing, on this machine; it is in no latency"]
     if given.learned is not None:
         # torch takes seconds to import; the other policies do not need it.
-        from experiments.controller.learned_replay import learned_replay
+        from experiments.controller.policies.learned import learned_replay
 
         found = learned_replay(given.learned, given.states, calibration, grid)
         grid, learned, notes = found.grid, [found.policy], [*notes, *found.caveats]
@@ -207,15 +207,15 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
         ConfigurationError, ResultsError: flags, files or the model do not allow it.
     """
     # torch and transformers take seconds to import; a replay needs neither.
-    from experiments.controller.live_evaluation import (
+    from experiments.controller.evaluation.live import (
         controllers_of,
         grouped_accuracy,
         live_caveats,
         live_outcomes,
         open_live,
     )
-    from experiments.controller.origins import task_caveats
-    from experiments.controller.training_run import load_networks
+    from experiments.controller.provenance import task_caveats
+    from experiments.controller.training.run import load_networks
 
     if given.learned is not None:
         # Read for use behind the model's warm-up; a file that is not a checkpoint is refused before anything slow.

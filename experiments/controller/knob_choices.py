@@ -12,7 +12,7 @@ from itertools import product
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import TIERS, KnobLimits, KnobSetting, decoder_label, tier_target
-from experiments.core_exp.latency_features import RequestSetting
+from experiments.analyses.latency.features import RequestSetting
 
 TOP_KS = (4, 5, 6, 7, 8)
 # Of 16 blocks 12, 13, 14, 15 or 16 run.

@@ -25,7 +25,7 @@ from experiment_core_utils.records.result_files import field_fault, read_json_ob
 from experiment_core_utils.records.setting_result import Amount, Count, Knob, Share, Time
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
-from experiments.controller.policies import RequestFeatures, check_budget
+from experiments.controller.policies.interface import RequestFeatures, check_budget
 
 SCHEMA_VERSION = 1
 KIND = "lookup_policy"

@@ -10,12 +10,11 @@ import numpy as np
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.units import check_fraction
+from experiments.analyses.charts.style import joined_caption, tasks_named
+from experiments.analyses.knobs.grid import KnobPoint, Study, TaskGrid, load_study
+from experiments.analyses.sweeps import Sweep, load_sweep
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.policies import PictureShape, RequestFeatures
-from experiments.core_exp.e2_study import Study, load_study
-from experiments.core_exp.figures import joined_caption, tasks_named
-from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
-from experiments.core_exp.sweep_results import Sweep, load_sweep
+from experiments.controller.policies.interface import PictureShape, RequestFeatures
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, check_fraction, check_within
-from experiments.controller.grpo import GrpoRecipe
-from experiments.controller.learning_curves import TensorboardCurves, summary_writer, write_curves
-from experiments.controller.rewards import RewardRecipe
-from experiments.controller.tabled_environment import Teacher
-from experiments.controller.training_jobs import TrainingJob, open_job
-from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
-from experiments.controller.training_summary import summary_of
+from experiments.controller.training.environment import RewardRecipe
+from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.jobs import TrainingJob, open_job
+from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
+from experiments.controller.training.summary import TensorboardCurves, summary_of, summary_writer, write_curves
+from experiments.controller.training.tabled_environment import Teacher
 
 ENVIRONMENTS = ("synthetic", "replay", "live")
 SUMMARY = "training.json"

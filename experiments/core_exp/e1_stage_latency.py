@@ -14,9 +14,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
-from experiments.core_exp import flops_latency
-from experiments.core_exp.analysis_files import AnalysisFiles
-from experiments.core_exp.e1_entries import (
+from experiments.analyses.charts.stage_figures import (
+    draw_components,
+    draw_flops,
+    draw_fractions,
+    draw_scaling,
+    draw_stages_over_tokens,
+)
+from experiments.analyses.charts.style import caption_of
+from experiments.analyses.files import AnalysisFiles, Steps
+from experiments.analyses.generations import generations_of
+from experiments.analyses.stages import operations as flops_latency
+from experiments.analyses.stages.fractions import display_lengths, regimes, settings_fractions
+from experiments.analyses.stages.profiles import load_profiles
+from experiments.analyses.stages.records import (
     breakdown_content,
     component_rows,
     components_content,
@@ -25,20 +36,8 @@ from experiments.core_exp.e1_entries import (
     line_rows,
     point_rows,
 )
-from experiments.core_exp.e1_figures import (
-    draw_components,
-    draw_flops,
-    draw_fractions,
-    draw_scaling,
-    draw_stages_over_tokens,
-)
-from experiments.core_exp.figures import caption_of
-from experiments.core_exp.many_settings import Steps
-from experiments.core_exp.measured_generations import generations_of
-from experiments.core_exp.profile_traces import load_profiles
-from experiments.core_exp.stage_decomposition import display_lengths, regimes, settings_fractions
-from experiments.core_exp.stage_scaling import stage_lines
-from experiments.core_exp.sweep_results import load_sweep, samples_frame
+from experiments.analyses.stages.scaling import stage_lines
+from experiments.analyses.sweeps import load_sweep, samples_frame
 
 
 def analyse(results_dir: Path, output_dir: Path) -> list[Path]:

@@ -17,8 +17,23 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
-from experiments.core_exp.analysis_files import AnalysisFiles
-from experiments.core_exp.e2_entries import (
+from experiments.analyses.charts.knob_figures import draw_coupling, draw_effects, draw_fronts
+from experiments.analyses.files import AnalysisFiles, Steps
+from experiments.analyses.knobs.coupling import couplings, fixed_values, moving_knobs, single_knobs
+from experiments.analyses.knobs.effects import Effects, effects
+from experiments.analyses.knobs.fronts import TaskDifference, compare_tasks, front
+from experiments.analyses.knobs.grid import KNOBS, TaskGrid, load_study
+from experiments.analyses.knobs.objectives import (
+    ENERGY,
+    FLOPS,
+    LATENCY_MEAN,
+    LATENCY_P95,
+    LATENCY_P99,
+    Cost,
+    NoObjectives,
+    objectives,
+)
+from experiments.analyses.knobs.records import (
     FrontAnalysis,
     Shared,
     TaskAnalysis,
@@ -31,23 +46,6 @@ from experiments.core_exp.e2_entries import (
     grid_content,
     present,
 )
-from experiments.core_exp.e2_figures import draw_coupling, draw_effects, draw_fronts
-from experiments.core_exp.e2_study import load_study
-from experiments.core_exp.knob_coupling import couplings, fixed_values, moving_knobs, single_knobs
-from experiments.core_exp.knob_effects import Effects, effects
-from experiments.core_exp.knob_grid import KNOBS, TaskGrid
-from experiments.core_exp.many_settings import Steps
-from experiments.core_exp.paired_objectives import (
-    ENERGY,
-    FLOPS,
-    LATENCY_MEAN,
-    LATENCY_P95,
-    LATENCY_P99,
-    Cost,
-    NoObjectives,
-    objectives,
-)
-from experiments.core_exp.pareto_fronts import TaskDifference, compare_tasks, front
 
 TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 NUM_DRAWS = 1000

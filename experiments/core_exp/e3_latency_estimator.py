@@ -17,15 +17,15 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiments.core_exp.budget_guardrail import guardrail_curve
-from experiments.core_exp.e3_figures import save_figures
-from experiments.core_exp.e3_report import closing_lines, predictions_csv, validation_fields
-from experiments.core_exp.estimator_validation import validate
-from experiments.core_exp.latency_estimator import LEVEL, LatencyEstimator
-from experiments.core_exp.latency_features import of_fewer_settings, timed_samples
-from experiments.core_exp.many_settings import Steps
-from experiments.core_exp.recalibration_study import study_by_order, study_of_synthetic, study_of_target
-from experiments.core_exp.sweep_results import load_sweep, samples_frame
+from experiments.analyses.charts.latency_figures import save_figures
+from experiments.analyses.files import Steps
+from experiments.analyses.latency.estimator import LEVEL, LatencyEstimator
+from experiments.analyses.latency.features import of_fewer_settings, timed_samples
+from experiments.analyses.latency.guardrail import guardrail_curve
+from experiments.analyses.latency.recalibration import study_by_order, study_of_synthetic, study_of_target
+from experiments.analyses.latency.records import closing_lines, predictions_csv, validation_fields
+from experiments.analyses.latency.validation import validate
+from experiments.analyses.sweeps import load_sweep, samples_frame
 
 
 def build_parser() -> argparse.ArgumentParser:

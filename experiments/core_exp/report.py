@@ -16,9 +16,9 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiments.core_exp.report_analyses import analyse
-from experiments.core_exp.report_content import report_of
-from experiments.core_exp.report_page import page_of
+from experiments.analyses.report.analyses import analyse
+from experiments.analyses.report.content import report_of
+from experiments.analyses.report.page import page_of
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiments.core_exp.sweep_results import load_sweep
+from experiments.analyses.sweeps import load_sweep
 
 
 def write_tables(results_dir: Path) -> list[Path]:

@@ -28,15 +28,19 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiments.performance_prediction.algorithm_support import conv_shapes
-from experiments.performance_prediction.cnn_models.registry import MODELS, build_model
-from experiments.performance_prediction.convolution import ALGORITHMS, AlgorithmName, ConvShape, Precision
-from experiments.performance_prediction.engines import Placement, prepare
-from experiments.performance_prediction.kernel_names import counted, kernel_names, without_arguments
-from experiments.performance_prediction.layer_swap import SwappedConvolutions
-from experiments.performance_prediction.numerical_error import error_bound, float64_reference, relative_l2
-from experiments.performance_prediction.prepared_convolution import PreparedConvolution
-from experiments.performance_prediction.torch_convolution import torch_precision
+from experiments.performance_prediction.algorithms.convolution import (
+    ALGORITHMS,
+    AlgorithmName,
+    ConvShape,
+    Precision,
+    PreparedConvolution,
+)
+from experiments.performance_prediction.algorithms.engines import Placement, prepare, torch_precision
+from experiments.performance_prediction.algorithms.reference import error_bound, float64_reference, relative_l2
+from experiments.performance_prediction.algorithms.support import conv_shapes
+from experiments.performance_prediction.networks.registry import MODELS, build_model
+from experiments.performance_prediction.profiling.network import SwappedConvolutions
+from experiments.performance_prediction.profiling.passes import counted, kernel_names, without_arguments
 
 Row = TypeVar("Row")
 

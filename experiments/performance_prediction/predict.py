@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiments.performance_prediction.prediction_commands import fit, predict
+from experiments.performance_prediction.prediction.lines import fit, predict
 
 DEFAULT_FILE = Path("latency_model.json")
 

@@ -3,28 +3,274 @@
 Each is a pass of its own, so that none disturbs another. `PowerMonitor` and `CUDALayerTimer` have modules of their own.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import ceil
+from typing import Any
 
 import torch
 from torch import nn
 
-from experiment_core_utils.primitives.device import MemoryWindow, new_marks, out_of_memory_named, synchronize
+from experiment_core_utils.meters.energy_statistics import sum_of_known
+from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
+from experiment_core_utils.meters.power import PowerSampler, energy_of_trace
+from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, why_no_power
+from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.device import (
+    HostMarks,
+    Marks,
+    MemoryWindow,
+    gpu_uuid,
+    new_marks,
+    out_of_memory_named,
+    synchronize,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.stability import is_stable, needs_another_run
-from experiments.performance_prediction.algorithm_support import CombinationReport, combination_report, conv_shapes
-from experiments.performance_prediction.layer_errors import layer_errors
-from experiments.performance_prediction.layer_kernels import layer_kernels
-from experiments.performance_prediction.layer_timer import CUDALayerTimer
-from experiments.performance_prediction.power_monitor import PowerMonitor
-from experiments.performance_prediction.profile_records import ProfileSettings, SizeProfile, WholeTimes
-from experiments.performance_prediction.running_network import running
-from experiments.performance_prediction.torch_convolution import torch_precision
+from experiment_core_utils.records.energy import ActEnergy
+from experiments.performance_prediction.algorithms.engines import torch_precision
+from experiments.performance_prediction.algorithms.support import CombinationReport, combination_report, conv_shapes
+from experiments.performance_prediction.profiling.network import running
+from experiments.performance_prediction.profiling.passes import layer_errors, layer_kernels
+from experiments.performance_prediction.profiling.records import (
+    InferenceEnergy,
+    LayerPass,
+    PowerWindow,
+    ProfileSettings,
+    SizeProfile,
+    WholeTimes,
+)
+
+# By how much more than the host needed to queue an inference the GPU is kept busy before it.
+_AHEAD = 1.5
+
+
+_BALLAST_SIDE = 2048
+
+
+_PRODUCTS_TIMED = 10
+
+
+_MOST_PRODUCTS = 400
+
+
+class CUDALayerTimer:
+    """Times layers by a mark before and behind each: CUDA events on a GPU, the host's clock on the CPU.
+
+    On a GPU the marks tell of the device alone: it is kept busy with products until the host has queued the whole
+    inference, so that a gap in which it waits for the host is in no layer's time.
+
+    Args:
+        layers: modules of the network by name; none lies within another.
+        device: where they compute.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module], device: torch.device) -> None:
+        self._layers = dict(layers)
+        self._device = device
+        self._marks: Marks = new_marks(device)
+        self._called: list[str] = []
+
+    def time(self, inference: Callable[[], object], repeats: int) -> LayerPass:
+        """The pass: that many inferences, after one that is not timed; the hooks are gone when it returns."""
+        totals: list[float] = []
+        layers: dict[str, list[float]] = defaultdict(list)
+        with self._hooked():
+            keep_busy = self._ballast(inference)
+            for _ in range(repeats):
+                total_s, calls = self._once(inference, keep_busy)
+                totals.append(total_s)
+                for name, seconds in calls.items():
+                    layers[name].append(seconds)
+        return LayerPass(tuple(totals), {name: tuple(seconds) for name, seconds in layers.items()})
+
+    def _once(self, inference: Callable[[], object], keep_busy: Callable[[], None]) -> tuple[float, dict[str, float]]:
+        synchronize(self._device)
+        self._marks, self._called = new_marks(self._device), []
+        keep_busy()
+        self._marks.mark()
+        inference()
+        self._marks.mark()
+        spans = self._marks.seconds()
+        return sum(spans), seconds_of_layers(self._called, spans)
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        handles = []
+        try:
+            for name, module in self._layers.items():
+                handles.append(module.register_forward_pre_hook(self._before(name)))
+                handles.append(module.register_forward_hook(self._after_layer))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, name: str) -> Callable[[nn.Module, Any], None]:
+        def mark(_module: nn.Module, _inputs: Any) -> None:
+            self._called.append(name)
+            self._marks.mark()
+
+        return mark
+
+    def _after_layer(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._marks.mark()
+
+    def _ballast(self, inference: Callable[[], object]) -> Callable[[], None]:
+        """Work for a GPU that lasts longer than the host needs to queue an inference; none for the CPU."""
+        host = HostMarks()
+        host.mark()
+        inference()
+        host.mark()
+        synchronize(self._device)
+        if self._device.type != "cuda":
+            return _nothing
+        factor = torch.zeros(_BALLAST_SIDE, _BALLAST_SIDE, device=self._device)
+        product = torch.empty_like(factor)
+        torch.mm(factor, factor, out=product)
+        synchronize(self._device)
+        marks = new_marks(self._device)
+        marks.mark()
+        for _ in range(_PRODUCTS_TIMED):
+            torch.mm(factor, factor, out=product)
+        marks.mark()
+        product_s = marks.seconds()[0] / _PRODUCTS_TIMED
+        count = min(ceil(_AHEAD * host.seconds()[0] / product_s), _MOST_PRODUCTS)
+
+        def keep_busy() -> None:
+            for _ in range(count):
+                torch.mm(factor, factor, out=product)
+
+        return keep_busy
+
+
+def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str, float]:
+    """Seconds of each layer, of all its calls together.
+
+    Args:
+        called: layers in the order of their calls.
+        spans: between the marks: before the first call, the call, up to the next, the call, …, behind the last.
+    """
+    layers: dict[str, float] = defaultdict(float)
+    for name, seconds in zip(called, spans[1::2], strict=True):
+        layers[name] += seconds
+    return dict(layers)
+
+
+def _nothing() -> None:
+    """The host computes itself: there is no queue to fill."""
+
+
+NOT_ASKED = "energy was not requested (--energy off)"
+
+
+def instruments_of(device: torch.device) -> Instruments:
+    """What reads the energy of this device: that GPU's counter and power, or the CPU's counters; not calibrated."""
+    found = find_instruments(uuids_of([device]), HostClock())
+    uuid = gpu_uuid(device)
+    return found if uuid is None else found.of_device(uuid)
+
+
+class PowerMonitor:
+    """Power of a device over time, by the project's meters.
+
+    Args:
+        using: what reads it, calibrated; None where nothing is to be read.
+        goal: how long a window of `energy_of` is to be; None for the usual one.
+    """
+
+    def __init__(self, using: Instruments | None, goal: WindowGoal | None = None) -> None:
+        self._using = using
+        self._goal = goal
+        self._sampler: PowerSampler | None = None
+        self._begun_s = math.nan
+
+    def start(self) -> None:
+        """Begin a trace; without a power reading the stop says so. Raises ConfigurationError where one is begun."""
+        if self._sampler is not None:
+            raise ConfigurationError("this power monitor has started already; stop it before starting it again")
+        if self._using is None or not self._using.probes:
+            return
+        self._sampler = self._using.power_sampler()
+        self._sampler.start()
+        self._begun_s = self._using.clock.now_s()
+
+    def stop(self) -> PowerWindow:
+        """End it. The caller has synchronised the device."""
+        if self._using is None:
+            return PowerWindow(None, (), None, None, None, NOT_ASKED)
+        if self._sampler is None:
+            why = why_no_power(self._using) or "the power monitor was not started"
+            return PowerWindow(None, (), None, None, None, why)
+        ended_s = self._using.clock.now_s()
+        sampler, self._sampler = self._sampler, None
+        traces = sampler.stop()
+        parts = [energy_of_trace(trace, self._begun_s, ended_s, has_steps_at_ends=True) for trace in traces]
+        seconds = ended_s - self._begun_s
+        missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
+        if missing or seconds <= 0:
+            return PowerWindow(seconds, traces, None, None, None, "; ".join(missing) or "the window has no length")
+        joules = math.fsum(part.joules for part in parts if part.joules is not None)
+        bound_j = math.fsum(part.bound_j for part in parts if part.bound_j is not None)
+        return PowerWindow(seconds, traces, joules, bound_j, joules / seconds, None)
+
+    def energy_of(self, inference: Callable[[], object]) -> InferenceEnergy:
+        """Energy of one inference, which is repeated in a window that is long enough for the meter's tick.
+
+        The device's own counter is preferred to integrated power readings.
+
+        Args:
+            inference: returns when the device has done all of it; warmed up.
+        """
+        if self._using is None:
+            return _no_energy(NOT_ASKED)
+        try:
+            return figure_of(energy_of_act(inference, self._using, self._goal))
+        except MeterUnavailable as error:
+            return _no_energy(str(error))
+
+
+def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
+    """One figure of what all sources say: of GPUs where there are any, by counters where they tell something."""
+    component = "gpu" if any(act.origin.component == "gpu" for act in acts) else "cpu"
+    of_component = [act for act in acts if act.origin.component == component]
+    chosen = _best_basis(of_component)
+    if not chosen:
+        reasons = [f"{act.origin.device}: {act.reason}" for act in of_component]
+        return _no_energy("; ".join(reasons) or "no meter reports the energy of the device that computes")
+    powers = [act.joules / act.act_s for act in chosen if act.joules is not None and act.act_s]
+    return InferenceEnergy(
+        joules=sum_of_known([act.joules for act in chosen]),
+        bound_j=sum_of_known([act.bound_j for act in chosen]),
+        power_w=math.fsum(powers),
+        window_s=chosen[0].window_s,
+        source=chosen[0].origin.source,
+        basis=chosen[0].origin.basis,
+        reason=None,
+        remark="; ".join(dict.fromkeys(act.remark for act in chosen if act.remark is not None)) or None,
+    )
+
+
+def _best_basis(acts: Sequence[ActEnergy]) -> list[ActEnergy]:
+    """Figures by counters if there are any, else those by power readings."""
+    telling = [act for act in acts if act.joules is not None]
+    return [act for act in telling if act.origin.basis == "counter"] or telling
+
+
+def _no_energy(reason: str) -> InferenceEnergy:
+    return InferenceEnergy(None, None, None, None, None, None, reason)
+
 
 __all__ = ["CUDALayerTimer", "PowerMonitor", "UnifiedProfiler"]
 
+
 # A warm-up that does not become stable ends after this many inferences more than were requested.
 _WARMUP_BEYOND = 30
+
+
 _CHANNELS = 3
 
 

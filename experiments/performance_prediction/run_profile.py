@@ -7,16 +7,39 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.primitives.errors import ProfilerError, Stopped
+from experiment_core_utils.primitives.device import visible_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
-from experiments.performance_prediction.cnn_models.registry import MODELS
-from experiments.performance_prediction.convolution import ALGORITHMS
-from experiments.performance_prediction.cuda_check import cuda_check
-from experiments.performance_prediction.profile_config import build_parser, profile_config
-from experiments.performance_prediction.profile_run import run_profiles
+from experiments.performance_prediction.algorithms.convolution import ALGORITHMS
+from experiments.performance_prediction.algorithms.cudnn_library import loaded_cudnn
+from experiments.performance_prediction.networks.registry import MODELS
+from experiments.performance_prediction.profiling.config import build_parser, profile_config
+from experiments.performance_prediction.profiling.records import device_label
+from experiments.performance_prediction.profiling.sweep import run_profiles
+
+
+def cuda_check() -> tuple[bool, list[str]]:
+    """Whether there is a GPU with a cuDNN that can be called, and what there is."""
+    gpus = visible_gpus()
+    lines = [f"torch {torch.__version__}, CUDA {torch.version.cuda or '-'}"]
+    if not gpus:
+        return False, [*lines, "no GPU that torch sees: algorithms run on the CPU as torch operations"]
+    for gpu in gpus:
+        properties = torch.cuda.get_device_properties(gpu)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        lines.append(f"{gpu}: {properties.name} ({device_label(gpu)}), {memory}, {capability}")
+    try:
+        loaded_cudnn().handle(gpus[0])
+    except ConfigurationError as error:
+        return False, [*lines, f"cuDNN does not work: {error}"]
+    return True, [*lines, f"cuDNN {torch.backends.cudnn.version()}"]
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.core_exp.knob_grid import KnobPoint, TaskGrid
-from experiments.core_exp.paired_objectives import LATENCY_MEAN, Cost, Objectives, objectives
+from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives, objectives
 
 Numbers = Sequence[Sequence[float]] | np.ndarray
 

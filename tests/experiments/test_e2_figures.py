@@ -3,12 +3,12 @@
 import warnings
 from pathlib import Path
 
-from experiments.core_exp.e1_figures import _drawn
-from experiments.core_exp.e2_entries import FrontAnalysis
-from experiments.core_exp.e2_figures import draw_coupling, draw_fronts
-from experiments.core_exp.figures import save_figure
-from experiments.core_exp.knob_coupling import fixed_values
-from experiments.core_exp.pareto_fronts import front
+from experiments.analyses.charts.knob_figures import draw_coupling, draw_fronts
+from experiments.analyses.charts.stage_figures import _drawn
+from experiments.analyses.charts.style import save_figure
+from experiments.analyses.knobs.coupling import fixed_values
+from experiments.analyses.knobs.fronts import front
+from experiments.analyses.knobs.records import FrontAnalysis
 from tests.experiments.hand_made_grid import grid, measured, point
 
 

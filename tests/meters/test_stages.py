@@ -14,7 +14,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.energy import EnergyFigure, SettingEnergy, StageEnergies
-from experiments.core_exp.bench_energy import load_request, report_lines, tracking_ratios
+from experiments.benchmarks.energy import load_request, report_lines, tracking_ratios
 from tests.scripted_model import ScriptedModel
 from tests.simulated_energy import ModelOnDevice
 from tests.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.rewards import RewardRecipe
-from experiments.controller.synthetic_environment import synthetic_environment
-from experiments.controller.tabled_environment import TabledEnvironment
-from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun
-from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
+from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
+from experiments.controller.training.environment import RewardRecipe
+from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun
+from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
 
 # Of the tiny model: 4 blocks of width 32, 4 of 8 experts per token.
 FITTING = KnobSpace(("low", "medium"), (2, 4), (3, 4), num_total_blocks=4, first_top_k=4)

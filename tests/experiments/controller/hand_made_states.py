@@ -4,8 +4,8 @@ import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.recorded_states import RecordedStates
-from experiments.controller.two_stage_networks import TwoStageNetworks, action_space
+from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
+from experiments.controller.training.recorded_states import RecordedStates
 
 WIDTH = 8
 KNOBS = KnobSpace(("low", "high"), (2,), (3,), 4, 2)

@@ -7,8 +7,8 @@ import pytest
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange, KnobLimits
+from experiments.analyses.latency.features import RequestSetting
 from experiments.controller.knob_choices import KnobChoice, published_space, request_setting
-from experiments.core_exp.latency_features import RequestSetting
 
 LIMITS = KnobLimits(num_total_blocks=16, num_experts=64, default_top_k=8)
 

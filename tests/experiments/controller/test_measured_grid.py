@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import main as lookup_command
 from experiments.controller.measured_grid import load_grid, split_by_picture
-from experiments.controller.policies import PictureShape
+from experiments.controller.policies.interface import PictureShape
 from tests.experiments.controller.hand_made_requests import grid
 from tests.experiments.hand_made_sweep import result, setting, write
 from tests.hand_made_records import answered_sample, measured_sample, staged_run

@@ -7,14 +7,13 @@ import torch
 
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.tasks.registry import load_task
-from experiments.controller.grpo import GrpoRecipe
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.rewards import RewardRecipe
-from experiments.controller.seen_samples import NOT_KNOWN, fingerprints, live_leaks, replay_leaks, training_caveats
-from experiments.controller.synthetic_environment import synthetic_environment
-from experiments.controller.tabled_environment import TabledEnvironment
-from experiments.controller.training_run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
-from experiments.controller.two_stage_networks import TwoStageNetworks
+from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.provenance import NOT_KNOWN, fingerprints, live_leaks, replay_leaks, training_caveats
+from experiments.controller.training.environment import RewardRecipe
+from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
+from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
 from tests.experiments.controller.hand_made_requests import grid
 
 TASK = load_task("reference_vqa", "validation")

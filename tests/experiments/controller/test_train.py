@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiments.controller.learning_curves import COLUMNS, TensorboardCurves, running_means, summary_writer
 from experiments.controller.train import build_parser, main, plan_of
-from experiments.controller.training_jobs import open_job
-from experiments.controller.training_run import TrainingRun
+from experiments.controller.training.jobs import open_job
+from experiments.controller.training.run import TrainingRun
+from experiments.controller.training.summary import COLUMNS, TensorboardCurves, running_means, summary_writer
 
 DOCUMENT = REPOSITORY / "docs" / "controller" / "training.md"
 SMALL = ["--environment", "synthetic", "--asks_per_update", "4", "--checkpoint_every", "2"]

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.records.setting_result import Drift, SettingResult
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.analyses.latency.records import control_drift
 from experiments.core_exp.e3_latency_estimator import main
-from experiments.core_exp.e3_report import control_drift
-from experiments.core_exp.latency_estimator import LatencyEstimator
 from tests.experiments.hand_made_sweep import FLOPS, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 

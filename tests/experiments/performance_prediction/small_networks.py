@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.performance_prediction.engines import Placement
-from experiments.performance_prediction.profile_records import ProfileSettings
+from experiments.performance_prediction.algorithms.engines import Placement
 from experiments.performance_prediction.profiler import UnifiedProfiler
+from experiments.performance_prediction.profiling.records import ProfileSettings
 
 
 class TwoConvolutions(nn.Module):

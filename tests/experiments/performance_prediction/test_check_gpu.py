@@ -5,9 +5,9 @@ from time import monotonic
 
 import torch
 
+from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, ConvShape
 from experiments.performance_prediction.check_gpu import TIME_OVER, layer_line, layer_rows, model_line, model_rows
-from experiments.performance_prediction.convolution import ALGORITHMS, ConvShape
-from experiments.performance_prediction.kernel_names import kernel_names
+from experiments.performance_prediction.profiling.passes import kernel_names
 
 CPU = torch.device("cpu")
 LAYERS = {"strided": ConvShape(1, 4, 12, 12, 4, (3, 3), (2, 2))}

@@ -4,12 +4,11 @@ import re
 from argparse import _SubParsersAction
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiments.performance_prediction.cnn_models.registry import MODELS
-from experiments.performance_prediction.convolution import ALGORITHMS
-from experiments.performance_prediction.layer_rows import LAYER_COLUMNS
-from experiments.performance_prediction.overall_row import OVERALL_COLUMNS
+from experiments.performance_prediction.algorithms.convolution import ALGORITHMS
+from experiments.performance_prediction.networks.registry import MODELS
 from experiments.performance_prediction.predict import build_parser as predict_parser
-from experiments.performance_prediction.profile_config import build_parser
+from experiments.performance_prediction.profiling.config import build_parser
+from experiments.performance_prediction.profiling.tables import LAYER_COLUMNS, OVERALL_COLUMNS
 
 TEXT = (REPOSITORY / "docs" / "performance_prediction.md").read_text(encoding="utf-8")
 

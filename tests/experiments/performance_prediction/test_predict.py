@@ -14,11 +14,11 @@ from PIL import Image
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiments.core_exp.figures import new_figure, save_figure
+from experiments.analyses.charts.style import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
-from experiments.performance_prediction.prediction_file import load_fitted
-from experiments.performance_prediction.prediction_plots import COLOURS, KERNELS, breakdown_figure
-from experiments.performance_prediction.prediction_tables import read_measurements
+from experiments.performance_prediction.prediction.figures import COLOURS, KERNELS, breakdown_figure
+from experiments.performance_prediction.prediction.measurements import read_measurements
+from experiments.performance_prediction.prediction.predictor_file import load_fitted
 
 PROFILES = REPOSITORY / "tests" / "data" / "convolution_profiles"
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
-from experiments.performance_prediction.convolution import AlgorithmRefused
-from experiments.performance_prediction.engines import Placement
-from experiments.performance_prediction.power_monitor import PowerMonitor
-from experiments.performance_prediction.profiler import UnifiedProfiler, whole_times
+from experiments.performance_prediction.algorithms.convolution import AlgorithmRefused
+from experiments.performance_prediction.algorithms.engines import Placement
+from experiments.performance_prediction.profiler import PowerMonitor, UnifiedProfiler, whole_times
 from tests.experiments.performance_prediction.small_networks import OnePlain, TwoConvolutions, profiler_of, settings_of
 from tests.simulated_energy import device_in_real_time, instruments_of
 

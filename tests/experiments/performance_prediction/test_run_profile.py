@@ -13,8 +13,8 @@ import torch
 from experiment_core_utils.primitives.csv_tables import read_table
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiments.performance_prediction.profile_config import build_parser, profile_config
 from experiments.performance_prediction.profile_status import status_lines
+from experiments.performance_prediction.profiling.config import build_parser, profile_config
 from experiments.performance_prediction.run_profile import main
 
 SCRIPT = REPOSITORY / "experiments" / "performance_prediction" / "run_profile.py"

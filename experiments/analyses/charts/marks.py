@@ -1,0 +1,161 @@
+"""In: texts and numbers of results; out: traces and axes as plotly's JSON, with every text escaped. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from experiments.analyses.charts.style import LIGHT_GREY, SKY, YELLOW
+
+Trace = dict[str, Any]
+
+
+# Larger sets of dots are thinned evenly: more cannot be told apart, and the page would be large and slow.
+MOST_DOTS = 2500
+
+
+# Fills on which white text cannot be read.
+LIGHT, DARK_TEXT = {SKY, YELLOW, LIGHT_GREY}, "#1c2126"
+
+
+# Axes of names: no ticks, and the names a little away from the bars.
+NAMES: Trace = {"type": "category", "ticks": "", "showgrid": False, "ticklabelstandoff": 6}
+
+
+NAMES_IN_GROUPS: Trace = {"type": "multicategory", "ticks": "", "showgrid": False, "showdividers": False}
+
+
+def plain(text: str) -> str:
+    """A text that plotly shows letter by letter: it would read tags and entities in it otherwise."""
+    return escape(text, quote=False)
+
+
+def hover(heading: str, *lines: str) -> str:
+    """What a mark says: a bold heading and lines."""
+    return "<br>".join([f"<b>{plain(heading)}</b>", *(plain(line) for line in lines)])
+
+
+def numbers(values: Iterable[float | None]) -> list[float | None]:
+    """With 6 digits, which is more than any screen shows; None stays None, as a gap."""
+    return [None if value is None else float(f"{float(value):.6g}") for value in values]
+
+
+def thinned(count: int, most: int = MOST_DOTS) -> list[int]:
+    """Indices of at most `most` of `count` things, evenly spread."""
+    return list(range(count)) if count <= most else [round(at * (count - 1) / (most - 1)) for at in range(most)]
+
+
+def dots(
+    x: Iterable[float | None],
+    y: Iterable[float | None],
+    texts: Sequence[str],
+    name: str,
+    colour: str,
+    *,
+    size: float = 7,
+    symbol: str = "circle",
+    opacity: float = 1.0,
+) -> Trace:
+    """A mark for each pair; `texts` are from `hover`."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plain(name),
+        "x": numbers(x),
+        "y": numbers(y),
+        "hovertext": list(texts),
+        "hoverinfo": "text",
+        "marker": {"color": colour, "size": size, "symbol": symbol, "opacity": opacity},
+    }
+
+
+def line(
+    x: Iterable[float | None],
+    y: Iterable[float | None],
+    name: str,
+    colour: str,
+    *,
+    width: float = 2,
+    dash: str = "solid",
+    texts: Sequence[str] | None = None,
+    shape: str = "linear",
+) -> Trace:
+    """A line through the pairs; it says nothing on hover without `texts`."""
+    trace: Trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": plain(name),
+        "x": numbers(x),
+        "y": numbers(y),
+        "hoverinfo": "skip" if texts is None else "text",
+        "line": {"color": colour, "width": width, "dash": dash, "shape": shape},
+    }
+    return trace if texts is None else trace | {"hovertext": list(texts)}
+
+
+def bars(
+    names: Sequence[str],
+    values: Iterable[float | None],
+    texts: Sequence[str],
+    name: str,
+    colour: str,
+    *,
+    is_horizontal: bool,
+    labels: Sequence[str] | None = None,
+) -> Trace:
+    """A bar for each of `names`; `labels` stand inside them."""
+    places, lengths = [plain(each) for each in names], numbers(values)
+    trace: Trace = {
+        "type": "bar",
+        "name": plain(name),
+        "orientation": "h" if is_horizontal else "v",
+        "x": lengths if is_horizontal else places,
+        "y": places if is_horizontal else lengths,
+        "hovertext": list(texts),
+        "hoverinfo": "text",
+        "marker": {"color": colour, "line": {"width": 0}},
+    }
+    if labels is not None:
+        trace |= {
+            "text": [plain(each) for each in labels],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "insidetextfont": {"color": DARK_TEXT if colour in LIGHT else "#ffffff", "size": 11},
+            "constraintext": "none",
+        }
+    return trace
+
+
+def whiskers(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Error bars from intervals that may not hold their value."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": numbers(max(high - value, 0.0) for value, (_, high) in zip(values, ends, strict=True)),
+        "arrayminus": numbers(max(value - low, 0.0) for value, (low, _) in zip(values, ends, strict=True)),
+        "thickness": 1,
+        "width": 0,
+    }
+
+
+def axis(title: str | None = None, **more: Any) -> dict[str, Any]:
+    """One axis; `more` is plotly's."""
+    return ({"title": {"text": plain(title)}} if title is not None else {}) | more
+
+
+def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Two axes, a legend above the picture."""
+    return {
+        "xaxis": {"automargin": True, **x},
+        "yaxis": {"automargin": True, **y},
+        "margin": {"l": 10, "r": 14, "t": 34, "b": 10},
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom",
+                   "traceorder": "normal"},
+        **more,
+    }  # fmt: skip
+
+
+def note(x: float, y: float | str, text: str, **more: Any) -> dict[str, Any]:
+    """A text in the picture, without an arrow, at a number or a category; on the axes unless `more` says otherwise."""
+    return {"x": x, "y": y, "text": plain(text), "showarrow": False, "font": {"size": 11}, **more}

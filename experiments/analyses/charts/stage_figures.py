@@ -1,0 +1,350 @@
+"""In: what E1 computed; out: its figures."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiment_core_utils.models.interface import STAGES
+from experiments.analyses.charts.marks import thinned
+from experiments.analyses.charts.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    INK,
+    LIGHT_GREY,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    SKY,
+    STAGE_COLOURS,
+    VERMILION,
+    new_figure,
+    styled,
+)
+from experiments.analyses.files import MOST_PANELS
+from experiments.analyses.stages.fractions import Generation, Regime
+from experiments.analyses.stages.operations import StagePoint
+from experiments.analyses.stages.profiles import PARTS, ProfiledRequest, StageParts
+from experiments.analyses.stages.scaling import StageLine, points_of
+
+# Parts in the order in which a block runs them; the small ones together are quiet.
+PART_COLOURS = {
+    "attention": BLUE,
+    "routing": PURPLE,
+    "experts": VERMILION,
+    "ffn_other": ORANGE,
+    "norm": SKY,
+    "head": GREEN,
+    "other": LIGHT_GREY,
+}
+
+
+PART_NAMES = {"ffn_other": "rest of FFN", "norm": "norms"}
+
+
+_STAGE_MARKS = {"vision": "o", "prefill": "s", "decode": "^"}
+
+
+def draw_fractions(regimes: Sequence[Regime], caption: str) -> Figure:
+    """A stacked bar for each vision knob and output length: shares, with the mean total at the end."""
+    groups, left_out = _drawn(map(_group, regimes))
+    regimes = [each for each in regimes if _group(each) in groups]
+    with styled():
+        figure = new_figure(8.2, 1.5 + 0.3 * len(regimes), caption + left_out)
+        axes = figure.subplots()
+        places = _places(regimes)
+        for regime, place in zip(regimes, places, strict=True):
+            left = 0.0
+            for stage in STAGES:
+                share = 100 * regime.stages[stage].share
+                axes.barh(place, share, 0.78, left, color=STAGE_COLOURS[stage], edgecolor="white", linewidth=0.8)
+                if share >= 5:
+                    axes.text(left + share / 2, place, f"{share:.0f} %", ha="center", va="center", color="white",
+                              fontsize=8, fontweight="bold")  # fmt: skip
+                left += share
+            axes.text(101.5, place, _milliseconds(regime.total_ms), va="center", fontsize=8.5, color=INK)
+        axes.set_yticks(places, [_tokens(each.output_tokens).replace("output ", "") for each in regimes])
+        _name_groups(axes, regimes, places)
+        axes.set_ylim(max(places) + 0.6, min(places) - 1.1)
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("part of the time of a request (%)")
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.text(101.5, min(places) - 0.75, "mean total", fontsize=8.5, color=QUIET, va="center")
+        for stage, x in zip(STAGES, (0, 14, 28), strict=True):
+            axes.text(x, min(places) - 0.75, f"■ {stage}", color=STAGE_COLOURS[stage], fontweight="bold", va="center")
+        first, last = regimes[0], regimes[-1]
+        axes.set_title(_fractions_title(first, last))
+        return figure
+
+
+def _fractions_title(first: Regime, last: Regime) -> str:
+    if last.dominant != "decode" or first.dominant == "decode":
+        return "Where the time of a request goes"
+    share = 100 * last.stages["decode"].share
+    return f"Decode takes over as answers grow: {share:.0f} % of the time at {_tokens(last.output_tokens)}"
+
+
+def _places(regimes: Sequence[Regime]) -> list[float]:
+    """One below the other, with a gap where the vision knob changes."""
+    place, places = 0.0, []
+    for before, each in zip([None, *regimes], regimes, strict=False):
+        place += 0.0 if before is None else 1.0 if _group(before) == _group(each) else 1.6
+        places.append(place)
+    return places
+
+
+def _group(regime: Regime) -> tuple[str, str]:
+    return regime.task, regime.vision
+
+
+def _drawn(groups: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
+    """Each task and vision knob once, at most MOST_PANELS of them, and what the caption says of that."""
+    every = list(dict.fromkeys(groups))
+    kept = [every[at] for at in thinned(len(every), MOST_PANELS)]
+    return kept, "" if len(kept) == len(every) else f"  ·  {len(kept)} of {len(every)} values of vision drawn"
+
+
+def _name_groups(axes: Axes, regimes: Sequence[Regime], places: Sequence[float]) -> None:
+    several_tasks = len({each.task for each in regimes}) > 1
+    for group in dict.fromkeys(map(_group, regimes)):
+        own = [place for each, place in zip(regimes, places, strict=True) if _group(each) == group]
+        name = f"vision\n{group[1]}" + (f"\n{group[0]}" if several_tasks else "")
+        axes.text(-0.125, float(np.mean(own)), name, transform=axes.get_yaxis_transform(), ha="right", va="center",
+                  fontweight="bold", fontsize=9, color=INK)  # fmt: skip
+
+
+def _tokens(count: int | None) -> str:
+    return "own length" if count is None else f"{count} output token{'s' if count > 1 else ''}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
+
+
+def draw_stages_over_tokens(generations: Sequence[Generation], caption: str) -> Figure:
+    """Areas of the stages' shares over output length, a panel for each vision knob, and where decode is half."""
+    groups, left_out = _drawn((each.task, each.vision) for each in generations)
+    with styled():
+        figure = new_figure(1.2 + 2.5 * len(groups), 3.3, caption + left_out)
+        panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+        for axes, group in zip(panels, groups, strict=True):
+            own = [each for each in generations if (each.task, each.vision) == group]
+            _areas(axes, own)
+            axes.set_title(f"vision {group[1]}" + (f"\n{group[0]}" if len({task for task, _ in groups}) > 1 else ""))
+            axes.set_xlabel("output tokens")
+        panels[0].set_ylabel("part of the time (%)")
+        return figure
+
+
+def _areas(axes: Axes, generations: Sequence[Generation]) -> None:
+    longest = max(each.output_tokens for each in generations)
+    lengths = [n for n in range(1, longest + 1) if sum(each.output_tokens >= n for each in generations) >= 1]
+    sums = np.array(
+        [np.sum([each.stages_ms(n) for each in generations if each.output_tokens >= n], axis=0) for n in lengths]
+    )
+    fractions = 100 * sums / sums.sum(axis=1, keepdims=True)
+    colours = [STAGE_COLOURS[stage] for stage in STAGES]
+    axes.stackplot(lengths, fractions.T, colors=colours, edgecolor="white", linewidth=0.8)
+    axes.set_xlim(1, max(longest, 2))
+    axes.set_ylim(0, 100)
+    axes.grid(visible=False)
+    half = next((n for n, row in zip(lengths, fractions, strict=True) if row[2] >= 50), None)
+    if half is not None:
+        axes.axvline(half, color="white", linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.text(half + 0.03 * longest, 95, f"from {half} tokens on\ndecode is at least half", color="white", va="top")
+    axes.text(0.62 * longest, 62, "decode", color="white", fontweight="bold", ha="center")
+    place = min(len(lengths) - 1, 2 if len(lengths) > 8 else 1)
+    for stage, name_at in ((1, 44), (0, 30)):
+        middle = fractions[place, :stage].sum() + fractions[place, stage] / 2
+        axes.annotate(STAGES[stage], (lengths[place], middle), (0.36 * longest, name_at), color="white",
+                      fontweight="bold", va="center", arrowprops={"arrowstyle": "-", "color": "white"})  # fmt: skip
+
+
+_SCALING_PANELS = {
+    "vision": ("Vision", "image features (all crops)"),
+    "prefill": ("Prefill", "prompt tokens (image tokens included)"),
+    "decode": ("Decode", "output tokens"),
+}
+
+
+def draw_scaling(generations: Sequence[Generation], lines: Sequence[StageLine], caption: str) -> Figure:
+    """Three panels: vision against image features, prefill against prompt tokens, decode against output tokens.
+
+    Of the first task; prefill and decode with the fewest and the most blocks, all top-k together.
+    """
+    task = generations[0].task
+    own = [each for each in generations if each.task == task]
+    blocks = sorted({each.num_active_blocks for each in own})
+    colours = {blocks[-1]: BLUE, blocks[0]: VERMILION} if len(blocks) > 1 else {blocks[0]: BLUE}
+    with styled():
+        figure = new_figure(11.0, 4.0, f"{caption}  ·  lines: least squares [95 % interval of the slope]")
+        panels = figure.subplots(1, 3)
+        for axes, (stage, (title, label)) in zip(panels, _SCALING_PANELS.items(), strict=True):
+            fitting = [line for line in lines if line.stage == stage and line.task == task and line.top_k is None]
+            if stage == "vision":
+                groups = [(fitting[0], own, BLUE, "all settings")]
+            else:
+                groups = [
+                    (line, [each for each in own if each.num_active_blocks == count], colour, f"{count} blocks")
+                    for count, colour in colours.items()
+                    for line in fitting
+                    if line.num_active_blocks == count
+                ]
+            _scaling_panel(axes, stage, groups)
+            axes.set_title(title)
+            axes.set_xlabel(label)
+        panels[0].set_ylabel("time (ms)")
+        return figure
+
+
+def _scaling_panel(axes: Axes, stage: str, groups: Sequence[tuple[StageLine, Sequence[Generation], str, str]]) -> None:
+    highest = 0.0
+    for number, (line, generations, colour, name) in enumerate(groups):
+        points = points_of(generations, stage)
+        x, y = [each.x for each in points], [each.ms for each in points]
+        if not points:
+            axes.text(0.5, 0.5, "no generation has it", transform=axes.transAxes, ha="center", color=QUIET)
+            continue
+        # As pixels also in the SVG, which would be large otherwise.
+        axes.scatter(x, y, s=7 if stage != "decode" else 3, color=colour, alpha=0.25, linewidths=0, rasterized=True)
+        highest = max(highest, float(np.percentile(y, 99)))
+        _draw_line(axes, line, colour)
+        axes.text(0.03, 0.98 - 0.13 * number, f"{name}\n{_law(line)}", transform=axes.transAxes, va="top",
+                  color=colour, fontsize=8.5)  # fmt: skip
+    axes.set_ylim(0, 1.5 * highest if highest else None)
+
+
+def _draw_line(axes: Axes, line: StageLine, colour: str) -> None:
+    if line.fit is None:
+        return
+    fit = line.fit
+    axes.plot([fit.x_min, fit.x_max], [fit.at(fit.x_min), fit.at(fit.x_max)], color=colour, linewidth=2.2)
+
+
+def _law(line: StageLine) -> str:
+    if line.fit is None:
+        return line.reason or "no line"
+    unit, per = {"vision": ("100 features", 100), "prefill": ("100 tokens", 100), "decode": ("token", 1)}[line.stage]
+    interval = ""
+    if line.fit.slope_ci95 is not None:
+        interval = f" [{per * line.fit.slope_ci95[0]:.2f} to {per * line.fit.slope_ci95[1]:.2f}]"
+    return f"{per * line.fit.slope:.2f} ms per {unit}{interval}"
+
+
+def draw_flops(points: Sequence[StagePoint], peak_flops_per_s: float | None, caption: str) -> Figure:
+    """Time against operations, both logarithmic; diagonals of equal MFU where the peak is known."""
+    with styled():
+        figure = new_figure(7.4, 4.8, caption)
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        x, y = np.array([each.tflop for each in points]), np.array([each.ms for each in points])
+        limits = (x.min() / 2.5, x.max() * 6), (y.min() / 3, y.max() * 2)
+        if peak_flops_per_s is not None:
+            _mfu_diagonals(axes, peak_flops_per_s, limits)
+        for stage in STAGES:
+            own = [each for each in points if each.stage == stage]
+            if not own:
+                continue
+            axes.scatter([each.tflop for each in own], [each.ms for each in own], s=26, marker=_STAGE_MARKS[stage],
+                         color=STAGE_COLOURS[stage], alpha=0.75, linewidths=0, label=stage)  # fmt: skip
+            last = max(own, key=lambda each: each.tflop)
+            axes.annotate(f"{stage}{_mfu_range(own)}", (last.tflop, last.ms), xytext=(9, 0), textcoords="offset points",
+                          color=STAGE_COLOURS[stage], fontweight="bold", va="center",
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85})  # fmt: skip
+        axes.set_xlim(*limits[0])
+        axes.set_ylim(*limits[1])
+        axes.set_xlabel("operations of the stage in one request (TFLOP)")
+        axes.set_ylabel("time of the stage (ms)")
+        axes.set_title("Operations against time: each mark is one setting")
+        return figure
+
+
+def _mfu_range(points: Sequence[StagePoint]) -> str:
+    fractions = [each.mfu for each in points if each.mfu is not None]
+    if not fractions:
+        return ""
+    low, high = 100 * min(fractions), 100 * max(fractions)
+    return f"\nMFU {low:.2g} to {high:.2g} %"
+
+
+def _mfu_diagonals(
+    axes: Axes, peak_flops_per_s: float, limits: tuple[tuple[float, float], tuple[float, float]]
+) -> None:
+    (left, right), (bottom, top) = limits
+    ends = np.array([left, right])
+    for share in (1.0, 0.1, 0.01, 0.001, 0.0001):
+        times = ends * 1e12 / (peak_flops_per_s * share) * 1e3
+        axes.plot(ends, times, color=QUIET, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
+        # The name stands where the diagonal leaves the picture, a little inside.
+        at = min(right, top / (1e3 * 1e12 / (peak_flops_per_s * share))) / 1.5
+        height = at * 1e12 / (peak_flops_per_s * share) * 1e3
+        if left < at < right and bottom < height < top:
+            axes.text(at, height, f"{100 * share:g} % MFU", color=QUIET, fontsize=7.5, ha="center", va="center",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
+
+
+def draw_components(profiles: Sequence[ProfiledRequest], caption: str) -> Figure:
+    """Stacked bars of the decoder's parts in prefill and in a decode step, host and device, over all profiles."""
+    stages = [stage for stage in ("prefill", "decode") if any(stage in each.stages for each in profiles)]
+    bars: list[tuple[str, dict[str, float]]] = []
+    for stage in stages:
+        own = [each.stages[stage] for each in profiles if stage in each.stages]
+        name = "prefill" if stage == "prefill" else "decode, one step"
+        bars.append((f"{name}\nhost", _mean_parts(own, on_device=False)))
+        if all(each.whole.device_ms is not None for each in own):
+            bars.append((f"{name}\nGPU kernels", _mean_parts(own, on_device=True)))
+    with styled():
+        figure = new_figure(8.6, 1.3 + 0.72 * len(bars), f"{caption}  ·  {len(profiles)} profiled requests")
+        axes = figure.subplots()
+        longest = max(sum(parts.values()) for _, parts in bars)
+        for place, (_, parts) in enumerate(bars):
+            _component_bar(axes, place, parts, longest)
+        axes.set_yticks(range(len(bars)), [name for name, _ in bars])
+        axes.set_ylim(len(bars) - 0.45, -1.0)
+        axes.set_xlim(0, 1.12 * longest)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("time under the profiler (ms): for shares, not for latencies")
+        _component_key(axes, longest)
+        axes.set_title("Parts of the decoder: what the host issues, and what the GPU does of it"
+                       if len(bars) > len(stages) else "Parts of the decoder on the CPU")  # fmt: skip
+        return figure
+
+
+def _mean_parts(stages: Sequence[StageParts], on_device: bool) -> dict[str, float]:
+    """Mean ms of a call."""
+    return {
+        part: float(
+            np.mean([((each.parts[part].device_ms or 0.0) if on_device else each.parts[part].host_ms) / each.calls
+                     for each in stages])
+        )
+        for part in PARTS
+    }  # fmt: skip
+
+
+def _component_bar(axes: Axes, place: int, parts: dict[str, float], longest: float) -> None:
+    total, left = sum(parts.values()), 0.0
+    for part, time_ms in parts.items():
+        axes.barh(place, time_ms, 0.7, left, color=PART_COLOURS[part], edgecolor="white", linewidth=0.8)
+        if time_ms > 0.045 * longest:
+            ink = BLACK if part in ("norm", "other", "ffn_other") else "white"
+            axes.text(left + time_ms / 2, place, f"{100 * time_ms / total:.0f} %", ha="center", va="center", color=ink,
+                      fontsize=8, fontweight="bold")  # fmt: skip
+        left += time_ms
+    axes.text(left + 0.01 * longest, place, f"{total:.1f} ms", va="center", fontsize=8.5, color=INK)
+
+
+def _component_key(axes: Axes, longest: float) -> None:
+    """The parts' names above the bars, from left to right as in them."""
+    x = 0.0
+    for part in PARTS:
+        name = f"■ {PART_NAMES.get(part, part)}"
+        colour = PART_COLOURS[part] if part != "other" else QUIET
+        axes.text(x, -0.7, name, color=colour, fontweight="bold", va="center", fontsize=8.5)
+        x += longest * (0.03 + 0.0125 * len(name))

@@ -1,0 +1,126 @@
+"""In: data that is already computed; out: the one look of all figures, and their files as PNG and SVG."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from experiment_core_utils.primitives.files import replaced_whole
+from experiment_core_utils.tasks.datasets.pictures import open_picture
+from experiments.analyses.sweeps import SweepProvenance
+
+# Colours that stay apart in all common kinds of colour blindness, and in grey: M. Okabe and K. Ito, "Color universal
+# design" (2008).
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
+)  # fmt: skip
+
+
+INK, QUIET, GRID, LIGHT_GREY = "#222222", "#666666", "#E3E3E3", "#BBBBBB"
+
+
+STAGE_COLOURS = {"vision": BLUE, "prefill": ORANGE, "decode": GREEN}
+
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    # Element ids that do not change from run to run.
+    "svg.hashsalt": "figures",
+    "path.simplify": True,
+}
+
+
+DPI = 110
+
+
+COLOURS = 128
+
+
+def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
+    """An empty figure of the house's look; `caption` (device, model, n) stands small at its foot.
+
+    Make axes with `figure.subplots`, inside `with styled():`, so that they have the look too.
+    """
+    with styled():
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        # An artist of the figure itself, so that the layout keeps room for it.
+        # Names are given by users: no formula begins at a dollar, and half a surrogate pair has no glyph.
+        shown = caption.encode(errors="backslashreplace").decode()
+        figure.supxlabel(shown, fontsize=7.5, color=QUIET, x=0.01, ha="left", parse_math=False)
+        return figure
+
+
+def styled() -> AbstractContextManager[None]:
+    """A context in which axes get the house's look."""
+    return mpl.rc_context(STYLE)
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write `name`.png and `name`.svg into `folder`, which is made, and return both paths; equal data, equal files.
+
+    Raises:
+        ResultsNotSaved: the disk does not take it.
+    """
+    paths = folder / f"{name}.png", folder / f"{name}.svg"
+    with styled():
+        pixels = BytesIO()
+        figure.savefig(pixels, dpi=DPI, format="png")
+        # Few colours are in it, so that a palette is a third of the size. It is spread over all of them, however few
+        # pixels have one: by their count alone rare colours of a legend become one.
+        picture = open_picture(pixels.getvalue(), name).quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+        with replaced_whole(paths[0]) as temporary:
+            picture.save(temporary, format="png", optimize=True)
+        # The places found for the pixels are those of the drawing too.
+        figure.set_layout_engine("none")
+        with replaced_whole(paths[1]) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
+    return paths
+
+
+def caption_of(provenance: SweepProvenance, num_settings: int, num_samples: int) -> str:
+    """The line at a figure's foot: device, model, how it ran, how much is behind it, and what weakens it."""
+    counted = f"n = {num_samples} generations, {num_settings} settings"
+    weak = ["random weights"] if provenance.random_weights else []
+    return joined_caption([*setup_of(provenance), counted, tasks_named(provenance.tasks), *weak])
+
+
+def setup_of(provenance: SweepProvenance) -> tuple[str, ...]:
+    """What measured: device, model, how it ran; the parts of a caption that do not count anything."""
+    return provenance.device, Path(provenance.model).name, f"{provenance.dtype}, {provenance.execution}"
+
+
+def tasks_named(tasks: Iterable[str]) -> str:
+    """Tasks as part of a caption."""
+    return ", ".join(task.replace("_", " ") for task in tasks)
+
+
+def joined_caption(parts: Iterable[str]) -> str:
+    """One line of its parts."""
+    return "  ·  ".join(parts)

@@ -1,0 +1,89 @@
+"""In: an analysis as contents, tables and figures by name; out: its files in one folder."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiment_core_utils.primitives.csv_tables import csv_of_rows
+from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+from experiments.analyses.charts.style import save_figure
+
+
+@dataclass(frozen=True)
+class AnalysisFiles:
+    """What an analysis found, by the names of its files without their endings.
+
+    Attributes:
+        contents: of JSON files.
+        tables: rows of CSV files, all of a table with the same columns; a table without rows has no file.
+        figures: each as PNG and SVG.
+    """
+
+    contents: Mapping[str, Any]
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    figures: Mapping[str, Figure]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write all of them, each whole or not at all; returns their paths.
+
+        Raises:
+            ResultsNotSaved: the disk does not take a file.
+        """
+        written = []
+        for name, content in self.contents.items():
+            written.append(folder / f"{name}.json")
+            write_json_atomically(content, written[-1])
+        for name, rows in self.tables.items():
+            if rows:
+                written.append(folder / f"{name}.csv")
+                write_text_atomically(csv_of_rows(rows, list(rows[0])), written[-1])
+        for name, figure in self.figures.items():
+            written += save_figure(figure, folder, name)
+        return written
+
+
+# Above, fewer draws are made, the spread is not split into effects, and the estimator is fitted to some of them.
+MOST_SETTINGS = 1000
+
+
+# A knob of more values is not held at each of them.
+MOST_VALUES = 100
+
+
+FEWEST_DRAWS = 100
+
+
+# Settings that the estimator is fitted to where there are more than MOST_SETTINGS.
+MOST_FITTED = 500
+
+
+# Of those off a front, in a figure of more than MOST_SETTINGS.
+MOST_DRAWN = 300
+
+
+# Values of the vision knob, each of which is a panel or a group of bars, in a figure of stages.
+MOST_PANELS = 12
+
+
+def draws_for(num_settings: int, num_draws: int) -> int:
+    """Paired draws for so many settings: those asked for up to MOST_SETTINGS, so many fewer as there are more."""
+    if num_settings <= MOST_SETTINGS:
+        return num_draws
+    return min(num_draws, max(FEWEST_DRAWS, num_draws * MOST_SETTINGS // num_settings))
+
+
+class Steps:
+    """Lines on standard error that say what is being computed; none for a folder that takes seconds."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    def say(self, num_settings: int, step: str) -> None:
+        """The next step begins."""
+        if num_settings > MOST_SETTINGS:
+            print(f"{time.monotonic() - self._begun:.0f} s: {step}", file=sys.stderr, flush=True)

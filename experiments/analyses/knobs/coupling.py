@@ -1,0 +1,281 @@
+"""In: accuracy and cost of settings; out: how far the front moves with a knob fixed, and which knobs depend. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from typing import Literal
+
+import numpy as np
+
+from experiments.analyses.files import MOST_VALUES
+from experiments.analyses.knobs.fronts import area, areas, areas_beside_slower, on_front, reference_cost_of
+from experiments.analyses.knobs.grid import KNOBS, levels_of
+from experiments.analyses.knobs.objectives import TAIL, Objectives, interval
+
+Value = str | int
+
+
+Dependence = Literal["established", "within_noise", "none"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Hypervolume that the joint front has more than that of a part of the settings.
+
+    Attributes:
+        hypervolume: of the part.
+        share: lost of the joint front's; never negative. None where the joint front has none.
+        share_ci95: percentile interval over draws.
+        unseen_share: mean over draws of the same where budgets' settings are chosen by the draw and counted on the
+            samples that it left out: what is lost but for luck; may be negative. None where a draw leaves out none.
+        unseen_ci95: percentile interval over draws.
+        beyond_noise: whether that interval lies above 0, also where the other settings' latencies were longer by the
+            drift that the run showed.
+    """
+
+    hypervolume: float
+    share: float | None
+    share_ci95: tuple[float, float] | None
+    unseen_share: float | None
+    unseen_ci95: tuple[float, float] | None
+    beyond_noise: bool
+
+
+@dataclass(frozen=True)
+class FixedValue:
+    """A knob held at a value while the others move.
+
+    Attributes:
+        front: keys of the front of these settings, cheapest first.
+        num_on_joint_front: settings of the joint front with this value.
+        probability_on_joint_front: share of draws whose joint front has at least one.
+        loss: against the joint front.
+    """
+
+    knob: str
+    value: Value
+    num_settings: int
+    front: tuple[str, ...]
+    num_on_joint_front: int
+    probability_on_joint_front: float
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class SingleKnob:
+    """One knob moved alone, the others at their largest values.
+
+    Attributes:
+        others: the other knobs and where they stand.
+        num_settings: of that line in the grid; 0 where the grid does not have it, with no `loss`.
+        loss: against the joint front.
+    """
+
+    knob: str
+    others: dict[str, Value]
+    num_settings: int
+    loss: Loss | None
+
+
+@dataclass(frozen=True)
+class BestValue:
+    """The best value with another knob at a value: the value of this knob with the largest hypervolume, and how often
+    it is that.
+
+    Attributes:
+        probability: share of draws in which it is the best; of equal ones the smallest value counts.
+    """
+
+    given: Value
+    best: Value
+    probability: float
+    hypervolumes: dict[Value, float]
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Whether the best value of `knob` depends on `given`.
+
+    Attributes:
+        best_values: one for each value of `given` at which every value of `knob` was measured.
+        dependence: `none`: one value is best throughout; `established`: of two values each is confidently better than
+            the other at some value of `given`, by more than drift makes; `within_noise`: best values differ, not so
+            surely.
+        witness: for `established`, the two values of `knob` and the two of `given`.
+        regret_share: hypervolume lost by the one value of `knob` that is best over all of `given`, against the best at
+            each, as a share of the latter; None where these settings have no right answer.
+    """
+
+    knob: str
+    given: str
+    best_values: tuple[BestValue, ...]
+    dependence: Dependence
+    witness: tuple[Value, Value, Value, Value] | None
+    regret_share: float | None
+
+
+def fixed_values(found: Objectives) -> list[FixedValue]:
+    """The front with a knob fixed, for each knob that varies and each of its values."""
+    everything = np.arange(len(found.points))
+    joint = on_front(found.cost, found.accuracy)
+    joint_draws = on_front(found.cost_draws, found.accuracy_draws)
+    whole = areas(found, everything)
+    rows = []
+    for knob in moving_knobs(found):
+        places = _places(found, (knob,))
+        for value in levels_of(found.points, knob):
+            members = places[(value,)]
+            own = on_front(found.cost[members], found.accuracy[members])
+            ordered = sorted(members[own], key=lambda at: float(found.cost[at]))
+            rows.append(
+                FixedValue(
+                    knob=knob,
+                    value=value,
+                    num_settings=len(members),
+                    front=tuple(found.points[at].key for at in ordered),
+                    num_on_joint_front=int(joint[members].sum()),
+                    probability_on_joint_front=float(joint_draws[:, members].any(axis=1).mean()),
+                    loss=_loss(found, whole, members),
+                )
+            )
+    return rows
+
+
+def single_knobs(found: Objectives) -> list[SingleKnob]:
+    """What each knob that varies reaches alone."""
+    whole = areas(found, np.arange(len(found.points)))
+    rows = []
+    for knob in moving_knobs(found):
+        others = {
+            other: values[-1] for other in KNOBS if other != knob and len(values := levels_of(found.points, other)) > 1
+        }
+        members = _members(found, others)
+        loss = _loss(found, whole, members) if len(members) else None
+        rows.append(SingleKnob(knob, others, len(members), loss))
+    return rows
+
+
+def couplings(found: Objectives) -> list[Coupling]:
+    """The coupling of each ordered pair of knobs that vary; a pair without two values of `given` to compare is left
+    out.
+
+    None where no setting has a right answer: no value is better than another then.
+    """
+    if not found.accuracy.any():
+        return []
+    return [each for knob, given in permutations(moving_knobs(found), 2) for each in _coupling(found, knob, given)]
+
+
+def moving_knobs(found: Objectives) -> tuple[str, ...]:
+    """Knobs with two values or more, but no more than MOST_VALUES."""
+    return tuple(knob for knob in KNOBS if 1 < len(levels_of(found.points, knob)) <= MOST_VALUES)
+
+
+def _members(found: Objectives, values: dict[str, Value]) -> np.ndarray:
+    return np.array(
+        [
+            at
+            for at, point in enumerate(found.points)
+            if all(point.value(knob) == value for knob, value in values.items())
+        ],
+        dtype=np.int64,
+    )
+
+
+Areas = tuple[float, np.ndarray, np.ndarray]
+
+
+def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
+    part = areas(found, members)
+    if whole[0] <= 0:
+        return Loss(part[0], None, None, None, None, beyond_noise=False)
+    draws = (whole[1] - part[1]) / whole[0]
+    unseen = (whole[2] - part[2]) / whole[0]
+    held_out = interval(unseen) if np.isfinite(unseen).any() else None
+    # The others slower by what the device may have drifted, these as measured.
+    lasting = areas_beside_slower(found, members) if found.drift_allowance > 0 else whole[2]
+    return Loss(
+        hypervolume=part[0],
+        share=max(whole[0] - part[0], 0.0) / whole[0],
+        share_ci95=interval(draws),
+        unseen_share=float(np.nanmean(unseen)) if held_out is not None else None,
+        unseen_ci95=held_out,
+        beyond_noise=held_out is not None and interval(lasting - part[2])[0] > 0,
+    )
+
+
+def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
+    values = levels_of(found.points, knob)
+    complete = _complete_rows(found, knob, given)
+    if len(complete) < 2:
+        return []
+    all_areas = [[areas(found, each) for each in members] for members in complete.values()]
+    volumes = np.array([[each[0] for each in row] for row in all_areas])  # [given, knob]
+    draws = np.array([[each[1] for each in row] for row in all_areas])  # [given, knob, B]
+    slowed = np.array([[_slowed_area(found, each) for each in members] for members in complete.values()])
+    best_values = tuple(_best_value(at, values, volumes[row], draws[row]) for row, at in enumerate(complete))
+    witness = _witness(values, list(complete), draws, slowed)
+    one_for_all = len({each.best for each in best_values}) == 1
+    return [
+        Coupling(
+            knob=knob,
+            given=given,
+            best_values=best_values,
+            dependence="established" if witness is not None else "none" if one_for_all else "within_noise",
+            witness=witness,
+            regret_share=_regret_fraction(volumes),
+        )
+    ]
+
+
+def _complete_rows(found: Objectives, knob: str, given: str) -> dict[Value, list[np.ndarray]]:
+    """For each value of `given` at which every value of `knob` was measured: the settings with each of the latter."""
+    values, places = levels_of(found.points, knob), _places(found, (given, knob))
+    none = np.zeros(0, dtype=np.int64)
+    cells = {at: [places.get((at, value), none) for value in values] for at in levels_of(found.points, given)}
+    return {at: members for at, members in cells.items() if all(len(each) for each in members)}
+
+
+def _places(found: Objectives, knobs: Sequence[str]) -> dict[tuple[Value, ...], np.ndarray]:
+    """The settings at each combination of values of these knobs."""
+    places: dict[tuple[Value, ...], list[int]] = {}
+    for at, point in enumerate(found.points):
+        places.setdefault(tuple(point.value(knob) for knob in knobs), []).append(at)
+    return {values: np.array(own, dtype=np.int64) for values, own in places.items()}
+
+
+def _slowed_area(found: Objectives, members: np.ndarray) -> np.ndarray:
+    """[B], of these settings in every draw, with costs longer by what the device may have drifted."""
+    costs = found.cost_draws[:, members] * (1 + found.drift_allowance)
+    return area(costs, found.accuracy_draws[:, members], reference_cost_of(found))
+
+
+def _regret_fraction(volumes: np.ndarray) -> float | None:
+    top = float(volumes.max(axis=1).sum())
+    return (top - float(volumes.sum(axis=0).max())) / top if top > 0 else None
+
+
+def _best_value(given: Value, values: Sequence[Value], volumes: np.ndarray, draws: np.ndarray) -> BestValue:
+    best = int(volumes.argmax())
+    return BestValue(
+        given=given,
+        best=values[best],
+        probability=float((draws.argmax(axis=0) == best).mean()),
+        hypervolumes={value: float(each) for value, each in zip(values, volumes, strict=True)},
+    )
+
+
+def _witness(
+    values: Sequence[Value], given: Sequence[Value], draws: np.ndarray, slowed: np.ndarray
+) -> tuple[Value, Value, Value, Value] | None:
+    """Two values of the knob that confidently change places between two values of the other.
+
+    Args:
+        slowed: as `draws`, with costs longer by the drift; what is ahead must be so with them.
+    """
+    for one, other in combinations(range(len(values)), 2):
+        ahead = (slowed[:, one] > draws[:, other]).mean(axis=1) >= 1 - TAIL
+        behind = (draws[:, one] < slowed[:, other]).mean(axis=1) >= 1 - TAIL
+        if ahead.any() and behind.any():
+            return values[one], values[other], given[int(ahead.argmax())], given[int(behind.argmax())]
+    return None

@@ -1,0 +1,228 @@
+"""In: a figure of each setting with draws of it; out: how much of its spread each knob and interaction explains. Pure.
+
+The spread of S figures over the grid is split by least squares into main effects, two-way and three-way interactions.
+A term's sum of squares is what it adds to the model of all terms that do not contain it (type II; R. Langsrud, "ANOVA
+for unbalanced data", Statistics and Computing 13 (2003)); on a full grid these are the classical ones and add up to the
+whole. On an incomplete grid they do not, since terms overlap there; `rest_share` says by how much.
+
+Two kinds of noise stand against a term. Which samples were drawn is in the draws. What else makes settings differ (a
+device that drifts while they take turns) is not, but the highest interaction holds it: every other term is also tested
+against its mean square, as where settings are not repeated (G. Box, W. Hunter and J. Hunter, "Statistics for
+experimenters", 1978).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from scipy import stats
+
+from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
+from experiments.analyses.knobs.objectives import TAIL, interval
+
+Value = str | int
+
+
+_TOLERANCE = 1e-9
+
+
+# How the reason begins where a spread is too large to be split.
+NOT_SPLIT = "not split: more than"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A main effect or an interaction.
+
+    Attributes:
+        knobs: one, two or three.
+        degrees: of freedom; 0 where the grid does not hold what would show it.
+        share: of the sum of squares over settings; None for `degrees` 0.
+        share_ci95: percentile interval over draws; noise adds to every share, so that it may lie above `share`.
+        noise_share: what the draws' noise alone would add on average.
+        p_value: probability that noise alone gives so much: of the draws, centred on the figures.
+        settings_p_value: the same by the F test against the highest interaction; None for that one, and where it is 0
+            or the grid does not show it.
+    """
+
+    knobs: tuple[str, ...]
+    degrees: int
+    share: float | None
+    share_ci95: tuple[float, float] | None
+    noise_share: float | None
+    p_value: float | None
+    settings_p_value: float | None
+
+
+@dataclass(frozen=True)
+class LevelMean:
+    """The figure at one value of a knob, the others averaged over all their values (by the additive model).
+
+    Attributes:
+        change: less that at the knob's smallest value.
+    """
+
+    knob: str
+    value: Value
+    mean: float
+    ci95: tuple[float, float]
+    change: float
+    change_ci95: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Effects of the knobs on one figure over one task's grid.
+
+    Attributes:
+        is_full_grid: whether every combination of values is there, once.
+        std: of the figures over settings.
+        terms: main effects first; none where `reason` is given.
+        rest_share: 1 less all shares: 0 on a full grid; on others also below 0.
+        level_means: none where the grid does not connect its values.
+        reason: why nothing is split.
+    """
+
+    is_full_grid: bool
+    std: float | None
+    terms: tuple[Term, ...]
+    rest_share: float | None
+    level_means: tuple[LevelMean, ...]
+    reason: str | None
+
+
+def effects(levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: np.ndarray) -> Effects:
+    """Split the spread of [S] figures, with [B, S] draws.
+
+    Args:
+        levels: knob -> its value at each of the S settings.
+    """
+    moving = {knob: values for knob, values in levels.items() if len(set(values)) > 1}
+    combinations_there = set(zip(*moving.values(), strict=True))
+    is_full = len(combinations_there) == len(figures) == int(np.prod([len(set(each)) for each in moving.values()]))
+    if not moving:
+        return Effects(
+            is_full, None, (), None, (), "one setting has no spread" if len(figures) < 2 else "no knob moves"
+        )
+    if any(len(set(values)) > MOST_VALUES for values in moving.values()):
+        return Effects(is_full, float(figures.std(ddof=1)), (), None, (), f"{NOT_SPLIT} {MOST_VALUES} values of a knob")
+    codes = {knob: _codes(values) for knob, values in moving.items()}
+    means = _level_means(moving, codes, figures, draws)
+    total = float(((figures - figures.mean()) ** 2).sum())
+    std = float(figures.std(ddof=1))
+    if total <= _TOLERANCE * max(float((figures**2).sum()), 1e-300):
+        return Effects(is_full, std, (), None, means, "all settings are equal")
+    if len(figures) > MOST_SETTINGS:
+        return Effects(is_full, std, (), None, means, f"{NOT_SPLIT} {MOST_SETTINGS} settings")
+    split = [_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes))]
+    terms = tuple(replace(each, settings_p_value=_against(each, split[-1])) for each in split)
+    return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)
+
+
+def _subsets(knobs: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [each for size in range(1, len(knobs) + 1) for each in combinations(knobs, size)]
+
+
+def _codes(values: Sequence[Value]) -> np.ndarray:
+    """[S, L] indicators of the values in the order in which they are met."""
+    known = list(dict.fromkeys(values))
+    return np.array([[float(value == each) for each in known] for value in values])
+
+
+def _projection(subsets: Sequence[tuple[str, ...]], codes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """[S, S], onto what the mean and these terms span."""
+    size = len(next(iter(codes.values())))
+    columns = [np.ones((size, 1))]
+    for knobs in subsets:
+        block = np.ones((size, 1))
+        for knob in knobs:
+            block = (block[:, :, None] * codes[knob][:, None, :]).reshape(size, -1)
+        columns.append(block)
+    left, values, _ = np.linalg.svd(np.concatenate(columns, axis=1), full_matrices=False)
+    basis = left[:, values > 1e-10 * values[0]]
+    return np.asarray(basis @ basis.T)
+
+
+def _term(
+    knobs: tuple[str, ...], codes: Mapping[str, np.ndarray], figures: np.ndarray, draws: np.ndarray, total: float
+) -> Term:
+    without = [each for each in _subsets(tuple(codes)) if not set(knobs) <= set(each)]
+    added = _projection([*without, knobs], codes) - _projection(without, codes)
+    degrees = round(float(np.trace(added)))
+    if degrees == 0:
+        return Term(knobs, 0, None, None, None, None, None)
+    squares = max(float(figures @ added @ figures), 0.0)
+    noise = (((draws - figures) @ added) ** 2).sum(axis=1)
+    spread = ((draws - draws.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    fractions = ((draws @ added) ** 2).sum(axis=1)[spread > 0] / spread[spread > 0]
+    return Term(
+        knobs=knobs,
+        degrees=degrees,
+        share=squares / total,
+        share_ci95=interval(fractions) if len(fractions) else None,
+        noise_share=float(noise.mean()) / total,
+        p_value=(1 + int((noise >= squares).sum())) / (1 + len(noise)),
+        settings_p_value=None,
+    )
+
+
+def _against(term: Term, highest: Term) -> float | None:
+    if term is highest or term.share is None or highest.share is None or highest.share < _TOLERANCE:
+        return None
+    ratio = (term.share / term.degrees) / (highest.share / highest.degrees)
+    return float(stats.f.sf(ratio, term.degrees, highest.degrees))
+
+
+def _level_means(
+    moving: Mapping[str, Sequence[Value]], codes: Mapping[str, np.ndarray], figures: np.ndarray, draws: np.ndarray
+) -> tuple[LevelMean, ...]:
+    size = len(figures)
+    design = np.concatenate([np.ones((size, 1)), *(each[:, 1:] for each in codes.values())], axis=1)
+    if np.linalg.matrix_rank(design) < design.shape[1]:
+        return ()
+    fit = np.linalg.pinv(design)  # [parameters, S]
+    means, start = [], 1
+    centre = np.concatenate([[1.0], *(np.full(each.shape[1] - 1, 1 / each.shape[1]) for each in codes.values())])
+    for knob, values in moving.items():
+        known = list(dict.fromkeys(values))
+        rows = []
+        for number in range(len(known)):
+            row = centre.copy()
+            row[start : start + len(known) - 1] = 0.0
+            if number:
+                row[start + number - 1] = 1.0
+            rows.append(row @ fit)
+        start += len(known) - 1
+        means += _knob_means(knob, known, np.array(rows), figures, draws)
+    return tuple(means)
+
+
+def _knob_means(
+    knob: str, known: Sequence[Value], weights: np.ndarray, figures: np.ndarray, draws: np.ndarray
+) -> list[LevelMean]:
+    """Means in the order of the values: numbers by size, tiers as they are met."""
+    order = list(range(len(known)))
+    if knob != "vision":
+        order.sort(key=lambda at: float(known[at]))
+    values, over_draws = weights @ figures, draws @ weights.T
+    first = order[0]
+    return [
+        LevelMean(
+            knob=knob,
+            value=known[at],
+            mean=float(values[at]),
+            ci95=interval(over_draws[:, at]),
+            change=float(values[at] - values[first]),
+            change_ci95=interval(over_draws[:, at] - over_draws[:, first]),
+        )
+        for at in order
+    ]
+
+
+def is_beyond_noise(term: Term) -> bool:
+    """Whether neither kind of noise alone gives so much with more than 5 %."""
+    level = 2 * TAIL
+    if term.p_value is None or term.p_value > level:
+        return False
+    return term.settings_p_value is None or term.settings_p_value <= level

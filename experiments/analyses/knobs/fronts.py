@@ -1,0 +1,304 @@
+"""In: accuracy and cost of settings with paired draws; out: the front, how sure each place on it is, its hypervolume.
+
+All pure. A setting is on the front where none costs no more and is at least as accurate, one of the two strictly; so
+settings that agree in both are on it together.
+
+The hypervolume is the area under the front's steps up to the reference point (accuracy 0, a largest cost): in units of
+accuracy times cost. Divided by the largest cost it is the accuracy that the best setting within a budget has, averaged
+over all budgets from 0 to the largest, 0 where no setting keeps to a budget (E. Zitzler and L. Thiele, "Multiobjective
+optimization using evolutionary algorithms", PPSN V (1998), for the measure).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from experiments.analyses.knobs.objectives import Objectives, interval, intervals
+
+# The largest budget, over the cost of the most expensive setting.
+REFERENCE_FACTOR = 1.1
+
+
+# A setting that fewer draws put on the front is dominated.
+FEWEST_ON_FRONT = 0.05
+
+
+Status = Literal["established", "within_noise", "possible", "dominated"]
+
+
+Difference = Literal["established", "within_noise"]
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A setting's place.
+
+    Attributes:
+        accuracy_ci95: percentile interval over draws; as `cost_ci95`.
+        on_front: by the figures of all samples.
+        probability: share of draws that put it on the front.
+        drift_probability: the same, had all other latencies been longer by the drift that the run showed.
+        status: `established`: on the front, and confidently better in accuracy or in cost than each other setting;
+            `within_noise`: on the front, but not so against `not_better_than`; `possible`: off it, but with a
+            `drift_probability` of at least 5 %; `dominated`: off it.
+        not_better_than: settings that it is better than, if at all, only within noise; of the front's points only.
+        dominated_by: the cheapest of the most accurate settings that dominate it; None on the front.
+    """
+
+    key: str
+    accuracy: float
+    accuracy_ci95: tuple[float, float]
+    cost: float
+    cost_ci95: tuple[float, float]
+    on_front: bool
+    probability: float
+    drift_probability: float
+    status: Status
+    not_better_than: tuple[str, ...]
+    dominated_by: str | None
+
+
+@dataclass(frozen=True)
+class Hypervolume:
+    """Hypervolume of a set of settings.
+
+    Attributes:
+        value: accuracy times cost, up to the reference point.
+        ci95: percentile interval over draws.
+        mean_accuracy: `value` / reference cost.
+        unseen: mean over draws of the hypervolume where each budget's setting is chosen by the draw and its accuracy
+            is that on the samples that the draw left out; free of the luck of the chosen. None where a draw leaves out
+            no sample.
+        unseen_ci95: percentile interval over draws.
+    """
+
+    value: float
+    ci95: tuple[float, float]
+    mean_accuracy: float
+    unseen: float | None
+    unseen_ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Front:
+    """All settings, cheapest first, and the hypervolume up to (`reference_cost`, accuracy 0)."""
+
+    points: tuple[FrontPoint, ...]
+    reference_cost: float
+    hypervolume: Hypervolume
+
+
+@dataclass(frozen=True)
+class TaskDifference:
+    """A setting that is on the front for one task and off it for another.
+
+    Attributes:
+        statuses: task -> status.
+        probabilities: task -> share of draws that put it on the front.
+        difference: `established`: established on one front and dominated for another task.
+    """
+
+    key: str
+    statuses: Mapping[str, Status]
+    probabilities: Mapping[str, float]
+    difference: Difference
+
+
+def on_front(cost: np.ndarray, accuracy: np.ndarray, allowance: float = 0.0) -> np.ndarray:
+    """[..., S] bool from [..., S] and [..., S].
+
+    Args:
+        allowance: share by which every other setting's cost is taken as higher.
+    """
+    size = cost.shape[-1]
+    costs, accuracies = cost.reshape(-1, size), accuracy.reshape(-1, size)
+    rows = [_on_front_of_one(*row, allowance) for row in zip(costs, accuracies, strict=True)]
+    return np.array(rows, dtype=bool).reshape(cost.shape)
+
+
+def _on_front_of_one(cost: np.ndarray, accuracy: np.ndarray, allowance: float) -> np.ndarray:
+    """[S]; by the highest accuracy up to each cost, so that the time grows with S log S."""
+    if not len(cost):
+        return np.zeros(0, dtype=bool)
+    order = np.argsort(cost, kind="stable")
+    others = cost[order] * (1 + allowance)
+    # What costs less, and what costs no more; the highest accuracy of none is below all.
+    highest = np.concatenate([[-np.inf], np.fmax.accumulate(accuracy[order])])
+    less, no_more = (highest[np.searchsorted(others, cost, side=side)] for side in ("left", "right"))
+    dominated = (less >= accuracy) | (no_more > accuracy)
+    return np.asarray(~dominated | np.isnan(cost))
+
+
+def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float) -> np.ndarray:
+    """[...], the hypervolume of [..., S] settings up to (`reference_cost`, 0); what costs more adds nothing."""
+    order = np.argsort(cost, axis=-1, kind="stable")
+    widths = _widths(np.take_along_axis(cost, order, axis=-1), reference_cost)
+    heights = np.maximum.accumulate(np.take_along_axis(accuracy, order, axis=-1), axis=-1)
+    return np.asarray((widths * heights).sum(axis=-1))
+
+
+def scored_area(
+    costs: np.ndarray, gains: np.ndarray, scored: np.ndarray, reference_cost: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """[...] and [...], the hypervolume of [..., S] settings, cheapest first, and as counted on other samples.
+
+    Args:
+        gains: accuracy, which chooses the setting of each budget; of equally accurate ones the cheapest.
+        scored: the accuracy that it is counted with in the second.
+    """
+    widths = _widths(costs, reference_cost)
+    heights = np.maximum.accumulate(gains, axis=-1)
+    is_new = gains[..., 1:] > heights[..., :-1]
+    chosen = np.zeros(gains.shape, dtype=np.int64)
+    np.maximum.accumulate(np.where(is_new, np.arange(1, gains.shape[-1]), 0), axis=-1, out=chosen[..., 1:])
+    counted = np.take_along_axis(scored, chosen, axis=-1)
+    return np.asarray((widths * heights).sum(axis=-1)), np.asarray((widths * counted).sum(axis=-1))
+
+
+def _widths(costs: np.ndarray, reference_cost: float) -> np.ndarray:
+    """[..., S], the budgets from each of the costs, smallest first, to the next or to the last one."""
+    ends = np.full((*costs.shape[:-1], 1), reference_cost)
+    return np.diff(np.minimum(costs, reference_cost), axis=-1, append=ends)
+
+
+def reference_cost_of(found: Objectives) -> float:
+    """The cost of the reference point: REFERENCE_FACTOR times that of the most expensive setting."""
+    return REFERENCE_FACTOR * float(found.cost.max())
+
+
+def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Hypervolume of some settings: on all samples, [B] over draws, and [B] on the samples that a draw left out."""
+    limit = reference_cost_of(found)
+    value = float(area(found.cost[members], found.accuracy[members], limit))
+    return value, *_areas_of_draws(found, cheapest_first(found, members), limit)
+
+
+def areas_beside_slower(found: Objectives, members: np.ndarray) -> np.ndarray:
+    """[B], of all settings on the samples a draw left out, where those not at `members` cost more by the drift."""
+    others = np.setdiff1d(np.arange(len(found.points)), members)
+    order = np.concatenate([cheapest_first(found, members), cheapest_first(found, others)], axis=1)
+    factors = np.concatenate([np.ones(len(members)), np.full(len(others), 1 + found.drift_allowance)])
+    return _areas_of_draws(found, order, reference_cost_of(found), factors)[1]
+
+
+def _areas_of_draws(
+    found: Objectives, order: np.ndarray, limit: float, factors: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """[B] and [B] of the settings at [B, M] indices, those of a draw in order of cost (with factors: in two runs)."""
+    costs = np.take_along_axis(found.cost_draws, order, axis=1)
+    if factors is not None:
+        costs *= factors
+        # Two runs in order are merged in one pass.
+        merged = np.argsort(costs, axis=1, kind="stable")
+        costs, order = (np.take_along_axis(each, merged, axis=1) for each in (costs, order))
+    gains, unseen = (np.take_along_axis(each, order, axis=1) for each in (found.accuracy_draws, found.unseen_accuracy))
+    return scored_area(costs, gains, unseen, limit)
+
+
+def cheapest_first(found: Objectives, members: np.ndarray) -> np.ndarray:
+    """[B, M], the indices `members` in each draw's order of cost; of equal costs the first of them first."""
+    if 8 * len(members) < len(found.points):
+        return np.asarray(members[np.argsort(found.cost_draws[:, members], axis=1, kind="stable")])
+    is_member = np.zeros(len(found.points), dtype=bool)
+    is_member[members] = True
+    return found.cost_order[is_member[found.cost_order]].reshape(len(found.cost_draws), len(members))
+
+
+def hypervolume(found: Objectives, members: np.ndarray) -> Hypervolume:
+    """Hypervolume of the settings at `members`, [M] indices."""
+    value, draws, unseen = areas(found, members)
+    has_unseen = bool(np.isfinite(unseen).any())
+    return Hypervolume(
+        value=value,
+        ci95=interval(draws),
+        mean_accuracy=value / reference_cost_of(found),
+        unseen=float(np.nanmean(unseen)) if has_unseen else None,
+        unseen_ci95=interval(unseen) if has_unseen else None,
+    )
+
+
+def front(found: Objectives) -> Front:
+    """Every setting's place, and the front's hypervolume."""
+    is_on = on_front(found.cost, found.accuracy)
+    probabilities = on_front(found.cost_draws, found.accuracy_draws).mean(axis=0)
+    with_drift = probabilities
+    if found.drift_allowance > 0:
+        with_drift = on_front(found.cost_draws, found.accuracy_draws, found.drift_allowance).mean(axis=0)
+    dominators = _dominators(found.cost, found.accuracy)
+    keys = [point.key for point in found.points]
+    accuracy_ends, cost_ends = intervals(found.accuracy_draws), intervals(found.cost_draws)
+    points = [
+        _point(found, keys, at, bool(is_on[at]), float(probabilities[at]), float(with_drift[at]), ends, dominator)
+        for at, (*ends, dominator) in enumerate(zip(accuracy_ends, cost_ends, dominators.tolist(), strict=True))
+    ]
+    return Front(
+        points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
+        reference_cost=reference_cost_of(found),
+        hypervolume=hypervolume(found, np.arange(len(found.points))),
+    )
+
+
+def _point(
+    found: Objectives,
+    keys: Sequence[str],
+    at: int,
+    is_on: bool,
+    probability: float,
+    drift_probability: float,
+    ends: Sequence[tuple[float, float]],
+    dominator: int,
+) -> FrontPoint:
+    noise: tuple[str, ...] = ()
+    if is_on:
+        better = found.more_accurate(at) | found.cheaper(at)
+        noise = tuple(keys[other] for other in np.flatnonzero(~better).tolist() if other != at)
+    status: Status = "dominated" if drift_probability < FEWEST_ON_FRONT else "possible"
+    if is_on:
+        status = "within_noise" if noise else "established"
+    return FrontPoint(
+        key=keys[at],
+        accuracy=float(found.accuracy[at]),
+        accuracy_ci95=ends[0],
+        cost=float(found.cost[at]),
+        cost_ci95=ends[1],
+        on_front=is_on,
+        probability=probability,
+        drift_probability=drift_probability,
+        status=status,
+        not_better_than=noise,
+        dominated_by=None if is_on else keys[dominator],
+    )
+
+
+def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
+    """[S], the cheapest of the most accurate settings that cost no more than each; of equal ones the first."""
+    # The last key is the first to sort by; equal ones stay in their order.
+    order = np.lexsort((-accuracy, cost))
+    gains = accuracy[order]
+    is_new = gains > np.concatenate([[-np.inf], np.maximum.accumulate(gains)[:-1]])
+    best = np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))
+    return np.asarray(order[best[np.searchsorted(cost[order], cost, side="right") - 1]])
+
+
+def compare_tasks(fronts: Mapping[str, Front]) -> list[TaskDifference]:
+    """Settings that two or more tasks have and that are on the front for one and off it for another; by key."""
+    places: dict[str, dict[str, FrontPoint]] = {}
+    for task, each in fronts.items():
+        for point in each.points:
+            places.setdefault(point.key, {})[task] = point
+    return [
+        TaskDifference(
+            key,
+            {task: point.status for task, point in own.items()},
+            {task: point.probability for task, point in own.items()},
+            _difference([point.status for point in own.values()]),
+        )
+        for key, own in sorted(places.items())
+        if len({point.on_front for point in own.values()}) == 2
+    ]
+
+
+def _difference(statuses: Sequence[Status]) -> Difference:
+    return "established" if {"established", "dominated"} <= set(statuses) else "within_noise"

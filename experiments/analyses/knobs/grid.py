@@ -1,0 +1,250 @@
+"""In: a sweep; out: for each task its settings by knob, and what every sample scored and cost at each. Pure."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.setting_result import SampleResult
+from experiments.analyses.charts.style import caption_of, joined_caption, setup_of, tasks_named
+from experiments.analyses.recorded_table import RecordedTable, read_table
+from experiments.analyses.stages.records import source_fields
+from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweep, vision_label
+
+NO_EXPERTS = "none"
+
+
+SamplesById = dict[int, SampleResult]
+
+
+KNOBS = ("vision", "top_k", "num_active_blocks")
+
+
+@dataclass(frozen=True)
+class KnobPoint:
+    """One setting: its key, and the value of each knob.
+
+    Attributes:
+        vision: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set.
+        top_k: None in a dense model, where it is not a knob.
+    """
+
+    key: str
+    vision: str
+    top_k: int | None
+    num_active_blocks: int
+
+    def value(self, knob: str) -> str | int:
+        """Value of one of KNOBS."""
+        values: dict[str, str | int] = {
+            "vision": self.vision, "top_k": self.top_k or NO_EXPERTS, "num_active_blocks": self.num_active_blocks,
+        }  # fmt: skip
+        return values[knob]
+
+
+@dataclass(frozen=True)
+class TaskGrid:
+    """One task: S settings in order of the knobs, N samples in order of their ids; nan where a sample has none.
+
+    Attributes:
+        best: the metric's highest score.
+        pictures: of each sample; samples of one picture are not independent.
+        scores: [S, N], from 0 to `best`.
+        total_ms: [S, N], `T_total`; samples that were answered in batches have none.
+        energy_j: [S, N], of the run whose time it is, idle power included.
+        flops: [S, N], of vision, prefill and all decode steps of the request.
+        drift: largest change of the control setting's time around any of the settings, as a share (0.1: a tenth longer,
+            or as much shorter); None where none was read.
+    """
+
+    task: str
+    metric: str
+    best: float
+    points: tuple[KnobPoint, ...]
+    sample_ids: tuple[int, ...]
+    pictures: tuple[str, ...]
+    scores: np.ndarray
+    total_ms: np.ndarray
+    energy_j: np.ndarray
+    flops: np.ndarray
+    drift: float | None
+
+
+def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
+    """The values of a knob, smallest first: numbers by size, the vision knob in the order of the settings."""
+    values = tuple(dict.fromkeys(point.value(knob) for point in points))
+    return values if knob == "vision" or NO_EXPERTS in values else tuple(sorted(values, key=float))
+
+
+def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
+    """One grid for each task of the sweep.
+
+    Raises:
+        ResultsError: settings of one task scored by two metrics, or a file without a key that this needs.
+    """
+    return tuple(_grid(task, [each for each in sweep.settings if each.task == task]) for task in sweep.provenance.tasks)
+
+
+def request_flops(sample: SampleResult) -> float | None:
+    """Operations of a whole request; None for an architecture without formulas.
+
+    A request without a picture has no vision stage, and one of a single output token no decode step.
+    """
+    if sample.prefill_flops is None:
+        return None
+    total = float(sample.prefill_flops) + float(sample.vision_flops or 0)
+    if sample.decode_flops_per_token is not None:
+        total += float(sample.decode_flops_per_token) * (sample.output_tokens - 1)
+    return total
+
+
+def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
+    metric, best = _only_metric(task, settings)
+    rows: list[SamplesById] = [
+        {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
+    ]
+    ids = sorted({sample_id for row in rows for sample_id in row})
+    pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
+    return TaskGrid(
+        task=task,
+        metric=metric,
+        best=best,
+        points=tuple(_point(each) for each in settings),
+        sample_ids=tuple(ids),
+        pictures=tuple(pictures[sample_id] for sample_id in ids),
+        scores=_matrix(rows, ids, lambda sample: sample.accuracy),
+        total_ms=_matrix(rows, ids, lambda sample: sample.T_total),
+        energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
+        flops=_matrix(rows, ids, request_flops),
+        drift=_largest_drift(settings),
+    )
+
+
+def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
+    """Name and best score of the only metric."""
+    metrics = {(each.result.metric, float(each.result.metric_best)) for each in settings}
+    if len(metrics) > 1:
+        names = " and ".join(sorted(name for name, _ in metrics))
+        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
+    (only,) = metrics
+    return only
+
+
+def _largest_drift(settings: Sequence[StoredSetting]) -> float | None:
+    readings = [entry for each in settings for entry in each.result.drift]
+    ratios = [ratio for entry in readings for ratio in (entry.before, entry.after) if ratio is not None]
+    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
+
+
+def _picture(sample: SampleResult) -> str:
+    picture = sample.metadata.image_id
+    return f"sample {sample.sample_id}" if picture is None else str(picture)
+
+
+def _point(setting: StoredSetting) -> KnobPoint:
+    result = setting.result
+    return KnobPoint(setting.key, vision_label(result), result.top_k, result.num_active_blocks)
+
+
+def _matrix(
+    rows: Sequence[SamplesById], ids: Sequence[int], read: Callable[[SampleResult], float | None]
+) -> np.ndarray:
+    """What is read of each sample at each setting; nan where there is none."""
+    values = [[read(row[sample_id]) if sample_id in row else None for sample_id in ids] for row in rows]
+    matrix = np.array([[np.nan if each is None else float(each) for each in row] for row in values])
+    matrix = matrix.reshape(len(rows), len(ids))
+    matrix[~np.isfinite(matrix)] = np.nan
+    return matrix
+
+
+_KEY = re.compile(r"(?:tier-(\w+)|tokens(\d+))_topk(\d+)_blocks(\d+)")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is analysed.
+
+    Attributes:
+        source: provenance, as JSON.
+        caption: the line at the foot of figures of all of it.
+        setup: device, model, how it ran: what such a line says of any part of it.
+        random_weights: accuracy means nothing then.
+    """
+
+    source: Mapping[str, Any]
+    caption: str
+    setup: tuple[str, ...]
+    random_weights: bool
+    grids: tuple[TaskGrid, ...]
+
+
+def load_study(paths: Sequence[Path]) -> Study:
+    """Folders of runs, read as one sweep, or the one file that `bench_pareto_search.py --collect` wrote.
+
+    Raises:
+        ResultsError: no results, broken ones, ones of different sweeps, or a table among other things.
+    """
+    if not any(path.is_file() for path in paths):
+        sweep = load_sweep(*paths)
+        caption = caption_of(sweep.provenance, len(sweep.settings), sweep.num_samples)
+        setup, is_random = setup_of(sweep.provenance), sweep.provenance.random_weights
+        return Study(source_fields(sweep), caption, setup, is_random, grids_of(sweep))
+    if len(paths) > 1:
+        raise ResultsError(f"{len(paths)} inputs, one of them a file: give folders of runs, or one table alone")
+    table = read_table(paths[0])
+    try:
+        return Study(_source(table), _caption(table), _setup(table), False, (grid_of_table(table),))
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"{paths[0]} lacks {error} in its origin; collect the table again") from error
+
+
+def grid_of_table(table: RecordedTable) -> TaskGrid:
+    """A table has scores and times, neither energy nor operations nor readings of drift."""
+    absent = np.full(table.scores.shape, np.nan)
+    return TaskGrid(
+        task=table.origin["task"],
+        metric=table.origin["metric"],
+        best=float(table.best),
+        points=tuple(map(_recorded_point, table.settings)),
+        sample_ids=table.sample_ids,
+        pictures=table.pictures,
+        scores=table.scores,
+        total_ms=1000 * table.seconds,
+        energy_j=absent,
+        flops=absent,
+        drift=None,
+    )
+
+
+def _recorded_point(key: str) -> KnobPoint:
+    found = _KEY.fullmatch(key)
+    if found is None:
+        raise ResultsError(
+            f"{key!r} is not a key of a setting such as tier-low_topk8_blocks16; collect the table again"
+        )
+    tier, tokens, top_k, blocks = found.groups()
+    return KnobPoint(key, tier or f"{tokens} tokens", int(top_k), int(blocks))
+
+
+def _source(table: RecordedTable) -> dict[str, Any]:
+    return {
+        **table.origin,
+        "tasks": [table.origin["task"]],
+        "num_settings": len(table.settings),
+        "num_samples": int(np.isfinite(table.seconds).sum()),
+        "num_pictures": len(set(table.pictures)),
+    }
+
+
+def _setup(table: RecordedTable) -> tuple[str, ...]:
+    hardware = table.origin["hardware"]
+    return hardware["gpu_name"] or hardware["cpu"] or "CPU", table.origin["model"]
+
+
+def _caption(table: RecordedTable) -> str:
+    counted = f"n = {int(np.isfinite(table.seconds).sum())} generations, {len(table.settings)} settings"
+    return joined_caption([*_setup(table), counted, tasks_named([table.origin["task"]])])

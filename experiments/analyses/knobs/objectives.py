@@ -1,0 +1,255 @@
+"""In: a task's grid and a cost; out: accuracy and cost of each setting on the same samples, with paired draws. Pure.
+
+Draws are a bootstrap over pictures: in each draw all settings get the same pictures, so that what is common to them
+(a hard picture, a long answer) does not blur their differences. Pictures with times and those without are drawn apart,
+each as many as there are, so that every draw has times. A draw says how the figures would differ had other samples of
+the task been drawn. It says nothing of a device whose speed drifts while settings take turns: a latency is therefore
+confidently lower only where it is so by more than the drift that the run's control setting showed.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from experiment_core_utils.sweep.front_search import normal_quantile, t_quantile
+from experiments.analyses.files import draws_for
+from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
+
+Statistic = Literal["mean", "p95", "p99"]
+
+
+PERCENT = {"p95": 95.0, "p99": 99.0}
+
+
+# One side of a 95 % interval: a difference is confident where it fails with this probability at most.
+TAIL = 0.025
+
+
+# Fewer pairs that all agree could do so by chance with more than TAIL (0.5 ** 6 < 0.025 < 0.5 ** 5).
+FEWEST_PICTURES = 6
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What is paid: `quantity` names the array of a grid, `statistic` how it is taken over samples."""
+
+    name: str
+    quantity: Literal["total_ms", "energy_j", "flops"]
+    statistic: Statistic
+    unit: str
+    label: str
+
+
+LATENCY_MEAN = Cost("latency_mean", "total_ms", "mean", "ms", "mean end-to-end latency")
+
+
+LATENCY_P95 = Cost("latency_p95", "total_ms", "p95", "ms", "P95 of end-to-end latency")
+
+
+LATENCY_P99 = Cost("latency_p99", "total_ms", "p99", "ms", "P99 of end-to-end latency")
+
+
+ENERGY = Cost("energy", "energy_j", "mean", "J", "mean energy of a request")
+
+
+FLOPS = Cost("flops", "flops", "mean", "FLOPs", "mean operations of a request")
+
+
+WHY_NONE = {
+    "total_ms": "no setting has a sample with a time: all were answered in batches",
+    "energy_j": "no sample has an energy: the run was without --energy, or nothing measured power",
+    "flops": "no sample has a number of operations: a table contains none, and not every architecture has formulas",
+}
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """S settings on the samples that all of them have, and B draws of them.
+
+    Attributes:
+        left_out: settings without a sample that has the score or the cost -> why.
+        num_score_samples: samples on which all S settings have a score; `accuracy` is their mean.
+        num_cost_samples: the same of the cost.
+        num_dropped_samples: samples that have a score at some of the S settings and not at others.
+        accuracy: [S].
+        cost: [S].
+        accuracy_draws: [B, S].
+        cost_draws: [B, S].
+        unseen_accuracy: [B, S], on the samples that the draw left out; nan where it left out none.
+        drift_allowance: share by which a latency must be lower to be confidently so; 0 for other costs, and where no
+            drift was read.
+        scores: [S, n], of the samples on which all have one.
+        clusters: [n], the number of each of these samples' picture.
+    """
+
+    task: str
+    best: float
+    of: Cost
+    points: tuple[KnobPoint, ...]
+    left_out: dict[str, str]
+    num_score_samples: int
+    num_cost_samples: int
+    num_cost_pictures: int
+    num_pictures: int
+    num_dropped_samples: int
+    accuracy: np.ndarray
+    cost: np.ndarray
+    accuracy_draws: np.ndarray
+    cost_draws: np.ndarray
+    unseen_accuracy: np.ndarray
+    drift_allowance: float
+    scores: np.ndarray
+    clusters: np.ndarray
+
+    @cached_property
+    def cost_order(self) -> np.ndarray:
+        """[B, S], the settings in each draw's order of cost; equal ones in their own."""
+        return np.argsort(self.cost_draws, axis=1, kind="stable")
+
+    def more_accurate(self, at: int) -> np.ndarray:
+        """[S], the settings that this one is confidently more accurate than.
+
+        By Student's t over pictures with a few made-up samples, since few samples that differ may all agree.
+        """
+        highest, means = float(self.scores.max()), self.scores.mean(axis=1)
+        found = np.zeros(len(means), dtype=bool)
+        lower = np.flatnonzero(means[at] > means)
+        if highest > 0 and len(lower):
+            found[lower] = _lower_bounds(self.scores[at] - self.scores[lower], self.clusters, highest) > 0
+        return found
+
+    def cheaper(self, at: int) -> np.ndarray:
+        """[S], the settings that this one costs confidently less than."""
+        if self.num_cost_pictures < FEWEST_PICTURES:
+            return np.zeros(len(self.points), dtype=bool)
+        cost = self.cost_draws[:, [at]] * (1 + self.drift_allowance)
+        return np.asarray((cost < self.cost_draws).mean(axis=0) >= 1 - TAIL)
+
+
+@dataclass(frozen=True)
+class NoObjectives:
+    """Why a task has no accuracy against this cost."""
+
+    task: str
+    of: Cost
+    reason: str
+
+
+def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objectives | NoObjectives:
+    """Accuracy and cost of the settings that have both, on the samples that all of these share."""
+    costs = {"total_ms": grid.total_ms, "energy_j": grid.energy_j, "flops": grid.flops}[of.quantity]
+    has_score, has_cost = np.isfinite(grid.scores).any(axis=1), np.isfinite(costs).any(axis=1)
+    kept = np.flatnonzero(has_score & has_cost)
+    left_out = {
+        grid.points[at].key: "no sample has a score" if not has_score[at] else f"no sample has {of.label}"
+        for at in range(len(grid.points))
+        if at not in kept
+    }
+    if not has_score.any():
+        return NoObjectives(grid.task, of, f"no sample has a score by {grid.metric}")
+    if not len(kept):
+        return NoObjectives(grid.task, of, WHY_NONE[of.quantity])
+    scores, costs = grid.scores[kept], costs[kept]
+    scored, paid = np.isfinite(scores).all(axis=0), np.isfinite(costs).all(axis=0)
+    if not scored.any() or not paid.any():
+        what = "a score" if not scored.any() else of.label
+        return NoObjectives(grid.task, of, f"no sample has {what} at all {len(kept)} settings, so none can be paired")
+    counts = draw_counts(grid.pictures, scored + 2 * paid, draws_for(len(kept), num_draws), seed)
+    accuracy_draws = _over_draws(scores[:, scored], counts[:, scored], "mean")
+    cost_draws = _over_draws(costs[:, paid], counts[:, paid], of.statistic)
+    allowance = (grid.drift or 0.0) if of.quantity == "total_ms" else 0.0
+    num_cost_pictures = len({picture for picture, has in zip(grid.pictures, paid, strict=True) if has})
+    return Objectives(
+        task=grid.task,
+        best=grid.best,
+        of=of,
+        points=tuple(grid.points[at] for at in kept),
+        left_out=left_out,
+        num_score_samples=int(scored.sum()),
+        num_cost_samples=int(paid.sum()),
+        num_cost_pictures=num_cost_pictures,
+        num_pictures=len({picture for picture, has in zip(grid.pictures, scored, strict=True) if has}),
+        num_dropped_samples=int((np.isfinite(scores).any(axis=0) & ~scored).sum()),
+        accuracy=scores[:, scored].mean(axis=1),
+        cost=_statistic(costs[:, paid], of.statistic),
+        accuracy_draws=accuracy_draws,
+        cost_draws=cost_draws,
+        unseen_accuracy=_unseen(scores[:, scored], counts[:, scored]),
+        drift_allowance=allowance,
+        scores=scores[:, scored],
+        clusters=np.unique(np.asarray(grid.pictures, dtype=str)[scored], return_inverse=True)[1],
+    )
+
+
+def draw_counts(pictures: Sequence[Hashable], pattern: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
+    """[B, N], how often each draw holds each sample: all samples of a picture together.
+
+    Args:
+        pattern: [N], what a sample has; pictures that have the same are drawn from one another.
+    """
+    numbers = np.unique(np.asarray(pictures, dtype=str), return_inverse=True)[1]
+    num_pictures = int(numbers.max()) + 1
+    kinds = np.zeros(num_pictures, dtype=np.int64)
+    np.bitwise_or.at(kinds, numbers, np.asarray(pattern, dtype=np.int64))
+    generator = np.random.default_rng(seed)
+    counts = np.zeros((num_draws, num_pictures), dtype=np.int64)
+    for kind in np.unique(kinds):
+        members = np.flatnonzero(kinds == kind)
+        picks = generator.multinomial(len(members), np.full(len(members), 1 / len(members)), size=num_draws)
+        counts[:, members] = picks
+    return counts[:, numbers]
+
+
+def interval(draws: np.ndarray) -> tuple[float, float]:
+    """95 % percentile interval of [B] draws; nan does not count."""
+    low, high = np.nanpercentile(draws, (100 * TAIL, 100 - 100 * TAIL))
+    return float(low), float(high)
+
+
+def intervals(draws: np.ndarray) -> list[tuple[float, float]]:
+    """`interval` of each column of [B, S] draws."""
+    if not np.isfinite(draws).all():
+        return [interval(column) for column in draws.T]
+    low, high = np.percentile(draws, (100 * TAIL, 100 - 100 * TAIL), axis=0)
+    return list(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def _statistic(values: np.ndarray, statistic: Statistic) -> np.ndarray:
+    if statistic == "mean":
+        return np.asarray(values.mean(axis=-1))
+    return np.asarray(np.percentile(values, PERCENT[statistic], axis=-1))
+
+
+def _over_draws(values: np.ndarray, counts: np.ndarray, statistic: Statistic) -> np.ndarray:
+    """[B, S] of [S, n] values."""
+    if statistic == "mean":
+        return np.asarray(counts @ values.T / counts.sum(axis=1, keepdims=True))
+    places = np.arange(values.shape[1])
+    return np.stack([_statistic(values[:, np.repeat(places, row)], statistic) for row in counts])
+
+
+def _unseen(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    unseen = (counts == 0).astype(np.float64)
+    number = unseen.sum(axis=1, keepdims=True)
+    return np.where(number > 0, unseen @ scores.T / np.maximum(number, 1), np.nan)
+
+
+def _lower_bounds(differences: np.ndarray, clusters: np.ndarray, best: float) -> np.ndarray:
+    """[R], the lower end of `mean_bound` for each row of [R, n] differences, none of them nan."""
+    counts = np.bincount(clusters).astype(np.float64)
+    # In the order of the samples, as np.bincount adds.
+    sums = np.zeros((len(differences), len(counts)))
+    for sample, cluster in enumerate(clusters):
+        sums[:, cluster] += differences[:, sample]
+    if len(counts) < 2:
+        return np.full(len(differences), -np.inf)
+    outcomes = normal_quantile(TAIL) ** 2 / 8
+    groups, n = len(counts) + 4 * outcomes, differences.shape[1] + 4 * outcomes
+    mean = sums.sum(axis=1) / n
+    squares = ((sums - counts * mean[:, None]) ** 2).sum(axis=1)
+    squares += outcomes * ((best - mean) ** 2 + (best + mean) ** 2 + 2 * mean**2)
+    half = t_quantile(TAIL, len(counts) - 1) * np.sqrt(squares * groups / (groups - 1)) / n
+    return np.asarray(mean - half)

@@ -1,0 +1,303 @@
+"""In: what E2 computed; out: the content of its three JSON files and its CSV files. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.primitives.csv_tables import Cell
+from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
+from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
+from experiments.analyses.knobs.effects import Effects, is_beyond_noise
+from experiments.analyses.knobs.fronts import Front, TaskDifference
+from experiments.analyses.knobs.grid import KNOBS, TaskGrid, levels_of
+from experiments.analyses.knobs.objectives import FEWEST_PICTURES, Cost, NoObjectives, Objectives
+
+Row = dict[str, Cell]
+
+
+# Below, percentiles stand on the one or two longest times.
+FEWEST_FOR = {"p95": 20, "p99": 100}
+
+
+@dataclass(frozen=True)
+class FrontAnalysis:
+    """One task against one cost."""
+
+    found: Objectives
+    front: Front
+    fixed: Sequence[FixedValue]
+    single: Sequence[SingleKnob]
+    couplings: Sequence[Coupling]
+
+
+@dataclass(frozen=True)
+class TaskAnalysis:
+    """One task.
+
+    Attributes:
+        fronts: one for each cost, in the order in which they are requested.
+        effects: `accuracy` or a cost's name -> how its spread splits.
+    """
+
+    grid: TaskGrid
+    fronts: Sequence[FrontAnalysis | NoObjectives]
+    effects: Mapping[str, Effects]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all three files begin with: what was read and how draws were made."""
+
+    source: Mapping[str, Any]
+    num_draws: int
+    seed: int
+
+    def entry(self) -> dict[str, Any]:
+        """As keys of a file."""
+        return {"schema_version": 1, "source": self.source, "num_draws": self.num_draws, "seed": self.seed}
+
+
+def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
+    """The costs that the task has."""
+    return [each for each in analysis.fronts if isinstance(each, FrontAnalysis)]
+
+
+def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[str]:
+    """What a reader has to know before the figures, from the data themselves."""
+    found = ["intervals say what other samples would give, not a device whose speed drifts between settings"]
+    if random_weights:
+        found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
+    for analysis in analyses:
+        if analysis.grid.drift is None:
+            found.append(f"{analysis.grid.task}: drift was not read, so a latency may be lower for that reason alone")
+        else:
+            found.append(
+                f"{analysis.grid.task}: the control setting's time changed by up to {100 * analysis.grid.drift:.0f} %; "
+                "a latency counts as lower only by more than that"
+            )
+        found += _left_out_of_many(analysis)
+        for each in present(analysis):
+            task, of, n = each.found.task, each.found.of, each.found.num_cost_samples
+            if n < FEWEST_FOR.get(of.statistic, 0):
+                found.append(f"{task}: {of.label} is based on {n} samples, so on the longest one or two of them")
+            if each.found.num_cost_pictures < FEWEST_PICTURES:
+                found.append(f"{task}: {of.label} of fewer than {FEWEST_PICTURES} pictures is never confidently less")
+            if each.found.num_dropped_samples:
+                found.append(
+                    f"{task}, {of.name}: {each.found.num_dropped_samples} samples that some settings lack are left out"
+                )
+            if each.found.left_out:
+                found.append(f"{task}, {of.name}: {len(each.found.left_out)} settings are left out")
+    return found
+
+
+def _left_out_of_many(analysis: TaskAnalysis) -> list[str]:
+    """What is not computed of so many settings, or of knobs of so many values."""
+    task, points, lines = analysis.grid.task, analysis.grid.points, []
+    if len(points) > MOST_SETTINGS:
+        draws = min((len(each.found.cost_draws) for each in present(analysis)), default=0)
+        lines.append(
+            f"{task}: of {len(points)} settings, intervals are based on {draws} draws, and the spread is not split "
+            f"into effects; both are complete up to {MOST_SETTINGS} settings"
+        )
+    for knob in KNOBS:
+        values = len(levels_of(points, knob))
+        if values > MOST_VALUES:
+            lines.append(
+                f"{task}: {knob} has {values} values and is not held at each of them; it is up to {MOST_VALUES}"
+            )
+    return lines
+
+
+def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[str]) -> dict[str, Any]:
+    """`e2_knob_grid_results.json`."""
+    return shared.entry() | {
+        "caveats": list(caveats),
+        "tasks": [
+            {
+                "task": each.grid.task,
+                "metric": each.grid.metric,
+                "metric_best": each.grid.best,
+                "num_settings": len(each.grid.points),
+                "knobs": {knob: list(levels_of(each.grid.points, knob)) for knob in KNOBS},
+                "settings": _setting_entries(each.grid),
+                "effects": {name: _effects_fields(effects) for name, effects in each.effects.items()},
+            }
+            for each in analyses
+        ],
+    }
+
+
+def fronts_content(
+    shared: Shared, analyses: Sequence[TaskAnalysis], differences: Mapping[str, Sequence[TaskDifference]]
+) -> dict[str, Any]:
+    """`e2_pareto_frontiers.json`; `differences` by the cost's name."""
+    return shared.entry() | {
+        "fronts": [_front_fields(each) for analysis in analyses for each in analysis.fronts],
+        "tasks_compared": [
+            {"cost": name, "settings": [asdict(each) for each in found]} for name, found in differences.items()
+        ],
+    }
+
+
+def coupling_content(shared: Shared, analyses: Sequence[TaskAnalysis]) -> dict[str, Any]:
+    """`e2_coupling_analysis.json`."""
+    return shared.entry() | {
+        "couplings": [
+            _cost_fields(each.found.task, each.found.of)
+            | {
+                "hypervolume": each.front.hypervolume.value,
+                "reference_cost": each.front.reference_cost,
+                "fixed": [asdict(row) for row in each.fixed],
+                "single": [asdict(row) for row in each.single],
+                "best_values": [asdict(row) for row in each.couplings],
+            }
+            for analysis in analyses
+            for each in present(analysis)
+        ]
+    }
+
+
+def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
+    """A row for each task, cost and setting."""
+    return [
+        {
+            **_names(each),
+            "setting": point.key,
+            **cells[point.key],
+            "accuracy": point.accuracy,
+            "accuracy_ci95_low": point.accuracy_ci95[0],
+            "accuracy_ci95_high": point.accuracy_ci95[1],
+            "cost_value": point.cost,
+            "cost_ci95_low": point.cost_ci95[0],
+            "cost_ci95_high": point.cost_ci95[1],
+            "on_front": point.on_front,
+            "front_probability": point.probability,
+            "front_drift_probability": point.drift_probability,
+            "status": point.status,
+            "dominated_by": point.dominated_by,
+        }
+        for analysis in analyses
+        for each in present(analysis)
+        for cells in [{point.key: {knob: point.value(knob) for knob in KNOBS} for point in each.found.points}]
+        for point in each.front.points
+    ]
+
+
+def coupling_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
+    """A row for each task, cost, knob and value at which it is held."""
+    return [
+        {
+            **_names(each),
+            "knob": row.knob,
+            "value": str(row.value),
+            "num_settings": row.num_settings,
+            "num_on_joint_front": row.num_on_joint_front,
+            "probability_on_joint_front": row.probability_on_joint_front,
+            "hypervolume": row.loss.hypervolume,
+            "loss_share": row.loss.share,
+            "loss_share_ci95_low": None if row.loss.share_ci95 is None else row.loss.share_ci95[0],
+            "loss_share_ci95_high": None if row.loss.share_ci95 is None else row.loss.share_ci95[1],
+            "unseen_loss_share": row.loss.unseen_share,
+            "beyond_noise": row.loss.beyond_noise,
+        }
+        for analysis in analyses
+        for each in present(analysis)
+        for row in each.fixed
+    ]
+
+
+def effect_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
+    """A row for each task, figure and term."""
+    return [
+        {
+            "task": analysis.grid.task,
+            "figure": name,
+            "term": " x ".join(term.knobs),
+            "degrees": term.degrees,
+            "share": term.share,
+            "share_ci95_low": None if term.share_ci95 is None else term.share_ci95[0],
+            "share_ci95_high": None if term.share_ci95 is None else term.share_ci95[1],
+            "noise_share": term.noise_share,
+            "p_value": term.p_value,
+            "settings_p_value": term.settings_p_value,
+            "beyond_noise": is_beyond_noise(term),
+        }
+        for analysis in analyses
+        for name, effects in analysis.effects.items()
+        for term in effects.terms
+    ]
+
+
+def _names(each: FrontAnalysis) -> Row:
+    return {"task": each.found.task, "cost": each.found.of.name, "unit": each.found.of.unit}
+
+
+def _cost_fields(task: str, of: Cost) -> dict[str, Any]:
+    return {"task": task, "cost": of.name, "quantity": of.quantity, "statistic": of.statistic, "unit": of.unit}
+
+
+def _front_fields(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
+    if isinstance(each, NoObjectives):
+        return _cost_fields(each.task, each.of) | {"front": None, "reason": each.reason}
+    found, front = each.found, each.front
+    return _cost_fields(found.task, found.of) | {
+        "front": [point.key for point in front.points if point.on_front],
+        "reason": None,
+        "num_settings": len(front.points),
+        "left_out": found.left_out,
+        "num_score_samples": found.num_score_samples,
+        "num_cost_samples": found.num_cost_samples,
+        "num_pictures": found.num_pictures,
+        "num_dropped_samples": found.num_dropped_samples,
+        "drift_allowance": found.drift_allowance,
+        "reference_point": {"accuracy": 0.0, "cost": front.reference_cost},
+        "hypervolume": asdict(front.hypervolume),
+        # Not by asdict, which copies each of thousands of names.
+        "settings": [dict(vars(point)) for point in front.points],
+    }
+
+
+def _effects_fields(effects: Effects) -> dict[str, Any]:
+    entry = asdict(effects)
+    entry["terms"] = [asdict(term) | {"beyond_noise": is_beyond_noise(term)} for term in effects.terms]
+    return entry
+
+
+def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
+    """The settings' own figures, on all samples that each has: not paired."""
+    entries = []
+    for at, (p95, p99) in enumerate(_tails(grid.total_ms)):
+        scores, times, energies, flops = (
+            row[np.isfinite(row)] for row in (grid.scores[at], grid.total_ms[at], grid.energy_j[at], grid.flops[at])
+        )
+        entries.append(
+            asdict(grid.points[at])
+            | {
+                "num_score_samples": len(scores),
+                "accuracy": _mean(scores),
+                "num_latency_samples": len(times),
+                "T_total_mean_ms": _mean(times),
+                "T_total_p95_ms": p95,
+                "T_total_p99_ms": p99,
+                "num_energy_samples": len(energies),
+                "energy_mean_j": _mean(energies),
+                "flops_mean": _mean(flops),
+            }
+        )
+    return entries
+
+
+def _tails(times: np.ndarray) -> list[list[float | None]]:
+    """P95 and P99 of each row of [S, N]; nan does not count, and a row of it alone has none."""
+    if not np.isfinite(times).all():
+        rows = [row[np.isfinite(row)] for row in times]
+        return [np.percentile(row, (95, 99)).tolist() if len(row) else [None, None] for row in rows]
+    tails: list[list[float | None]] = np.percentile(times, (95, 99), axis=1).T.tolist()
+    return tails
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,274 @@
+"""In: measured samples; out: a model of the stages' times that predicts requests at settings, as a JSON file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic_core import to_json
+from typing_extensions import TypedDict
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.records.result_files import field_fault, read_json_object
+from experiments.analyses.latency.features import (
+    STAGES,
+    TERMS,
+    RequestColumns,
+    RequestSetting,
+    TimedSamples,
+    requests_of,
+)
+from experiments.analyses.latency.model import PREDICTED, StageModel, fit_stages, stage_times
+from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, conformal_ratios, ratios_left_out
+
+SCHEMA_VERSION = 1
+
+
+KIND = "latency_estimator"
+
+
+LEVEL = 0.9
+
+
+MIN_SETTINGS = FOLDS
+
+
+MIN_SAMPLES = 24
+
+
+# Prompts this much shorter or longer than those measured still count as inside.
+PROMPT_SLACK = 0.1
+
+
+KNOBS = ("crops", "top_k", "num_active_blocks")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted times of S requests, in milliseconds.
+
+    Attributes:
+        times: name of PREDICTED -> [S]; `T_LLM_decode` and `T_total` are NaN where the output length is not known.
+        low: lower end of the interval for one request, same keys.
+        high: its upper end.
+        unseen_knobs: [S], whether a knob lies outside the values that were measured.
+        extrapolated: [S], that, or a prompt that is far from those measured.
+    """
+
+    times: Mapping[str, np.ndarray]
+    low: Mapping[str, np.ndarray]
+    high: Mapping[str, np.ndarray]
+    unseen_knobs: np.ndarray
+    extrapolated: np.ndarray
+
+
+@dataclass(frozen=True)
+class FittedStages:
+    """What `fit` found.
+
+    Attributes:
+        stages: name of STAGES -> model; without `T_vision_total` where no sample had a picture.
+        ratios: name of PREDICTED -> (low, high), what measured / predicted lies between, for the interval.
+        ranges: column of Requests, or `prompt_tokens` -> (smallest, largest) measured.
+        expected_output: task -> mean output tokens.
+        caveats: what the samples could not tell.
+    """
+
+    stages: Mapping[str, StageModel]
+    ratios: Mapping[str, tuple[float, float]]
+    ranges: Mapping[str, tuple[float, float]]
+    expected_output: Mapping[str, float]
+    num_samples: int
+    num_settings: int
+    caveats: tuple[str, ...]
+
+
+_FINITE = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def _term(name: str) -> str:
+    if name not in TERMS:
+        raise ValueError(f"no model has the term {name}")
+    return name
+
+
+_Part = dict[Annotated[str, AfterValidator(_term)], float]
+
+
+def _with(*names: str) -> AfterValidator:
+    def check(value: Mapping[str, Any]) -> Mapping[str, Any]:
+        lacking = [name for name in names if name not in value]
+        if lacking:
+            raise ValueError(f"it lacks {lacking[0]}")
+        return value
+
+    return AfterValidator(check)
+
+
+@with_config(_FINITE)
+class _StoredStage(TypedDict):
+    form: str
+    work: _Part
+    floor: _Part
+    runs_ahead: bool
+
+
+@with_config(_FINITE)
+class _StoredEstimator(TypedDict):
+    """What `save` writes."""
+
+    level: Annotated[float, Field(gt=0, lt=1)]
+    stages: Annotated[dict[str, _StoredStage], _with(*STAGES[1:])]
+    ratios: Annotated[dict[str, tuple[float, float]], _with(*PREDICTED)]
+    ranges: Annotated[dict[str, tuple[float, float]], _with(*KNOBS, "prompt_tokens")]
+    expected_output: dict[str, Annotated[float, Field(ge=1)]]
+    num_samples: int
+    num_settings: int
+    caveats: list[str]
+
+
+_STORED = TypeAdapter(_StoredEstimator)
+
+
+class LatencyEstimator:
+    """Stage times of a request from its tokens and the knobs.
+
+    The model is that of `stage_model`: no time is negative, and vision, first token, decode per token and total never
+    fall when a knob or a length goes up. (The prefill alone may, with more crops: vision hides its launches.) The
+    interval is split-conformal on ratios: between its ends lies the share `level` of measured / predicted of samples
+    whose setting was left out of the fit, so it is for one request at a setting that need not have been measured.
+    """
+
+    def __init__(self, level: float = LEVEL) -> None:
+        if not 0.0 < level < 1.0:
+            raise ConfigurationError(
+                f"a level of {level:g} is not possible; give a fraction between 0 and 1, such as 0.9"
+            )
+        self.level = level
+        self._fitted: FittedStages | None = None
+
+    @property
+    def fitted(self) -> FittedStages:
+        """Raises ConfigurationError before `fit` or `load`."""
+        if self._fitted is None:
+            raise ConfigurationError("this estimator has no model yet; call fit or load first")
+        return self._fitted
+
+    def fit(self, samples: TimedSamples) -> Self:
+        """Choose each stage's form by settings left out, then fit it on all samples.
+
+        Raises:
+            ResultsError: fewer than MIN_SETTINGS settings or MIN_SAMPLES samples, or none with two output tokens.
+        """
+        check_enough(samples)
+        forms = choose_forms(samples)
+        ratios = ratios_left_out(samples, forms)
+        self._fitted = FittedStages(
+            stages=fit_stages(samples, forms),
+            ratios={name: conformal_ratios(ratios[name], self.level) for name in PREDICTED},
+            ranges=ranges_of(samples.requests),
+            expected_output=expected_output_tokens(samples),
+            num_samples=len(samples),
+            num_settings=len(np.unique(samples.knobs)),
+            caveats=tuple(caveats_of(samples)),
+        )
+        return self
+
+    def predict(self, requests: RequestColumns | Sequence[RequestSetting]) -> Prediction:
+        """Times with intervals; raises ConfigurationError for pictures where the samples had none."""
+        columns = requests if isinstance(requests, RequestColumns) else requests_of(requests)
+        fitted = self.fitted
+        times = stage_times(fitted.stages, columns)
+        low = {name: column * fitted.ratios[name][0] for name, column in times.items()}
+        high = {name: column * fitted.ratios[name][1] for name, column in times.items()}
+        unseen = np.zeros(len(columns), dtype=bool)
+        for name in KNOBS:
+            smallest, largest = fitted.ranges[name]
+            column = getattr(columns, name)
+            unseen |= (column < smallest) | (column > largest)
+        shortest, longest = fitted.ranges["prompt_tokens"]
+        prompt = columns.prompt_tokens
+        far = (prompt < shortest * (1 - PROMPT_SLACK)) | (prompt > longest * (1 + PROMPT_SLACK))
+        return Prediction(times, low, high, unseen, unseen | far)
+
+    def with_stages(self, stages: Mapping[str, StageModel], caveat: str) -> "LatencyEstimator":
+        """The same estimator with other models of the stages, as a recalibration makes them."""
+        other = LatencyEstimator(self.level)
+        other._fitted = replace(self.fitted, stages=stages, caveats=(*self.fitted.caveats, caveat))
+        return other
+
+    def save(self, path: Path) -> None:
+        """One JSON object, see docs/core_exp/e3_latency_estimator.md."""
+        content = {"schema_version": SCHEMA_VERSION, "kind": KIND, "level": self.level, **asdict(self.fitted)}
+        write_json_atomically(content, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """What `save` wrote; raises ResultsError for any other file."""
+        content = read_json_object(path)
+        if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
+            raise ResultsError(
+                f"{path} is not a {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
+                f"{content.get('schema_version')!r}); fit it again with e3_latency_estimator.py"
+            )
+        try:
+            stored = _STORED.validate_json(to_json(content), strict=True)
+        except ValidationError as error:
+            raise ResultsError(f"{path} {field_fault(error)}; fit it again with e3_latency_estimator.py") from error
+        estimator = cls(stored["level"])
+        estimator._fitted = _fitted_of(stored)
+        return estimator
+
+
+def _fitted_of(stored: _StoredEstimator) -> FittedStages:
+    return FittedStages(
+        stages={name: StageModel(**stage) for name, stage in stored["stages"].items()},
+        ratios=stored["ratios"],
+        ranges=stored["ranges"],
+        expected_output=stored["expected_output"],
+        num_samples=stored["num_samples"],
+        num_settings=stored["num_settings"],
+        caveats=tuple(stored["caveats"]),
+    )
+
+
+def check_enough(samples: TimedSamples) -> None:
+    """Raises ResultsError where settings cannot be left out, or no sample has decode steps."""
+    settings = len(np.unique(samples.knobs))
+    if settings < MIN_SETTINGS or len(samples) < MIN_SAMPLES:
+        raise ResultsError(
+            f"{settings} settings with {len(samples)} samples are too few for a latency model; profile at least "
+            f"{MIN_SETTINGS + 1} settings and {MIN_SAMPLES} samples, so that one can be left out"
+        )
+    if np.isnan(samples.times["T_decode_per_token"]).all():
+        raise ResultsError("no sample has two output tokens, so decode is not known; profile with longer answers")
+
+
+def ranges_of(requests: RequestColumns) -> dict[str, tuple[float, float]]:
+    """Smallest and largest value of each knob and of the prompt's tokens."""
+    columns = {name: getattr(requests, name) for name in KNOBS} | {"prompt_tokens": requests.prompt_tokens}
+    return {name: (float(column.min()), float(column.max())) for name, column in columns.items()}
+
+
+def caveats_of(samples: TimedSamples) -> list[str]:
+    """What these samples cannot tell."""
+    found = [
+        f"{name} had one value ({smallest:g}): its effect is not known, other values are extrapolated"
+        for name, (smallest, largest) in ranges_of(samples.requests).items()
+        if smallest == largest
+    ]
+    lengths = samples.requests.output_tokens
+    if lengths.min() == lengths.max():
+        found.append(f"every answer had {lengths[0]:g} output tokens: the expected length is that of the limit")
+    return found
+
+
+def expected_output_tokens(samples: TimedSamples) -> dict[str, float]:
+    """Mean output tokens of each task over its samples, for requests whose answer is not there yet."""
+    return {
+        str(task): float(samples.requests.output_tokens[samples.tasks == task].mean())
+        for task in np.unique(samples.tasks)
+    }

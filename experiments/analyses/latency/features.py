@@ -1,0 +1,219 @@
+"""In: requests and measured samples as columns; out: the terms of the latency model, and what may not be predicted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+import pandas as pd
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
+
+STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
+
+
+MEASURED = (*STAGES, "T_total")
+
+
+DENSE_EXPERTS = 1
+
+
+# A column of which less than this share is its own is a sum of others, but for rounding.
+_OWN_FRACTION = 1e-9
+
+
+@dataclass(frozen=True)
+class RequestSetting:
+    """One request at one setting of the knobs.
+
+    Attributes:
+        vision_tokens: image features that enter the language model; 0 without a picture.
+        crops: tiles of the picture, without the crop of the whole; 0 without a picture.
+        text_tokens: of the prompt, without image features and image markers.
+        top_k: experts per token in the blocks after the first.
+        num_active_blocks: all blocks that run, block 0 counted.
+        output_tokens: of the answer, at least 1; None where it is not known.
+    """
+
+    vision_tokens: int
+    crops: int
+    text_tokens: int
+    top_k: int
+    num_active_blocks: int
+    output_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestColumns:
+    """Columns of S requests, each an array [S] of floats; meanings as in RequestSetting.
+
+    Attributes:
+        output_tokens: NaN where it is not known.
+    """
+
+    vision_tokens: np.ndarray
+    crops: np.ndarray
+    text_tokens: np.ndarray
+    top_k: np.ndarray
+    num_active_blocks: np.ndarray
+    output_tokens: np.ndarray
+
+    def __post_init__(self) -> None:
+        """Broadcasts scalars and judges the values.
+
+        Raises:
+            ConfigurationError: a value below what is possible, not finite, or columns of different lengths.
+        """
+        given = [np.atleast_1d(np.asarray(getattr(self, each.name), dtype=np.float64)) for each in fields(self)]
+        try:
+            columns = np.broadcast_arrays(*given)
+        except ValueError as error:
+            lengths = ", ".join(f"{each.name} {column.shape}" for each, column in zip(fields(self), given, strict=True))
+            raise ConfigurationError(f"columns of different lengths: {lengths}; give one value a request") from error
+        for each, column in zip(fields(self), columns, strict=True):
+            least = 1 if each.name in ("top_k", "num_active_blocks", "output_tokens") else 0
+            wrong = column[~(np.isfinite(column) & (column >= least))]
+            if each.name == "output_tokens":
+                wrong = wrong[~np.isnan(wrong)]
+            if wrong.size:
+                raise ConfigurationError(f"{each.name} {wrong[0]:g} is not possible; give a number from {least}")
+            object.__setattr__(self, each.name, column)
+
+    def __len__(self) -> int:
+        return len(self.top_k)
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        """Vision and text tokens; the few markers between image features are not counted."""
+        return self.vision_tokens + self.text_tokens
+
+    @property
+    def context(self) -> np.ndarray:
+        """Mean tokens in the cache over the decode steps; that of the first step where the length is not known."""
+        return self.prompt_tokens + np.where(np.isnan(self.output_tokens), 2.0, self.output_tokens) / 2
+
+    def take(self, which: np.ndarray) -> Self:
+        """The rows of a mask or an array of indices."""
+        return type(self)(*(getattr(self, each.name)[which] for each in fields(self)))
+
+
+def requests_of(settings: Sequence[RequestSetting]) -> RequestColumns:
+    """Columns of rows; raises ConfigurationError as Requests does."""
+    columns = {
+        each.name: np.array([getattr(row, each.name) for row in settings], dtype=np.float64)
+        for each in fields(RequestColumns)
+    }
+    return RequestColumns(**columns)
+
+
+@dataclass(frozen=True)
+class TimedSamples:
+    """S measured samples.
+
+    Attributes:
+        times: name of MEASURED -> [S] milliseconds; NaN where the sample has no such stage.
+        settings: [S], "<task> <setting of the knobs>" that the sample was measured at.
+        tasks: [S], names the task.
+    """
+
+    requests: RequestColumns
+    times: Mapping[str, np.ndarray]
+    settings: np.ndarray
+    tasks: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def knobs(self) -> np.ndarray:
+        """[S], the setting without the task: samples of one are left out of a fit together."""
+        return np.array([str(each).partition(" ")[2] for each in self.settings])
+
+    def take(self, which: np.ndarray) -> "TimedSamples":
+        """The rows of a mask or an array of indices."""
+        times = {name: column[which] for name, column in self.times.items()}
+        return TimedSamples(self.requests.take(which), times, self.settings[which], self.tasks[which])
+
+
+def timed_samples(frame: pd.DataFrame) -> TimedSamples:
+    """Samples that were measured, from the frame of `sweep_results.samples_frame`.
+
+    Samples that were only answered (no times) are left out; those without a picture have 0 vision tokens and crops. The
+    feed-forward part of a dense model counts as one expert that every token takes.
+
+    Raises:
+        ResultsError: no sample has times, or one has a time that is not positive.
+    """
+    frame = frame[frame["T_total_ms"].notna()]
+    if frame.empty:
+        raise ResultsError("no sample of these results has times; profile with --num_latency_samples 1 or more")
+    requests = RequestColumns(
+        vision_tokens=frame["actual_vision_tokens"].to_numpy(np.float64),
+        crops=frame["actual_num_crops"].fillna(0).to_numpy(np.float64),
+        text_tokens=frame["input_text_tokens"].to_numpy(np.float64),
+        top_k=frame["top_k"].fillna(DENSE_EXPERTS).to_numpy(np.float64),
+        num_active_blocks=frame["num_active_blocks"].to_numpy(np.float64),
+        output_tokens=frame["output_tokens"].to_numpy(np.float64),
+    )
+    times = {name: frame[f"{name}_ms"].to_numpy(np.float64) for name in MEASURED}
+    for name, column in times.items():
+        if (column <= 0).any():
+            raise ResultsError(f"{name} is {column[column <= 0][0]:g} ms in a sample; times are above 0, measure again")
+    tasks = frame["task"].to_numpy(str)
+    settings = np.array([f"{task} {key}" for task, key in zip(tasks, frame["setting"], strict=True)])
+    return TimedSamples(requests, times, settings, tasks)
+
+
+def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, str | None]:
+    """The samples, of MOST_FITTED settings where there are more than MOST_SETTINGS, and what is to be said of that.
+
+    A fit has a dozen coefficients: more settings cost time and change nothing that can be seen.
+    """
+    names = np.unique(samples.knobs)
+    if len(names) <= MOST_SETTINGS:
+        return samples, None
+    chosen = np.random.default_rng(0).choice(names, size=most, replace=False)
+    lines = f"fitted to and validated on {most} of {len(names)} settings, drawn at random; {len(names) - most} left out"
+    return samples.take(np.isin(samples.knobs, chosen)), lines
+
+
+def _later_experts(requests: RequestColumns) -> np.ndarray:
+    return (requests.num_active_blocks - 1) * requests.top_k
+
+
+# What a stage's time may be a sum of, each times a coefficient that is not negative: so no time is, and none falls
+# when a knob or a length goes up. The first block keeps its own number of experts, which is in the terms of blocks.
+TERMS: Mapping[str, Callable[[RequestColumns], np.ndarray]] = {
+    "request": lambda of: np.ones(len(of)),
+    "image_crops": lambda of: of.crops + 1,
+    "blocks": lambda of: of.num_active_blocks,
+    "tokens": lambda of: of.prompt_tokens,
+    "experts": _later_experts,
+    "blocks_x_tokens": lambda of: of.num_active_blocks * of.prompt_tokens,
+    "experts_x_tokens": lambda of: _later_experts(of) * of.prompt_tokens,
+    "blocks_x_tokens_squared": lambda of: of.num_active_blocks * of.prompt_tokens**2,
+    "blocks_x_context": lambda of: of.num_active_blocks * of.context,
+}
+
+
+def columns_of(terms: Sequence[str], requests: RequestColumns) -> np.ndarray:
+    """[S, terms]."""
+    return np.stack([TERMS[name](requests) for name in terms], axis=1)
+
+
+def identifiable(terms: Sequence[str], requests: RequestColumns) -> tuple[str, ...]:
+    """The terms that these requests can tell apart: one that is a sum of multiples of earlier ones is left out."""
+    kept: list[str] = []
+    basis: list[np.ndarray] = []
+    for name in terms:
+        rest = TERMS[name](requests)
+        length = np.linalg.norm(rest)
+        for _ in range(2):  # once more, for what rounding left in
+            for direction in basis:
+                rest = rest - (direction @ rest) * direction
+        own = np.linalg.norm(rest)
+        if own > _OWN_FRACTION * length:
+            kept.append(name)
+            basis.append(rest / own)
+    return tuple(kept)

@@ -1,0 +1,107 @@
+"""In: an estimator, settings, a budget; out: the settings that are predicted to meet it, and how often that fails."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.analyses.latency.features import RequestSetting
+
+MARGINS = (-0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+
+
+# Budgets that the margin is judged at: these percentiles of the measured total times.
+BUDGET_PERCENTILES = tuple(range(10, 100, 10))
+
+
+@dataclass(frozen=True)
+class BudgetGuardrail:
+    """Keeps requests within a budget by what an estimator predicts of them."""
+
+    estimator: LatencyEstimator
+
+    def filter_by_budget(
+        self, settings: Sequence[RequestSetting], budget_ms: float, margin: float = 0.0
+    ) -> list[RequestSetting]:
+        """Settings whose predicted `T_total` times (1 + margin) is within the budget, in the order given.
+
+        A setting with a knob outside the values that were measured is not admitted: what it takes is not known.
+
+        Args:
+            settings: each with its output tokens, true or expected.
+            margin: share of the prediction that is kept free; negative lets predictions over the budget pass.
+
+        Raises:
+            ConfigurationError: a budget that is not above 0, a margin of -1 or less, or no output tokens.
+        """
+        if not budget_ms > 0.0 or not margin > -1.0:
+            raise ConfigurationError(
+                f"a budget of {budget_ms:g} ms with a margin of {margin:g} is not possible; give a budget above 0 and "
+                "a margin above -1"
+            )
+        if not settings:
+            return []
+        predicted = self.estimator.predict(settings)
+        total = predicted.times["T_total"]
+        if np.isnan(total).any():
+            raise ConfigurationError(
+                "a setting has no output tokens, so its total time is not known; give them, or those expected"
+            )
+        fits = is_admitted(total, budget_ms, margin) & ~predicted.unseen_knobs
+        return [setting for setting, each in zip(settings, fits, strict=True) if each]
+
+
+def is_admitted(predicted_ms: np.ndarray, budget_ms: float, margin: float) -> np.ndarray:
+    """[S], whether the prediction with its margin is within the budget."""
+    return predicted_ms * (1.0 + margin) <= budget_ms
+
+
+@dataclass(frozen=True)
+class GuardrailCounts:
+    """What a margin does, summed over budgets; a case is a sample at a budget.
+
+    Attributes:
+        admitted: cases.
+        violations: cases that were admitted and took longer than the budget.
+        fitting: cases that were within the budget as measured.
+        false_rejections: cases of these that were not admitted.
+        violation_rate: violations / admitted; None where none was admitted.
+        false_rejection_rate: false_rejections / fitting; None where none fits.
+    """
+
+    margin: float
+    cases: int
+    admitted: int
+    violations: int
+    fitting: int
+    false_rejections: int
+    violation_rate: float | None
+    false_rejection_rate: float | None
+
+
+def guardrail_counts(
+    predicted_ms: np.ndarray, measured_ms: np.ndarray, budgets_ms: Sequence[float], margin: float
+) -> GuardrailCounts:
+    """Counts of the guardrail, of samples [S] at every budget."""
+    admitted = np.stack([is_admitted(predicted_ms, budget, margin) for budget in budgets_ms])
+    fits = np.stack([measured_ms <= budget for budget in budgets_ms])
+    num_admitted, num_fitting = int(admitted.sum()), int(fits.sum())
+    violations, rejected = int((admitted & ~fits).sum()), int((~admitted & fits).sum())
+    return GuardrailCounts(
+        margin=margin,
+        cases=admitted.size,
+        admitted=num_admitted,
+        violations=violations,
+        fitting=num_fitting,
+        false_rejections=rejected,
+        violation_rate=violations / num_admitted if num_admitted else None,
+        false_rejection_rate=rejected / num_fitting if num_fitting else None,
+    )
+
+
+def guardrail_curve(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> list[GuardrailCounts]:
+    """The guardrail's figures for each of MARGINS, at budgets that are percentiles of what was measured."""
+    budgets = [float(budget) for budget in np.percentile(measured_ms, BUDGET_PERCENTILES)]
+    return [guardrail_counts(predicted_ms, measured_ms, budgets, margin) for margin in MARGINS]

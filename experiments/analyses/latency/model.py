@@ -1,0 +1,243 @@
+"""In: requests and one stage's measured times; out: a small physical model of the stage that no knob makes negative.
+
+A stage takes the longer of two parts: the *work* of the device, and the *floor* that the host needs to launch it. Each
+part is a sum of terms with coefficients that are not negative. Where the host launches ahead of the device, the floor
+of the prefill begins with the request, not with the prefill: what vision took is taken off it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples, columns_of, identifiable
+
+# Shares of the samples, those of least work first, that a fit begins with on the floor.
+_STARTS = (0.3, 0.7, 1.0)
+
+
+_ROUNDS = 6
+
+
+_REWEIGHTINGS = 8
+
+
+_HUBER = 1.345
+
+
+@dataclass(frozen=True)
+class StageForm:
+    """What a stage's model may be made of, by names of TERMS.
+
+    Attributes:
+        floor: terms of the floor, None for a stage that is work alone.
+        runs_ahead: the floor begins with the request, so that the time of vision is taken off it.
+    """
+
+    name: str
+    work: tuple[str, ...]
+    floor: tuple[str, ...] | None = None
+    runs_ahead: bool = False
+
+
+_PREFILL_WORK = ("request", "tokens", "blocks_x_tokens", "experts_x_tokens", "blocks_x_tokens_squared")
+
+
+_LAUNCHES = ("request", "blocks", "experts")
+
+
+# Simplest first: it is kept where no other is clearly better on settings left out.
+FORMS: Mapping[str, tuple[StageForm, ...]] = {
+    "T_vision_total": (
+        StageForm("work", ("request", "image_crops")),
+        StageForm("roofline", ("request", "image_crops"), floor=("request",)),
+    ),
+    "T_LLM_prefill": (
+        StageForm("work", (*_LAUNCHES, *_PREFILL_WORK[1:])),
+        StageForm("roofline", _PREFILL_WORK, floor=_LAUNCHES),
+        StageForm("launch_ahead", _PREFILL_WORK, floor=_LAUNCHES, runs_ahead=True),
+    ),
+    "T_decode_per_token": (
+        StageForm("work", (*_LAUNCHES, "blocks_x_context")),
+        StageForm("roofline", (*_LAUNCHES, "blocks_x_context"), floor=_LAUNCHES[:2]),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class StageModel:
+    """A fitted stage: coefficients in milliseconds per unit of each term, none negative.
+
+    Attributes:
+        form: name of the form.
+        floor: empty for a stage that is work alone.
+    """
+
+    form: str
+    work: Mapping[str, float]
+    floor: Mapping[str, float]
+    runs_ahead: bool
+
+    def times(self, requests: RequestColumns, vision_ms: np.ndarray) -> np.ndarray:
+        """[S] milliseconds, given those of vision [S]."""
+        work = linear(self.work, requests)
+        if not self.floor:
+            return work
+        return np.maximum(work, linear(self.floor, requests) - (vision_ms if self.runs_ahead else 0.0))
+
+    def affine(self, factor: float, added_ms: float) -> "StageModel":
+        """The stage that takes `factor` times as long and `added_ms` more."""
+        return StageModel(
+            self.form,
+            _affine(self.work, factor, added_ms),
+            _affine(self.floor, factor, added_ms) if self.floor else {},
+            self.runs_ahead,
+        )
+
+
+def linear(coefficients: Mapping[str, float], requests: RequestColumns) -> np.ndarray:
+    """[S], the sum of the terms times their coefficients."""
+    return columns_of(list(coefficients), requests) @ np.fromiter(coefficients.values(), np.float64)
+
+
+def _affine(part: Mapping[str, float], factor: float, added_ms: float) -> dict[str, float]:
+    scaled = {name: factor * value for name, value in part.items()}
+    return {"request": 0.0} | scaled | {"request": scaled.get("request", 0.0) + added_ms}
+
+
+def fit_stage(form: StageForm, requests: RequestColumns, times: np.ndarray, vision_ms: np.ndarray) -> StageModel:
+    """The form's coefficients with the least relative error, runs that stand out weighted down.
+
+    Terms that these requests cannot tell apart are left out, see `identifiable`.
+
+    Args:
+        times: [S], measured, above 0.
+        vision_ms: [S], predicted for the same requests.
+    """
+    if form.floor is None:
+        return StageModel(form.name, fit_part(form.work, requests, times, times), {}, False)
+    ahead = vision_ms if form.runs_ahead else np.zeros_like(times)
+    order = np.argsort(linear(fit_part(form.work, requests, times, times), requests), kind="stable")
+    fits = []
+    for share in _STARTS:
+        on_floor = np.zeros(len(times), dtype=bool)
+        on_floor[order[: round(share * len(times))]] = True
+        fits.append(_alternate(form, requests, times, ahead, on_floor))
+    errors = [np.abs(each.times(requests, vision_ms) / times - 1).mean() for each in fits]
+    return fits[int(np.argmin(errors))]
+
+
+def _alternate(
+    form: StageForm, requests: RequestColumns, times: np.ndarray, ahead: np.ndarray, on_floor: np.ndarray
+) -> StageModel:
+    """Fit each part to the samples on it, put each sample on the part that is longer, again until none moves."""
+    assert form.floor is not None
+    work, floor = {}, {}
+    for _ in range(_ROUNDS):
+        # A part with no samples of its own is bounded by the shortest time that was seen.
+        work = _part_of(form.work, requests, times, times, ~on_floor) or {"request": float(times.min())}
+        floor = _part_of(form.floor, requests, times + ahead, times, on_floor)
+        if not floor:
+            break
+        moved = linear(floor, requests) - ahead > linear(work, requests)
+        if (moved == on_floor).all():
+            break
+        on_floor = moved
+    return StageModel(form.name, work, floor, form.runs_ahead)
+
+
+def _part_of(
+    terms: Sequence[str], requests: RequestColumns, times: np.ndarray, scale: np.ndarray, which: np.ndarray
+) -> dict[str, float]:
+    """The part on these samples; empty where they are too few for its terms."""
+    if which.sum() < 2 * len(terms):
+        return {}
+    return fit_part(terms, requests.take(which), times[which], scale[which])
+
+
+def fit_part(terms: Sequence[str], requests: RequestColumns, times: np.ndarray, scale: np.ndarray) -> dict[str, float]:
+    """Coefficients, none negative, of least relative error in Huber's sense; terms without effect are left out.
+
+    Args:
+        scale: [S], what an error is relative to.
+    """
+    kept = identifiable(terms, requests)
+    columns = columns_of(kept, requests) / scale[:, None]
+    units = columns.max(axis=0)
+    values = robust_nonnegative(columns / units, times / scale) / units
+    return {name: float(value) for name, value in zip(kept, values, strict=True) if value > 0} or {"request": 0.0}
+
+
+def robust_nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """[P] coefficients >= 0 of Huber's regression of `target` [S] on `columns` [S, P], by reweighted least squares.
+
+    The tuning constant 1.345 is in units of the residuals' scale (1.4826 times their median size): P. Huber and
+    E. Ronchetti, "Robust Statistics", 2nd ed. 2009, 7.8.
+    """
+    weights = np.ones(len(target))
+    found = np.zeros(columns.shape[1])
+    for _ in range(_REWEIGHTINGS):
+        root = np.sqrt(weights)
+        # The triangle of QR has the same solution as all S rows, and is small.
+        triangle = np.asarray(np.linalg.qr(np.column_stack([columns, target]) * root[:, None], mode="r"))
+        previous, found = found, nnls(triangle[:, :-1], triangle[:, -1])[0]
+        residuals = np.abs(columns @ found - target)
+        spread = 1.4826 * float(np.median(residuals))
+        if spread < 1e-12 or np.allclose(previous, found, rtol=1e-4, atol=0.0):
+            break
+        weights = np.minimum(1.0, _HUBER * spread / np.maximum(residuals, 1e-300))
+    return found
+
+
+PREDICTED = (*STAGES, "T_LLM_decode", "T_first_token", "T_total")
+
+
+def stage_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> dict[str, np.ndarray]:
+    """Name of PREDICTED -> [S] milliseconds; raises ConfigurationError for pictures that the model knows nothing of."""
+    vision_ms = vision_times(stages, requests)
+    prefill_ms = stages["T_LLM_prefill"].times(requests, vision_ms)
+    per_token_ms = stages["T_decode_per_token"].times(requests, vision_ms)
+    decode_ms = (requests.output_tokens - 1) * per_token_ms
+    first_ms = vision_ms + prefill_ms
+    return dict(
+        zip(PREDICTED, (vision_ms, prefill_ms, per_token_ms, decode_ms, first_ms, first_ms + decode_ms), strict=True)
+    )
+
+
+def vision_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> np.ndarray:
+    """[S] milliseconds, 0 for requests without a picture; raises as `stage_times` does."""
+    has_picture = requests.vision_tokens > 0
+    if "T_vision_total" in stages:
+        return np.where(has_picture, stages["T_vision_total"].times(requests, np.zeros(len(requests))), 0.0)
+    if has_picture.any():
+        raise ConfigurationError("the model was fitted on samples without pictures; fit it on some that have one")
+    return np.zeros(len(requests))
+
+
+def fit_stages(samples: TimedSamples, forms: Mapping[str, StageForm]) -> dict[str, StageModel]:
+    """Each stage's form fitted on the samples that have the stage; stages without samples or form are left out."""
+    found: dict[str, StageModel] = {}
+    vision_ms = np.zeros(len(samples))
+    for name in (each for each in STAGES if each in forms):
+        times = samples.times[name]
+        has = np.isfinite(times)
+        if not has.any():
+            continue
+        found[name] = fit_stage(forms[name], samples.requests.take(has), times[has], vision_ms[has])
+        if name == "T_vision_total":
+            vision_ms = vision_times(found, samples.requests)
+    return found
+
+
+def measured_times(samples: TimedSamples) -> dict[str, np.ndarray]:
+    """Name of PREDICTED -> [S]; NaN where a sample lacks the stage, whose time is then 0 in the sums."""
+    vision = np.nan_to_num(samples.times["T_vision_total"])
+    steps = samples.requests.output_tokens - 1
+    return {
+        **{name: samples.times[name] for name in STAGES},
+        "T_LLM_decode": steps * samples.times["T_decode_per_token"],
+        "T_first_token": vision + samples.times["T_LLM_prefill"],
+        "T_total": samples.times["T_total"],
+    }

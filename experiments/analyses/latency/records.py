@@ -1,0 +1,137 @@
+"""In: what E3 computed; out: the content of its JSON and CSV files, and the lines that its driver prints."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.primitives.csv_tables import csv_text, raw_cell
+from experiment_core_utils.records.setting_result import SettingResult
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.analyses.latency.features import TimedSamples
+from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
+from experiments.analyses.latency.model import PREDICTED, measured_times
+from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
+from experiments.analyses.latency.validation import Validation
+from experiments.analyses.sweeps import Sweep
+
+SCHEMA_VERSION = 1
+
+
+FEATURES = ("vision_tokens", "crops", "text_tokens", "top_k", "num_active_blocks", "output_tokens")
+
+
+def validation_fields(
+    sweep: Sweep,
+    samples: TimedSamples,
+    estimator: LatencyEstimator,
+    validation: Validation,
+    studies: Sequence[RecalibrationStudy],
+    curve: Sequence[GuardrailCounts],
+) -> dict[str, Any]:
+    """The content of e3_validation.json."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "latency_estimator_validation",
+        "model": sweep.provenance.model,
+        "device": sweep.provenance.device,
+        "execution": sweep.provenance.execution,
+        "commands": list(sweep.provenance.commands),
+        "num_samples": len(samples),
+        "num_settings": len(np.unique(samples.knobs)),
+        "num_folds": validation.num_folds,
+        "level": estimator.level,
+        "caveats": list(estimator.fitted.caveats),
+        "forms": {name: stage.form for name, stage in estimator.fitted.stages.items()},
+        "estimator": {name: asdict(each) for name, each in validation.estimator.items()},
+        "linear": {name: asdict(each) for name, each in validation.linear.items()},
+        "repeatability": {name: asdict(each) for name, each in validation.repeatability.items()},
+        "coverage": {name: asdict(each) for name, each in validation.coverage.items()},
+        "control_drift": control_drift([each.result for each in sweep.settings]),
+        "recalibrations": [asdict(each) for each in studies],
+        "guardrail": {
+            "budget_percentiles": list(BUDGET_PERCENTILES),
+            "margins": [asdict(each) for each in curve],
+        },
+    }
+
+
+def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
+    """Spread of the control setting's time over the run, as multiples of its first reading; None without readings.
+
+    `mean_deviation` is the mean of |ratio / median ratio - 1|: what the same setting differs by when it is measured
+    again later.
+    """
+    ratios = [drift.before for result in results for drift in result.drift if drift.before is not None]
+    if not ratios:
+        return None
+    median = float(np.median(ratios))
+    deviation = float(np.abs(np.array(ratios) / median - 1).mean())
+    return {"min": min(ratios), "median": median, "max": max(ratios), "mean_deviation": deviation}
+
+
+def predictions_csv(samples: TimedSamples, validation: Validation) -> str:
+    """One row a sample in the order of the samples; times in ms, each predicted with its setting left out."""
+    columns: dict[str, Any] = {"task": samples.tasks, "setting": [key.split(" ", 1)[1] for key in samples.settings]}
+    columns |= {name: getattr(samples.requests, name) for name in FEATURES}
+    measured = measured_times(samples)
+    for name in PREDICTED:
+        columns[f"{name}_measured_ms"] = measured[name]
+        columns[f"{name}_predicted_ms"] = validation.left_out.times[name]
+        columns[f"{name}_low_ms"] = validation.left_out.low[name]
+        columns[f"{name}_high_ms"] = validation.left_out.high[name]
+    rows = ([_cell(columns[name][row], name) for name in columns] for row in range(len(samples)))
+    return csv_text([[raw_cell(name, name) for name in columns], *rows])
+
+
+def _cell(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return raw_cell(str(value), name)
+    number = float(value)
+    if np.isnan(number):
+        return raw_cell(None, name)
+    return raw_cell(int(number) if name in FEATURES and number.is_integer() else round(number, 6), name)
+
+
+def closing_lines(
+    estimator: LatencyEstimator,
+    validation: Validation,
+    studies: Sequence[RecalibrationStudy],
+    curve: Sequence[GuardrailCounts],
+) -> Iterator[str]:
+    """What a reader wants to know first."""
+    fitted = estimator.fitted
+    yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out, in %"
+    yield (
+        f"{'':<20}{'form':<14}{'setting':>8}{'linear':>8}{'noise':>7} {'sample':>8}{'linear':>8}{'noise':>7}"
+        f"{'coverage':>10}"
+    )
+    for name, found in validation.estimator.items():
+        linear, noise = validation.linear[name], validation.repeatability[name]
+        form = fitted.stages[name].form if name in fitted.stages else "-"
+        fractions = (found.setting_mape, linear.setting_mape, noise.setting_mape)
+        of_samples = (found.sample_mape, linear.sample_mape, noise.sample_mape)
+        yield (
+            f"{name:<20}{form:<14}{fractions[0]:>8.1%}{fractions[1]:>8.1%}{fractions[2]:>7.1%} "
+            f"{of_samples[0]:>8.1%}{of_samples[1]:>8.1%}{of_samples[2]:>7.1%}{validation.coverage[name].share:>10.1%}"
+        )
+    for study in studies:
+        yield from _recalibration_lines(study)
+    for each in curve:
+        violations = "-" if each.violation_rate is None else f"{each.violation_rate:.1%}"
+        rejected = "-" if each.false_rejection_rate is None else f"{each.false_rejection_rate:.1%}"
+        yield f"margin {each.margin:+.2f}: {violations} of the admitted over budget, {rejected} of the fitting rejected"
+    for caveat in fitted.caveats:
+        yield f"caveat: {caveat}"
+
+
+def _recalibration_lines(study: RecalibrationStudy) -> Iterator[str]:
+    """A line a method, the error of T_total by number of samples."""
+    if study.reason is not None:
+        yield f"recalibration ({study.kind}): none, {study.reason}"
+        return
+    yield f"recalibration ({study.kind}), from {study.source} to {study.target}, error of T_total:"
+    for method in METHODS:
+        found = [each for each in study.errors if each.name == "T_total" and each.method == method]
+        yield f"  {method:<14}" + "".join(f"{each.num_samples:>5}: {each.median:.1%}" for each in found)

@@ -1,0 +1,118 @@
+"""In: samples and a way to fit; out: what it predicts for settings that it was not given, and so the best form."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
+from experiments.analyses.latency.model import (
+    FORMS,
+    PREDICTED,
+    StageForm,
+    fit_stages,
+    measured_times,
+    stage_times,
+    vision_times,
+)
+
+Predict = Callable[[RequestColumns], Mapping[str, np.ndarray]]
+
+
+FOLDS = 6
+
+
+# A form replaces a simpler one where it is better by this share on settings left out.
+CLEARLY_BETTER = 0.05
+
+
+def folds_of(knobs: np.ndarray, num_folds: int, seed: int = 0) -> np.ndarray:
+    """[S], the fold of each sample: settings are dealt out in shuffled order, each with all its samples."""
+    names, places = np.unique(knobs, return_inverse=True)
+    return (np.random.default_rng(seed).permutation(len(names)) % num_folds)[places]
+
+
+def predicted_left_out(
+    samples: TimedSamples, fit: Callable[[TimedSamples], Predict], num_folds: int = FOLDS
+) -> dict[str, np.ndarray]:
+    """What `fit` without a fold's settings predicts for them: name -> [S] milliseconds."""
+    folds = folds_of(samples.knobs, num_folds)
+    found: dict[str, np.ndarray] = {}
+    for fold in range(num_folds):
+        predict = fit(samples.take(folds != fold))
+        for name, column in predict(samples.requests.take(folds == fold)).items():
+            found.setdefault(name, np.full(len(samples), np.nan))[folds == fold] = column
+    return found
+
+
+def choose_forms(samples: TimedSamples) -> dict[str, StageForm]:
+    """For each stage the form of least relative error on settings left out; a simpler one where that is close."""
+    measured = measured_times(samples)
+    chosen: dict[str, StageForm] = {}
+    for name in STAGES:
+        best = math.inf
+        before = dict(chosen)
+        for form in FORMS[name]:
+            predicted = predicted_left_out(samples, _fit_of_stage(name, before | {name: form}))
+            error = relative_error(predicted.get(name), measured[name])
+            if name not in chosen or error < best * (1 - CLEARLY_BETTER):
+                best, chosen[name] = error, form
+    return chosen
+
+
+def _fit_of_stage(name: str, forms: Mapping[str, StageForm]) -> Callable[[TimedSamples], Predict]:
+    """Fits a stage, and vision before it where its floor begins with the request."""
+    needed = {name: forms[name]}
+    if forms[name].runs_ahead:
+        needed["T_vision_total"] = forms["T_vision_total"]
+
+    def fit(part: TimedSamples) -> Predict:
+        stages = fit_stages(part, needed)
+
+        def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
+            if name not in stages:
+                return {}
+            is_ahead = forms[name].runs_ahead
+            vision_ms = vision_times(stages, requests) if is_ahead else np.zeros(len(requests))
+            return {name: stages[name].times(requests, vision_ms)}
+
+        return predict
+
+    return fit
+
+
+def ratios_left_out(samples: TimedSamples, forms: Mapping[str, StageForm]) -> dict[str, np.ndarray]:
+    """Measured / predicted of samples whose setting was left out, by name of PREDICTED; without absent stages."""
+
+    def fit(part: TimedSamples) -> Predict:
+        stages = fit_stages(part, forms)
+        return lambda requests: stage_times(stages, requests)
+
+    predicted, measured = predicted_left_out(samples, fit), measured_times(samples)
+    found = {}
+    for name in PREDICTED:
+        has = np.isfinite(measured[name]) & (predicted[name] > 0)
+        found[name] = measured[name][has] / predicted[name][has]
+    return found
+
+
+def relative_error(predicted: np.ndarray | None, measured: np.ndarray) -> float:
+    """Mean |predicted / measured - 1| over samples that have both; infinite where none has."""
+    if predicted is None:
+        return math.inf
+    has = np.isfinite(predicted) & np.isfinite(measured)
+    return float(np.abs(predicted[has] / measured[has] - 1).mean()) if has.any() else math.inf
+
+
+def conformal_ratios(ratios: np.ndarray, level: float) -> tuple[float, float]:
+    """Order statistics of n held-out ratios between which the next one lies with probability `level` or more.
+
+    The k-th smallest from either end, k = floor((n + 1) (1 - level) / 2), and the extremes where n is too small for
+    that: J. Lei et al., "Distribution-free predictive inference for regression", JASA 113 (2018), 1094, with ratios as
+    scores. (1, 1) where no sample has the stage.
+    """
+    if not len(ratios):
+        return 1.0, 1.0
+    ordered = np.sort(ratios)
+    k = max(int((len(ordered) + 1) * (1 - level) / 2 + 1e-9), 1)
+    return float(ordered[k - 1]), float(ordered[-k])

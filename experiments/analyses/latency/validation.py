@@ -1,0 +1,204 @@
+"""In: measured samples; out: how far the estimator and a linear model are off at settings left out, and what noise is.
+
+Every prediction here is of a sample whose setting was in no step of the fit: forms, coefficients and intervals are
+found again without each fold.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
+from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
+from experiments.analyses.latency.model import PREDICTED, measured_times
+from experiments.analyses.latency.settings_left_out import Predict, folds_of, predicted_left_out
+
+OUTER_FOLDS = 8
+
+
+_RESAMPLES = 200
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of predictions against measurements, as fractions, not percent.
+
+    Attributes:
+        num_samples: that have both.
+        sample_mape: mean |predicted / measured - 1| over samples.
+        sample_median: median of the same.
+        setting_mape: mean over settings of |median predicted / median measured - 1| of the setting's samples.
+        bias: median of predicted / measured - 1.
+    """
+
+    num_samples: int
+    sample_mape: float
+    sample_median: float
+    setting_mape: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class Repeatability:
+    """What measuring again would differ by; shares, not percent.
+
+    Attributes:
+        sample_mape: mean |median of the setting's other samples / sample - 1|; crops and prompts differ among them.
+        setting_mape: mean over settings of the deviation of a resampled median from the setting's median (bootstrap).
+    """
+
+    sample_mape: float
+    setting_mape: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Coverage of the intervals of samples whose setting was left out.
+
+    Attributes:
+        share: of the samples that lie inside.
+        width: median of (high - low) / predicted.
+    """
+
+    share: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Keys of the mappings are names of PREDICTED that samples have.
+
+    Attributes:
+        left_out: predictions with intervals, each sample's with its setting left out.
+        estimator: errors of these.
+        linear: errors of least squares on the plain features, settings left out in the same folds.
+        repeatability: what no model can be better than on these samples.
+        coverage: of the intervals.
+        num_folds: among which settings were dealt out.
+    """
+
+    left_out: Prediction
+    estimator: Mapping[str, Errors]
+    linear: Mapping[str, Errors]
+    repeatability: Mapping[str, Repeatability]
+    coverage: Mapping[str, Coverage]
+    num_folds: int
+
+
+def validate(samples: TimedSamples, level: float) -> Validation:
+    """Raises ResultsError where the samples are too few to leave settings out and fit the rest."""
+    num_settings = len(np.unique(samples.knobs))
+    if num_settings <= MIN_SETTINGS:
+        raise ResultsError(
+            f"{num_settings} settings are too few to leave one out and fit the others; profile {MIN_SETTINGS + 1} or "
+            "more"
+        )
+    num_folds = min(OUTER_FOLDS, num_settings)
+    left_out = left_out_predictions(samples, level, num_folds)
+    linear = predicted_left_out(samples, fit_linear, num_folds)
+    measured = measured_times(samples)
+    present = [name for name in PREDICTED if np.isfinite(measured[name]).any()]
+    return Validation(
+        left_out=left_out,
+        estimator={name: errors(left_out.times[name], measured[name], samples.settings) for name in present},
+        linear={name: errors(linear[name], measured[name], samples.settings) for name in present},
+        repeatability={name: repeatability(measured[name], samples.settings) for name in present},
+        coverage={name: coverage(left_out, name, measured[name]) for name in present},
+        num_folds=num_folds,
+    )
+
+
+def left_out_predictions(samples: TimedSamples, level: float, num_folds: int) -> Prediction:
+    """[S], of an estimator that was fitted without the sample's fold."""
+    folds = folds_of(samples.knobs, num_folds)
+    columns: dict[str, dict[str, np.ndarray]] = {
+        which: {name: np.full(len(samples), np.nan) for name in PREDICTED} for which in ("times", "low", "high")
+    }
+    unseen, extrapolated = np.zeros(len(samples), dtype=bool), np.zeros(len(samples), dtype=bool)
+    for fold in range(num_folds):
+        which = folds == fold
+        found = LatencyEstimator(level).fit(samples.take(~which)).predict(samples.requests.take(which))
+        unseen[which], extrapolated[which] = found.unseen_knobs, found.extrapolated
+        for name in PREDICTED:
+            columns["times"][name][which] = found.times[name]
+            columns["low"][name][which] = found.low[name]
+            columns["high"][name][which] = found.high[name]
+    return Prediction(columns["times"], columns["low"], columns["high"], unseen, extrapolated)
+
+
+def fit_linear(samples: TimedSamples) -> Predict:
+    """Ordinary least squares of each stage on the features as they are, with an intercept."""
+    columns = _plain_features(samples.requests)
+    found: dict[str, np.ndarray] = {}
+    for name in STAGES:
+        has = np.isfinite(samples.times[name])
+        if has.any():
+            found[name] = np.linalg.lstsq(columns[has], samples.times[name][has], rcond=None)[0]
+
+    def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
+        plain = _plain_features(requests)
+        none = np.zeros(len(requests))
+        stage = {name: plain @ found[name] if name in found else none for name in STAGES}
+        vision = np.where(requests.vision_tokens > 0, stage["T_vision_total"], 0.0)
+        decode = (requests.output_tokens - 1) * stage["T_decode_per_token"]
+        first = vision + stage["T_LLM_prefill"]
+        return {**stage, "T_LLM_decode": decode, "T_first_token": first, "T_total": first + decode}
+
+    return predict
+
+
+def _plain_features(requests: RequestColumns) -> np.ndarray:
+    one = np.ones(len(requests))
+    knobs = (requests.vision_tokens, requests.text_tokens, requests.top_k, requests.num_active_blocks)
+    return np.stack([one, *knobs, requests.output_tokens], axis=1)
+
+
+def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) -> Errors:
+    """Errors over the samples that have both; there must be some."""
+    has = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
+    predicted, measured, settings = predicted[has], measured[has], settings[has]
+    relative = predicted / measured - 1
+    per_setting = [
+        abs(float(np.median(predicted[settings == each]) / np.median(measured[settings == each])) - 1)
+        for each in np.unique(settings)
+    ]
+    return Errors(
+        num_samples=len(relative),
+        sample_mape=float(np.abs(relative).mean()),
+        sample_median=float(np.median(np.abs(relative))),
+        setting_mape=float(np.mean(per_setting)),
+        bias=float(np.median(relative)),
+    )
+
+
+def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:
+    """Repeatability of settings with two samples or more; NaN samples are left out.
+
+    Raises:
+        ResultsError: no setting has two.
+    """
+    generator = np.random.default_rng(0)
+    has = np.isfinite(measured) & (measured > 0)
+    of_samples: list[float] = []
+    of_settings: list[float] = []
+    for each in np.unique(settings[has]):
+        times = measured[has & (settings == each)]
+        if len(times) < 2:
+            continue
+        others = [float(np.median(np.delete(times, place))) for place in range(len(times))]
+        of_samples += list(np.abs(np.array(others) / times - 1))
+        drawn = np.median(generator.choice(times, size=(_RESAMPLES, len(times))), axis=1)
+        of_settings.append(float(np.abs(drawn / np.median(times) - 1).mean()))
+    if not of_samples:
+        raise ResultsError("no setting has two samples with times, so their noise is not known; profile more samples")
+    return Repeatability(float(np.mean(of_samples)), float(np.mean(of_settings)))
+
+
+def coverage(predicted: Prediction, name: str, measured: np.ndarray) -> Coverage:
+    """Coverage of one time, over the samples that have it."""
+    has = np.isfinite(measured) & (measured > 0)
+    low, high = predicted.low[name][has], predicted.high[name][has]
+    inside = (low <= measured[has]) & (measured[has] <= high)
+    return Coverage(float(inside.mean()), float(np.median((high - low) / predicted.times[name][has])))

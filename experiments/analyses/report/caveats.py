@@ -1,0 +1,145 @@
+"""In: a sweep and what was found in it; out: what weakens the numbers, each once with the settings it is of. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from experiments.analyses.knobs.records import caveats_of as front_caveats
+from experiments.analyses.report.analyses import Analyses, Missing
+from experiments.analyses.report.parts import ReportCaveat
+from experiments.analyses.sweeps import StoredSetting
+
+# Kinds of the caveats of single settings, and what they say together.
+OF_SINGLE_SETTINGS = {
+    "drift": "Drift: the speed of the machine changed while the sweep ran",
+    "throttled": "Throttling: the GPU's clocks were lowered",
+    "foreign_load_cpu": "Foreign load: other processes used the CPUs while settings were measured",
+    "foreign_load_gpu": "Foreign load: other processes used the GPU when the measuring of settings began",
+}
+
+
+def report_caveats(found: Analyses) -> list[ReportCaveat]:
+    """Caveats of the whole run first, then of single settings, then of the samples, then of the analyses."""
+    return [
+        *_of_the_run(found.sweep.settings),
+        *_of_single_settings(found.sweep.settings),
+        *_of_samples(found),
+        *_of_analyses(found),
+    ]
+
+
+def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
+    carried: dict[str, list[str]] = {}
+    for each in settings:
+        provenance = each.result.provenance
+        texts = [found.sentence for found in provenance.caveat_records if found.kind not in OF_SINGLE_SETTINGS]
+        # Files from before the records were there have sentences alone.
+        for text in texts if provenance.caveat_records else provenance.caveats:
+            carried.setdefault(text, []).append(f"{each.task} {each.key}")
+    for text, names in carried.items():
+        yield ReportCaveat(_sentence(text), *_scope(names, len(settings)))
+
+
+def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
+    for kind, text in OF_SINGLE_SETTINGS.items():
+        found = [
+            (f"{each.task} {each.key}", caveat.sentence)
+            for each in settings
+            for caveat in each.result.provenance.caveat_records
+            if caveat.kind == kind
+        ]
+        if not found:
+            continue
+        if kind == "drift":
+            ratios = drift_ratios(settings)
+            text += (
+                f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"
+                if ratios
+                else ""
+            )
+        names = dict.fromkeys(name for name, _ in found)
+        yield ReportCaveat(
+            f"{text}.", f"{len(names)} of {len(settings)} settings", [f"{name}: {line}" for name, line in found]
+        )
+
+
+def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
+    """Every reading of the control setting over its first; files from before the key was there have none."""
+    entries = [drift for each in settings for drift in each.result.drift]
+    return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
+
+
+def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
+    frame, total = found.settings, len(found.settings)
+    failed = [
+        f"{row.task} {row.setting}: {row.num_failed_samples} failed, {row.num_samples} ran"
+        for row in frame[frame["num_failed_samples"] > 0].itertuples()
+    ]
+    if failed:
+        yield ReportCaveat(
+            f"Failed samples: {int(frame['num_failed_samples'].sum())} samples failed; figures are of those that ran.",
+            f"{len(failed)} of {total} settings",
+            failed,
+        )
+    for column, text in (
+        ("share_truncated", "of the answers were cut at the limit of output tokens, so their own length is not known"),
+        ("share_unparsed", "of the answers could not be read by the metric and count as wrong"),
+    ):
+        known = frame[[column, "num_samples"]].dropna()
+        if known.empty or not known[column].any():
+            continue
+        share = float(np.average(known[column], weights=known["num_samples"]))
+        having = int((known[column] > 0).sum())
+        yield ReportCaveat(f"{_percent(share)} {text}.", None if having == total else f"{having} of {total} settings")
+    fewest = int(frame["num_latency_samples"].min())
+    if fewest < 20:
+        yield ReportCaveat(f"With fewer than 20 samples the P95 is just the slowest one; the fewest here are {fewest}.")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
+
+
+def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
+    # What random weights mean is in the results' own caveats.
+    for text in front_caveats(found.knobs.tasks, random_weights=False):
+        if "stands on" not in text:
+            yield ReportCaveat(f"Fronts and effects: {text}.")
+    if not isinstance(found.model, Missing):
+        for text in found.model.estimator.fitted.caveats:
+            yield ReportCaveat(f"Estimator: {text}.")
+        if found.model.left_out is not None:
+            yield ReportCaveat(f"Estimator: {found.model.left_out}.")
+
+
+def _scope(names: Sequence[str], total: int) -> tuple[str | None, Sequence[str]]:
+    return (None, ()) if len(names) == total else (f"{len(names)} of {total} settings", names)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+
+
+def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:
+    """What was read of the machine while settings were measured, over all of them; nothing for what was not read."""
+    entries = [entry for each in settings for entry in each.result.conditions]
+    facts = []
+    for name, key, unit in (
+        ("GPU clock", "sm_clock_mhz", "MHz"),
+        ("GPU memory clock", "memory_clock_mhz", "MHz"),
+        ("CPU frequency", "cpu_frequency_mhz", "MHz"),
+    ):
+        ends = [end for entry in entries for end in getattr(entry, key) or () if end is not None]
+        if ends:
+            facts.append((name, f"{min(ends):.0f} to {max(ends):.0f} {unit}"))
+    for name, key, unit, factor in (
+        ("hottest GPU", "temperature_c_max", "°C", 1.0),
+        ("highest GPU power", "power_w_max", "W", 1.0),
+        ("clocks lowered by the power limit", "power_throttled_s", "s at most", 1.0),
+        ("clocks lowered by heat", "thermal_throttled_s", "s at most", 1.0),
+        ("CPU used by others", "foreign_cpu_share", "% at most", 100.0),
+    ):
+        values = [value for entry in entries if (value := getattr(entry, key)) is not None]
+        if values:
+            facts.append((name, f"{factor * max(values):.3g} {unit}"))
+    return facts

@@ -1,0 +1,162 @@
+"""In: what was found in a sweep; out: the report, all its parts as records. Pure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.analyses.charts.knob_plots import STATUS_MARKS, knob_section
+from experiments.analyses.charts.latency_plots import estimator_section
+from experiments.analyses.charts.stage_plots import stage_section
+from experiments.analyses.knobs.records import present
+from experiments.analyses.report.analyses import Analyses
+from experiments.analyses.report.caveats import conditions_facts, report_caveats
+from experiments.analyses.report.findings import report_statements
+from experiments.analyses.report.parts import Column, Report, ReportTable, Value
+from experiments.analyses.sweeps import StoredSetting, Sweep
+
+ABSENT = Value(None, None)
+
+
+# Heading, meaning, column of the settings' frame, factor, decimals.
+NUMBERS = (
+    ("top-k", "experts per token in the blocks after the first", "top_k", 1.0, 0),
+    ("blocks", "transformer blocks that run", "num_active_blocks", 1.0, 0),
+    ("samples", "that ran", "num_samples", 1.0, 0),
+    ("failed", "samples that did not run", "num_failed_samples", 1.0, 0),
+    ("timed", "samples with times", "num_latency_samples", 1.0, 0),
+    ("accuracy", "mean score with its 95 % interval", "accuracy", 1.0, 3),
+    ("mean ms", "mean end-to-end time of a request", "T_total_mean_ms", 1.0, 1),
+    ("P95 ms", "95th percentile of the end-to-end time", "T_total_p95_ms", 1.0, 1),
+    ("vision ms", "mean time of the vision stage", "T_vision_total_mean_ms", 1.0, 1),
+    ("prefill ms", "mean time of the prefill", "T_LLM_prefill_mean_ms", 1.0, 1),
+    ("ms a token", "mean time of a decode step", "T_decode_per_token_mean_ms", 1.0, 2),
+    ("tokens in", "mean prompt tokens, image tokens included", "prompt_tokens_mean", 1.0, 0),
+    ("tokens out", "mean output tokens", "output_tokens_mean", 1.0, 1),
+    ("J a request", "mean energy of a request", "energy_sample_j_mean", 1.0, 2),
+    ("J a token", "energy for each output token", "energy_j_per_output_token", 1.0, 3),
+    (
+        "J a correct answer",
+        "energy of one request over the accuracy, with its 95 % interval",
+        "energy_j_per_correct_answer",
+        1.0,
+        2,
+    ),
+    ("prefill MFU %", "fraction of the GPU's peak that the prefill's operations reach", "mfu_prefill", 100.0, 2),
+    ("decode MBU %", "fraction of the GPU's memory bandwidth that decode uses", "mbu_decode", 100.0, 2),
+    ("memory GB", "peak memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
+    ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
+)
+
+
+OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
+            "mfu_prefill", "mbu_decode", "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
+
+
+def report_of(found: Analyses) -> Report:
+    """The page's content."""
+    sweep = found.sweep
+    shared = sweep.provenance
+    tasks = ", ".join(shared.tasks)
+    return Report(
+        title=f"{Path(shared.model).name} on {shared.device}",
+        subtitle=f"{len(sweep.settings)} settings, {sweep.num_samples} generations of {tasks}"
+        + (" · random weights" if shared.random_weights else ""),
+        statements=report_statements(found),
+        caveats=report_caveats(found),
+        settings=settings_table(found),
+        sections=(
+            stage_section(found.stages, shared.peak_flops_per_s, shared.peak_reason),
+            knob_section(found.knobs, shared.random_weights),
+            estimator_section(found.model),
+        ),
+        facts=_facts(sweep),
+        commands=shared.commands,
+    )
+
+
+def settings_table(found: Analyses) -> ReportTable:
+    """A row a setting in the sweep's order; columns that no setting fills are left out."""
+    frame, random_weights = found.settings, found.sweep.provenance.random_weights
+    kept = [each for each in NUMBERS if each[2] not in OPTIONAL or _says_something(frame[each[2]], each[2])]
+    places = {} if random_weights else _places(found)
+    columns = [
+        *([Column("task", "dataset", is_number=False)] if frame["task"].nunique() > 1 else []),
+        Column("setting", "name of the setting, as in its file's", is_number=False),
+        Column("vision", "tier of image crops or target of vision tokens; sorts by the tokens that were there", True),
+        *(Column(label, meaning, is_number=True) for label, meaning, *_ in kept),
+        *([Column("front", "place on the front of accuracy and P95 latency", is_number=False)] if places else []),
+    ]
+    rows = []
+    has_tasks = frame["task"].nunique() > 1
+    for row in frame.to_dict("records"):
+        cells = [Value(row["task"], row["task"])] if has_tasks else []
+        cells += [Value(row["setting"], row["setting"]), _vision(row)]
+        cells += [_number(row, column, factor, decimals) for _, _, column, factor, decimals in kept]
+        if places:
+            cells.append(places.get((row["task"], row["setting"]), ABSENT))
+        rows.append(cells)
+    return ReportTable(columns, rows)
+
+
+def _says_something(values: pd.Series, column: str) -> bool:
+    return bool(values.any()) if column == "num_failed_samples" else bool(values.notna().any())
+
+
+def _vision(row: Mapping[Any, Any]) -> Value:
+    text = row["tier"] if isinstance(row["tier"], str) else f"{row['vision_tokens_target']:.0f} tokens"
+    tokens = row["actual_vision_tokens_mean"]
+    return Value(text, None if np.isnan(tokens) else float(tokens))
+
+
+def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -> Value:
+    value = float(row[column])
+    if np.isnan(value):
+        return ABSENT
+    text = f"{factor * value:.{decimals}f}"
+    # Absent where a column has no interval, or none of its settings has.
+    ends = [row.get(f"{column}_ci95_{end}") for end in ("low", "high")]
+    low, high = (float("nan") if end is None else float(end) for end in ends)
+    if not np.isnan(low):
+        text += f" [{low:.2f}, {'∞' if np.isnan(high) else f'{high:.2f}'}]"
+    return Value(text, factor * value)
+
+
+def _places(found: Analyses) -> dict[tuple[str, str], Value]:
+    """(task, setting) -> its place on the front of the first cost."""
+    order = list(STATUS_MARKS)
+    return {
+        (analysis.grid.task, point.key): Value(
+            STATUS_MARKS[point.status][0], f"{len(order) - order.index(point.status)}"
+        )
+        for analysis in found.knobs.tasks
+        for each in present(analysis)[:1]
+        if each.found.of.unit == "ms"
+        for point in each.front.points
+    }
+
+
+def _facts(sweep: Sweep) -> list[tuple[str, str]]:
+    shared, settings = sweep.provenance, sweep.settings
+    stamps = sorted(stamp for each in settings if (stamp := each.result.provenance.timestamp) is not None)
+    versions = ", ".join(f"{name} {version}" for name, version in shared.versions.items() if version is not None)
+    return [
+        ("model", shared.model),
+        ("weights", "random" if shared.random_weights else "trained"),
+        ("number format", f"{shared.dtype}, {shared.execution} execution"),
+        ("device", shared.device),
+        ("tasks", ", ".join(shared.tasks)),
+        ("settings", str(len(settings))),
+        ("generations", f"{sweep.num_samples}, {_failed(settings)} failed"),
+        *([("measured", " to ".join(dict.fromkeys((stamps[0], stamps[-1]))))] if stamps else []),
+        ("versions", versions),
+        ("commit", shared.git_commit or "not a checkout"),
+        ("fingerprints", ", ".join(f"{task} {digest}" for task, digest in shared.fingerprints.items())),
+        *conditions_facts(settings),
+    ]
+
+
+def _failed(settings: Sequence[StoredSetting]) -> int:
+    return sum(each.result.num_failed_samples for each in settings)

@@ -1,0 +1,152 @@
+"""In: what was found in a sweep; out: what it says, in sentences whose numbers and choices are all computed. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from experiment_core_utils.models.interface import STAGES
+from experiments.analyses.charts.knob_figures import KNOB_NAMES
+from experiments.analyses.charts.latency_figures import AIM
+from experiments.analyses.charts.stage_plots import milliseconds
+from experiments.analyses.knobs.effects import LevelMean
+from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
+from experiments.analyses.report.analyses import Analyses, LatencyModel, Missing, StageAnalysis
+from experiments.analyses.stages.fractions import grouped, tokens_until_decode_is_half
+
+
+def report_statements(found: Analyses) -> list[str]:
+    """Times first, then each task's knobs and accuracy, energy, prediction; only what the results hold."""
+    stages, model, shared = found.stages, found.model, found.sweep.provenance
+    lines = [] if isinstance(stages, Missing) else [_longest_stage(stages)]
+    for task in shared.tasks:
+        own = [*_extremes(found.settings[found.settings["task"] == task])]
+        if not isinstance(stages, Missing):
+            own += _decode(stages, task)
+        for analysis in (each for each in found.knobs.tasks if each.grid.task == task):
+            own += _knobs(analysis)
+            own += [] if shared.random_weights else _fronts(analysis)
+        lines += [f"{task}: {each}" for each in own] if len(shared.tasks) > 1 else own
+    lines += _energy(found.settings)
+    return lines if isinstance(model, Missing) else [*lines, *_prediction(model), *_budget(model)]
+
+
+def _extremes(frame: pd.DataFrame) -> Iterator[str]:
+    known = frame[frame["T_total_mean_ms"].notna()]
+    if len(known) < 2:
+        return
+    by_time = known.sort_values("T_total_mean_ms", kind="stable")
+    fast, slow = by_time.iloc[0], by_time.iloc[-1]
+    low, high = fast["T_total_mean_ms"], slow["T_total_mean_ms"]
+    yield (
+        f"The fastest of {len(known)} settings is {fast['setting']} with {milliseconds(low)} a request on average, the "
+        f"slowest {slow['setting']} with {milliseconds(high)}, {high / low:.2f} times as long."
+    )
+
+
+def _longest_stage(found: StageAnalysis) -> str:
+    total = len(found.by_setting)
+    counts = {stage: sum(each.dominant == stage for each in found.by_setting) for stage in STAGES}
+    parts = [f"{stage} in {'all' if count == total else count}" for stage, count in counts.items() if count]
+    return f"The stage that takes longest is {', '.join(parts)} of the {total} settings."
+
+
+def _decode(found: StageAnalysis, task: str) -> Iterator[str]:
+    lengths: dict[int | None, list[str]] = {}
+    groups = grouped((each for each in found.generations if each.task == task), lambda each: each.vision)
+    for vision, own in groups.items():
+        lengths.setdefault(tokens_until_decode_is_half(own), []).append(vision)
+    if lengths:
+        parts = [
+            ("at no measured length" if length is None else f"from {length} output tokens on")
+            + f" ({', '.join(visions)})"
+            for length, visions in lengths.items()
+        ]
+        yield f"Decode takes at least half of the time {'; '.join(parts)}."
+
+
+def _knobs(analysis: TaskAnalysis) -> Iterator[str]:
+    """What each knob changes in the tail latency between its ends."""
+    for each in present(analysis)[:1]:
+        means = analysis.effects[each.found.of.name].level_means
+        ends = [_ends([mean for mean in means if mean.knob == knob]) for knob in dict.fromkeys(m.knob for m in means)]
+        if ends and each.found.of.unit == "ms":
+            yield f"What moves the {each.found.of.label}: {'; '.join(ends)}."
+
+
+def _ends(means: Sequence[LevelMean]) -> str:
+    first, last = means[0], means[-1]
+    low, high = last.change_ci95
+    sure = "" if low > 0 or high < 0 else ", within noise"
+    share = 100 * last.change / first.mean
+    return (
+        f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {last.change:+.0f} ms, {share:+.0f} % "
+        f"[{low:+.0f} to {high:+.0f} ms{sure}]"
+    )
+
+
+def _fronts(analysis: TaskAnalysis) -> Iterator[str]:
+    for each in present(analysis)[:1]:
+        if len(each.found.points) < 2:
+            continue
+        yield _best_and_cheaper(each)
+        on = [point for point in each.front.points if point.on_front]
+        sure = sum(point.status == "established" for point in on)
+        yield (
+            f"On the front of accuracy and {each.found.of.label} are {len(on)} of {len(each.front.points)} settings; "
+            f"{sure} of them are established, {len(on) - sure} only within noise."
+        )
+
+
+def _best_and_cheaper(each: FrontAnalysis) -> str:
+    best = max(each.front.points, key=lambda point: (point.accuracy, -point.cost))
+    places = {point.key: at for at, point in enumerate(each.found.points)}
+    beaten = each.found.more_accurate(places[best.key])
+    # Nothing is surely lost with a setting that the best one is not confidently more accurate than.
+    level = [point for point in each.front.points if point.key == best.key or not beaten[places[point.key]]]
+    cheapest = min(level, key=lambda point: point.cost)
+    text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
+    if cheapest.key == best.key:
+        return f"{text}; every cheaper one is confidently less accurate."
+    return (
+        f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
+        f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."
+    )
+
+
+def _energy(frame: pd.DataFrame) -> Iterator[str]:
+    known = frame[frame["energy_j_per_output_token"].notna()]
+    if known.empty:
+        return
+    joules = known["energy_j_per_output_token"]
+    by_energy = known.sort_values("energy_j_per_output_token", kind="stable")
+    low, high = by_energy.iloc[0], by_energy.iloc[-1]
+    kinds = ", ".join(sorted({str(kind) for kind in known["energy_kind"].dropna()}))
+    yield (
+        f"Energy ({kinds}): from {joules.min():.3g} J an output token ({low['task']} {low['setting']}) to "
+        f"{joules.max():.3g} J ({high['task']} {high['setting']})."
+    )
+
+
+def _prediction(found: LatencyModel) -> Iterator[str]:
+    estimator, linear, noise = (
+        100 * each["T_total"].setting_mape
+        for each in (found.validation.estimator, found.validation.linear, found.validation.repeatability)
+    )
+    yield (
+        f"The total time of a setting that was left out of the fit is predicted with an error of {estimator:.1f} %; a "
+        f"plain linear model has {linear:.1f} %, measuring again differs by {noise:.1f} %."
+    )
+
+
+def _budget(found: LatencyModel) -> Iterator[str]:
+    kept = [each for each in found.curve if each.violation_rate is not None and each.violation_rate <= AIM]
+    if not kept:
+        widest = 100 * found.curve[-1].margin
+        yield f"No margin up to {widest:.0f} % keeps broken latency budgets at {100 * AIM:.0f} % or less."
+        return
+    rejected = "none" if kept[0].false_rejection_rate is None else f"{100 * kept[0].false_rejection_rate:.1f} %"
+    broken = 100 * (kept[0].violation_rate or 0.0)
+    yield (
+        f"With a margin of {100 * kept[0].margin:+.0f} %, {broken:.1f} % of the requests that "
+        f"the estimator admits break their latency budget, and {rejected} of those that would fit are rejected."
+    )

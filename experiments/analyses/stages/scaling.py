@@ -1,0 +1,194 @@
+"""In: points and the cluster of each; out: a straight line through them with intervals from a bootstrap. Pure."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from experiment_core_utils.primitives.distributions import CONFIDENCE, RESAMPLES
+from experiments.analyses.stages.fractions import Generation, grouped
+
+
+@dataclass(frozen=True)
+class LineFit:
+    """y = intercept + slope x by ordinary least squares; intervals of 95 %, None where `reason` says why.
+
+    The intervals are percentiles of 2000 fits to clusters drawn with replacement, with a fixed seed, because points of
+    one cluster are not independent. Where points are clustered in several ways (by picture, and by the setting during
+    which they were measured), each way gives an interval, and what stands here reaches from the lowest end to the
+    highest.
+
+    Attributes:
+        r2: share of the variance of y that the line explains.
+        residual_std: standard deviation of what it does not explain (n - 2).
+        n: points.
+        num_clusters: the fewest that were drawn from, of the ways that have at least two.
+        x_min, x_max: where there were points; outside the line is a guess.
+    """
+
+    intercept: float
+    slope: float
+    intercept_ci95: tuple[float, float] | None
+    slope_ci95: tuple[float, float] | None
+    r2: float | None
+    residual_std: float | None
+    n: int
+    num_clusters: int
+    x_min: float
+    x_max: float
+    reason: str | None
+
+    def at(self, x: float) -> float:
+        """The line's value."""
+        return self.intercept + self.slope * x
+
+
+def fit_line(
+    x: Sequence[float], y: Sequence[float], clusterings: Sequence[Sequence[Hashable]], seed: int = 0
+) -> tuple[LineFit | None, str | None]:
+    """The line, or None with the reason: fewer than 3 points, or all at one x.
+
+    Args:
+        clusterings: for each way, the cluster of each point.
+
+    Raises:
+        ValueError: x, y and clusters of different lengths, or a value that is not finite.
+    """
+    lengths = [len(each) for each in (x, y, *clusterings)]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"x, y and clusters of {', '.join(map(str, lengths))} points do not fit together")
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if not (np.isfinite(xs).all() and np.isfinite(ys).all()):
+        raise ValueError("cannot fit values that are not finite")
+    if len(xs) < 3:
+        return None, f"{len(xs)} points; a line with its scatter needs at least 3"
+    if np.ptp(xs) == 0:
+        return None, f"all points have the same x ({xs[0]:g})"
+    # Centred, so that sums of squares keep their digits.
+    centre = xs.mean()
+    middle, slope = (float(each) for each in _solved(_sums_by_cluster(xs - centre, ys, [0] * len(xs))[0]))
+    residuals = ys - (middle + slope * (xs - centre))
+    total = float(((ys - ys.mean()) ** 2).sum())
+    ways = [_sums_by_cluster(xs - centre, ys, each) for each in clusterings]
+    drawn_from = [len(sums) for sums in ways if len(sums) > 1]
+    draws = [lines for sums in ways if (lines := _draws(sums, seed)) is not None]
+    return LineFit(
+        intercept=middle - slope * float(centre),
+        slope=slope,
+        intercept_ci95=_hull([lines[:, 0] - lines[:, 1] * centre for lines in draws]),
+        slope_ci95=_hull([lines[:, 1] for lines in draws]),
+        r2=1.0 - float((residuals**2).sum()) / total if total > 0 else None,
+        residual_std=float(np.sqrt((residuals**2).sum() / (len(xs) - 2))),
+        n=len(xs),
+        num_clusters=min(drawn_from, default=1),
+        x_min=float(xs.min()),
+        x_max=float(xs.max()),
+        reason=None if draws else "no interval: all points are of one cluster, whose spread says nothing of others",
+    ), None
+
+
+def _sums_by_cluster(x: np.ndarray, y: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
+    """n, sum of x, of y, of xx and of xy for each cluster, [G, 5]: enough for any fit to whole clusters."""
+    place = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    owners = np.array([place[cluster] for cluster in clusters])
+    columns = (np.ones_like(x), x, y, x * x, x * y)
+    return np.stack([np.bincount(owners, column, minlength=len(place)) for column in columns], axis=1)
+
+
+def _solved(sums: np.ndarray) -> np.ndarray:
+    """Intercept and slope from such sums, [..., 5] -> [..., 2]; NaN where all x are equal."""
+    n, x, y, xx, xy = np.moveaxis(sums, -1, 0)
+    spread = n * xx - x * x
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = np.where(spread > 1e-9 * n * xx, (n * xy - x * y) / spread, np.nan)
+    return np.stack([(y - slope * x) / n, slope], axis=-1)
+
+
+def _draws(sums: np.ndarray, seed: int) -> np.ndarray | None:
+    """Intercept (at the centre) and slope of each resample, [R, 2]; those with all points at one x are left out."""
+    groups = len(sums)
+    if groups < 2:
+        return None
+    picks = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+    lines = _solved(picks @ sums)
+    return lines[np.isfinite(lines).all(axis=1)]
+
+
+def _hull(draws: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    tail = 50 * (1 - CONFIDENCE)
+    ends = [np.percentile(each, (tail, 100 - tail)) for each in draws]
+    return (float(min(low for low, _ in ends)), float(max(high for _, high in ends))) if ends else None
+
+
+# What is on the x axis of each stage.
+DRIVERS = {"vision": "image_features", "prefill": "prompt_tokens", "decode": "output_tokens"}
+
+
+@dataclass(frozen=True)
+class StageLine:
+    """A stage's time in ms against its driver, over the generations that have top-k and blocks in common, or over all.
+
+    Attributes:
+        top_k, num_active_blocks: None where all values are pooled, as for vision, which they do not touch.
+        reason: why there is no line.
+    """
+
+    task: str
+    stage: str
+    driver: str
+    top_k: int | None
+    num_active_blocks: int | None
+    fit: LineFit | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A stage's time at one value of its driver, and the generation that it is of."""
+
+    x: float
+    ms: float
+    generation: Generation
+
+
+def points_of(generations: Sequence[Generation], stage: str) -> list[Point]:
+    """One a generation; for decode one for each token after the first: the time of the first n of the generation."""
+    if stage == "decode":
+        return [
+            Point(float(token), ms, each)
+            for each in generations
+            for token, ms in enumerate(accumulate(each.inter_token_ms), start=2)
+        ]
+    if stage == "prefill":
+        return [Point(float(each.prompt_tokens), each.prefill_ms, each) for each in generations]
+    return [
+        Point(float(each.image_features), each.vision_ms, each)
+        for each in generations
+        if each.image_features is not None and each.vision_ms is not None
+    ]
+
+
+def stage_lines(generations: Sequence[Generation]) -> list[StageLine]:
+    """For each task: each stage over all settings; prefill and decode for each number of blocks, and top-k with it."""
+    lines = []
+    for task in dict.fromkeys(each.task for each in generations):
+        own = [each for each in generations if each.task == task]
+        by_blocks = grouped(own, lambda each: each.num_active_blocks)
+        by_both = grouped(
+            (each for each in own if each.top_k is not None), lambda each: (each.num_active_blocks, each.top_k or 0)
+        )
+        for stage in DRIVERS:
+            lines.append(_line(own, task, stage, None, None))
+            if stage == "vision":
+                continue
+            lines += [_line(by_blocks[count], task, stage, None, count) for count in sorted(by_blocks)]
+            lines += [_line(by_both[both], task, stage, both[1], both[0]) for both in sorted(by_both)]
+    return lines
+
+
+def _line(generations: Sequence[Generation], task: str, stage: str, top_k: int | None, blocks: int | None) -> StageLine:
+    points = points_of(generations, stage)
+    ways = [each.generation.picture for each in points], [each.generation.setting for each in points]
+    fit, reason = fit_line([each.x for each in points], [each.ms for each in points], ways)
+    return StageLine(task, stage, DRIVERS[stage], top_k, blocks, fit, reason)

@@ -1,0 +1,288 @@
+"""In: the folder of a run; out: its settings and samples, checked to belong together, and tidy frames of both."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiment_core_utils.l_results_csv_cleaning import (
+    RESULT_FILES,
+    SAMPLE_COLUMNS,
+    read_results,
+    sample_rows,
+    setting_key,
+)
+from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
+from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
+from experiment_core_utils.primitives.knobs import own_target
+from experiment_core_utils.records.setting_result import HardwareUtilisation, Record, SettingResult
+
+# Folders inside a run's folder that hold other things than its measurements.
+NOT_DATASETS = ("rescored_", ".")
+
+
+# What the files of one sweep have in common, by the name that a message gives it, as keys of the provenance.
+COMMON = {
+    "model": ("model", "name"),
+    "model class": ("model", "model_class"),
+    "parameters": ("model", "total_parameters"),
+    "number format": ("model", "dtype"),
+    "attention implementation": ("model", "attn_implementation"),
+    "experts implementation": ("model", "experts_implementation"),
+    "execution": ("model", "execution"),
+    "GPU": ("hardware", "gpu_name"),
+    "processor": ("hardware", "cpu"),
+    "torch": ("versions", "torch"),
+    "transformers": ("versions", "transformers"),
+    "random weights": ("experimental_variables", "random_weights"),
+}
+
+
+# Behind the columns that the CSV of settings has.
+SETTING_END = (
+    "num_total_blocks",
+    "target_vision_tokens_mean",
+    "pooled_image_features_mean",
+    "peak_memory_bytes",
+    "drift_ratio_max",
+)
+
+
+_NO_PEAKS = HardwareUtilisation(
+    peak_flops_per_s=None,
+    peak_bytes_per_s=None,
+    utilisation_reason="the files are from before peaks of the device were stored",
+)
+
+
+_TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind")
+
+
+@dataclass(frozen=True)
+class SweepProvenance:
+    """What all settings of a sweep share.
+
+    Attributes:
+        device: name of the GPU, or of the processor where there is none.
+        is_gpu: which of the two.
+        model: name as given; its last part is enough for a caption.
+        dtype: number format of the weights.
+        execution: `eager`, or how the model was compiled.
+        tasks: in alphabetical order.
+        fingerprints: task -> digest of all but the knobs.
+        random_weights: accuracy means nothing then.
+        versions: of torch, transformers and others; None for one that is not installed.
+        git_commit: of the checkout that measured; None outside one.
+        commands: that measured, each once.
+        caveats: of all settings, each once.
+        peak_flops_per_s: of the GPU for `dtype`, by its data sheet; None with `peak_reason`.
+        peak_bytes_per_s: of its memory; None with `peak_reason`.
+        peak_reason: why a peak, or a share of it, is not known; None where all are.
+    """
+
+    device: str
+    is_gpu: bool
+    model: str
+    dtype: str
+    execution: str
+    tasks: tuple[str, ...]
+    fingerprints: Mapping[str, str]
+    random_weights: bool
+    versions: Mapping[str, str | None]
+    git_commit: str | None
+    commands: tuple[str, ...]
+    caveats: tuple[str, ...]
+    peak_flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    peak_reason: str | None
+
+
+@dataclass(frozen=True)
+class StoredSetting:
+    """One setting of one task: `result` is the content of `path`."""
+
+    task: str
+    key: str
+    path: Path
+    result: SettingResult
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Settings in order of task, vision knob (fewest features first), top-k and blocks."""
+
+    provenance: SweepProvenance
+    settings: tuple[StoredSetting, ...]
+
+    @cached_property
+    def samples(self) -> tuple[Mapping[str, Cell], ...]:
+        """One flat row for each sample that ran, in the order of the settings, by the columns of the CSV of samples."""
+        return tuple(row for each in self.settings for row in sample_rows(each.result, each.key))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that ran, over all settings."""
+        return sum(len(each.result.per_sample_results) for each in self.settings)
+
+
+def load_sweep(*results_dirs: Path) -> Sweep:
+    """All settings in a folder and in its direct sub-folders (one for each dataset, as the multi-dataset run makes).
+
+    Sub-folders of rescored results are left out; give such a folder itself to read it. Several folders are read as one
+    sweep, each once.
+
+    Raises:
+        ResultsError: no results, a file that is broken or of another schema (it is named), or files that do not belong
+            to one sweep: another model, device or version, or one task measured in two ways.
+    """
+    folders = {folder.resolve(): folder for folder in results_dirs}.values()
+    settings = sorted((each for folder in folders for each in _stored(folder)), key=_order)
+    _check_no_twins(settings)
+    _check_common(settings)
+    _check_fingerprints(settings)
+    return Sweep(_provenance(settings), tuple(settings))
+
+
+def settings_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row a setting: task and key, the columns of the CSV of settings, and a few more; numbers are floats or NaN.
+
+    Knobs and counts are whole numbers; `top_k` is NaN in a dense model, which has no experts. Times in ms and energy in
+    J, which their names say.
+    """
+    stored = table_of_settings([each.result for each in sweep.settings])
+    further = {name: [_further(name, each.result) for each in sweep.settings] for name in SETTING_END}
+    names = {"task": [each.task for each in sweep.settings], "setting": [each.key for each in sweep.settings]}
+    frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further, columns=list(SETTING_END))], axis=1)
+    whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
+    return _typed(frame, _TEXT_OF_SETTINGS, whole)
+
+
+def samples_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row a sample that ran, by the columns of the CSV of samples; numbers are floats, NaN where absent."""
+    frame = pd.DataFrame(list(sweep.samples), columns=[column.name for column in SAMPLE_COLUMNS])
+    text = [column.name for column in SAMPLE_COLUMNS if column.kind is str]
+    flags = [column.name for column in SAMPLE_COLUMNS if column.kind is bool]
+    whole = ("top_k", "num_active_blocks", "sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
+    return _typed(frame, (*text, *flags), whole)
+
+
+def _typed(frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str]) -> pd.DataFrame:
+    kinds = {
+        name: "int64" if name in whole and frame[name].notna().all() else "float64"
+        for name in frame.columns
+        if name not in other
+    }
+    return frame.astype(kinds)
+
+
+def _stored(results_dir: Path) -> Iterator[StoredSetting]:
+    folders = [results_dir]
+    if results_dir.is_dir():
+        folders += sorted(
+            path for path in results_dir.iterdir() if path.is_dir() and not path.name.startswith(NOT_DATASETS)
+        )
+        folders = [folder for folder in folders if any(folder.glob(RESULT_FILES))] or [results_dir]
+    for folder in folders:
+        for name, result in read_results(folder).items():
+            yield StoredSetting(result.provenance.task.name, setting_key(result), folder / name, result)
+
+
+def _order(setting: StoredSetting) -> tuple[str, int, float, int, int, str]:
+    result = setting.result
+    knobs = result.max_crops, float(result.vision_tokens_target or 0), result.top_k or 0, result.num_active_blocks
+    return setting.task, *knobs, setting.key
+
+
+def _check_no_twins(settings: Sequence[StoredSetting]) -> None:
+    seen: dict[tuple[str, str], Path] = {}
+    for each in settings:
+        other = seen.setdefault((each.task, each.key), each.path)
+        if other != each.path:
+            raise ResultsError(
+                f"{each.key} of {each.task} is in {other} and in {each.path}; give the folder of one run"
+            )
+
+
+def _check_common(settings: Sequence[StoredSetting]) -> None:
+    first = settings[0]
+    for each in settings[1:]:
+        for name, place in COMMON.items():
+            one, other = (_at(setting, *place) for setting in (first, each))
+            if one != other:
+                raise ResultsError(
+                    f"{first.path} and {each.path} are of two sweeps: their {name} is {one} and {other}; "
+                    "give a folder with the results of one"
+                )
+
+
+def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
+    first: dict[str, StoredSetting] = {}
+    for each in settings:
+        other = first.setdefault(each.task, each)
+        if each.result.fingerprint != other.result.fingerprint:
+            raise ResultsError(
+                f"{other.path} and {each.path} have different fingerprints: other samples or other flags than the "
+                "knobs; give a folder with the results of one run"
+            )
+
+
+def _at(setting: StoredSetting, *place: str) -> Any:
+    """The value at this place of the provenance, which results of a sweep must have.
+
+    Raises:
+        ResultsRefused: there is none.
+    """
+    content: Any = setting.result.provenance
+    for key in place:
+        if key not in content.model_fields_set if isinstance(content, Record) else key not in content:
+            raise ResultsRefused(
+                f"{setting.path} lacks {key!r}: it is broken or no result of a setting; remove it or measure it again"
+            )
+        content = getattr(content, key) if isinstance(content, Record) else content[key]
+    return content
+
+
+def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
+    first = settings[0]
+    hardware = first.result.provenance.hardware
+    # Files from before the key was there have none.
+    peaks = first.result.hardware_utilisation or _NO_PEAKS
+    return SweepProvenance(
+        device=_at(first, "hardware", "gpu_name") or hardware.cpu or "CPU",
+        is_gpu=hardware.gpu_name is not None,
+        model=_at(first, "model", "name"),
+        dtype=_at(first, "model", "dtype"),
+        execution=_at(first, "model", "execution"),
+        tasks=tuple(sorted({each.task for each in settings})),
+        fingerprints={each.task: each.result.fingerprint for each in settings},
+        random_weights=_at(first, "experimental_variables", "random_weights"),
+        versions=dict(_at(first, "versions")),
+        git_commit=_at(first, "git_commit"),
+        commands=tuple(dict.fromkeys(_at(each, "command") for each in settings)),
+        caveats=tuple(dict.fromkeys(caveat for each in settings for caveat in _at(each, "caveats"))),
+        peak_flops_per_s=peaks.peak_flops_per_s,
+        peak_bytes_per_s=peaks.peak_bytes_per_s,
+        peak_reason=peaks.utilisation_reason,
+    )
+
+
+def _further(name: str, result: SettingResult) -> float | None:
+    if name == "peak_memory_bytes":
+        return None if result.memory is None else result.memory.peak_memory_bytes
+    if name == "pooled_image_features_mean":
+        return result.aggregate_stats.get(name)
+    if name == "drift_ratio_max":
+        ratios = [ratio for each in result.drift for ratio in (each.before, each.after)]
+        return max((ratio for ratio in ratios if ratio is not None), default=None)
+    value: float | None = getattr(result, name)
+    return value
+
+
+def vision_label(result: SettingResult) -> str:
+    """A setting's tier, its target such as `1008 tokens`, or `own` where the number of vision tokens cannot be set."""
+    tokens = result.vision_tokens_target
+    return str(result.tier or (own_target().label if tokens is None else f"{tokens} tokens"))

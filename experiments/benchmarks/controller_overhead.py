@@ -1,0 +1,226 @@
+"""In: a model, samples; out: what the two stages cost a request, against plain runs at the very settings they chose.
+
+python -m experiments.benchmarks.controller_overhead --num_samples 8
+python -m experiments.benchmarks.controller_overhead --checkpoint results/controller/checkpoint.pt --device cuda
+python -m experiments.benchmarks.controller_overhead --shape molmoe_1b --device cuda --execution graph
+
+Flags that are not this program's own go to the profiler's configuration. Captures and warm-ups come first and are not
+counted. With `--shape` weights are random and answers are as long as they may be.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.knobs import KnobLimits
+from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.sweep.plan import max_new_tokens_of
+from experiments.benchmarks.execution import shape_config
+from experiments.controller.knob_choices import published_space
+from experiments.controller.networks.odds import HostOdds, odds_for
+from experiments.controller.networks.on_device import DeviceOdds
+from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
+from experiments.controller.running.deciders import NetworkDecider
+from experiments.controller.running.live import prepare_requests
+from experiments.controller.running.loaded_molmoe import LoadedModel, load_model
+from experiments.controller.training.live_environment import request_of
+
+WARM_UPS = 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The program's own flags."""
+    parser = OneLineParser(prog="bench_overhead.py", description="What the two stages cost.", allow_abbrev=False)
+    parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken, in place of --model_path")
+    parser.add_argument("--checkpoint", type=Path, help="trained networks (default: untrained ones)")
+    parser.add_argument("--budgets_ms", type=float, nargs="+", default=[500.0], metavar="MS")
+    parser.add_argument("--rounds", type=int, default=3, help="of all samples at all budgets (%(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints JSON. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
+    try:
+        given, rest = build_parser().parse_known_args(argv)
+        print(json.dumps(measured(given, rest), indent=1))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
+    """Medians and 95th percentiles in ms, over every sample at every budget in every round.
+
+    Raises:
+        ConfigurationError: flags, model or task do not allow it.
+    """
+    loaded = load_model(rest, given.checkpoint) if given.shape is None else shaped_model(given.shape, rest)
+    check_within("--rounds", given.rounds, 1, MOST_TIMES)
+    networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
+    asked = _asked(loaded, networks.space.knobs.tiers, given.budgets_ms)
+    if not asked:
+        raise ConfigurationError("no sample and no budget leave nothing to measure; give some of both")
+    odds = odds_for(loaded.model, networks)
+    adaptive = AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
+    started = time.perf_counter()
+    adaptive.warm_up([request for request, _ in asked])
+    ready_s = time.perf_counter() - started
+    compared = _Compared(loaded.model, adaptive, _on_host(loaded, networks) if isinstance(odds, DeviceOdds) else None)
+    for request, budget_s in asked[:WARM_UPS]:
+        compared.run(request, budget_s)
+    return {
+        "device": str(loaded.model.device),
+        **_execution(loaded.model),
+        "decided_on": "device" if isinstance(odds, DeviceOdds) else "host",
+        "decided_on_reason": odds.reason,
+        "make_ready_s": ready_s,
+        "num_parameters": sum(each.numel() for each in networks.parameters()),
+        **_summary([compared.run(*each) for _ in range(given.rounds) for each in asked]),
+    }
+
+
+def _asked(
+    loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]
+) -> list[tuple[AdaptiveRequest, float]]:
+    """Each sample that can be used, prepared at all tiers, with each budget in seconds."""
+    task = open_task(loaded.config.task)
+    requests, _ = prepare_requests(loaded.model, task, draw_samples(task, loaded.config.task).sample_ids, tiers)
+    limit = max_new_tokens_of(loaded.config.task, task)
+    return [(request_of(request, limit), budget / 1000) for request in requests for budget in budgets_ms]
+
+
+def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
+    """Random weights in memory, the embedded model's tokenizer and pictures; answers do not end before their limit.
+
+    Raises:
+        ConfigurationError: flags that do not allow it.
+    """
+    config, native = parse_config(rest).replaced(random_weights=True), shape_config(shape)
+    text = native.text_config
+    limits = KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
+    source = ModelSource(shape, EMBEDDED_MODEL, native, limits, is_published_layout=False, revision=None)
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, choose_device(config.machine.device))
+    assert isinstance(model, MolmoeStagedModel)
+    model.eos_token_ids = frozenset()
+    return LoadedModel(config, source, model, BlockChoice())
+
+
+def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
+    """How plain stages run, and why adaptive ones do not run so; None where they do."""
+    described = model.describe()
+    return {
+        "execution": described["execution"],
+        "execution_reason": described["execution_reason"],
+        "split_reason": model.split.reason,
+    }
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One request.
+
+    Attributes:
+        new_budget: at a budget that was never asked for, next to the one that was.
+        on_host: with the networks computed on the host; None where that is how `adaptive` ran.
+        plain_s: a plain run at the setting that `adaptive` chose.
+    """
+
+    adaptive: AdaptiveRun
+    new_budget: AdaptiveRun
+    on_host: AdaptiveRun | None
+    plain_s: float
+
+
+class _Compared:
+    """The ways that a request runs, one right after the other, in an order that is drawn anew each time."""
+
+    def __init__(self, model: MolmoeStagedModel, adaptive: AdaptiveModel, on_host: AdaptiveModel | None) -> None:
+        self._model = model
+        self._adaptive = adaptive
+        self._on_host = on_host
+        self._order = random.Random(0)
+        self._runs = 0
+
+    def run(self, request: AdaptiveRequest, budget_s: float) -> _Found:
+        """Run once in each way; the plain one last, since it needs a choice."""
+        self._runs += 1
+        ways: dict[str, tuple[AdaptiveModel, float]] = {
+            "adaptive": (self._adaptive, budget_s),
+            "new_budget": (self._adaptive, budget_s * (1 + 1e-6 * self._runs)),
+        }
+        if self._on_host is not None:
+            ways["on_host"] = self._on_host, budget_s
+        order = list(ways)
+        self._order.shuffle(order)
+        runs = {name: ways[name][0].adaptive_generate(request, ways[name][1]) for name in order}
+        plain_s = self._plain_s(request, runs["adaptive"])
+        return _Found(runs["adaptive"], runs["new_budget"], runs.get("on_host"), plain_s)
+
+    def _plain_s(self, request: AdaptiveRequest, run: AdaptiveRun) -> float:
+        inputs = self._model.to_device(request.prepared[run.choice.tier].inputs)
+        with self._model.restored_afterwards():
+            self._model.apply(run.setting)
+            return run_staged(self._model, inputs, request.max_new_tokens).total_s
+
+
+def _on_host(loaded: LoadedModel, networks: TwoStageNetworks) -> AdaptiveModel:
+    odds = HostOdds(networks, loaded.model.host_embeddings, loaded.model.device)
+    return AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
+
+
+def _summary(found: Sequence[_Found]) -> dict[str, Any]:
+    """Summary of one request or more."""
+    runs, on_host = [each.adaptive for each in found], [each.on_host for each in found if each.on_host is not None]
+    total_s, plain_s = np.array([run.times.total_s for run in runs]), np.array([each.plain_s for each in found])
+    controller_s = np.array([run.times.controller_s for run in runs])
+    return {
+        "num_runs": len(runs),
+        "choices": Counter(f"{run.choice.key}_pause{run.pause}" for run in runs),
+        **_stages_ms(runs),
+        "new_budget_first_stage_ms": _spread(np.array([1000 * each.new_budget.times.first_stage_s for each in found])),
+        "adaptive_total_ms": _spread(1000 * total_s),
+        "plain_total_ms": _spread(1000 * plain_s),
+        "adaptive_less_plain_ms": _spread(1000 * (total_s - plain_s)),
+        "controller_share": float(np.median(controller_s / total_s)),
+        "on_host": _stages_ms(on_host) if on_host else None,
+    }
+
+
+def _stages_ms(runs: Sequence[AdaptiveRun]) -> Mapping[str, Mapping[str, float]]:
+    times = [run.times for run in runs]
+    return {
+        "first_stage_ms": _spread(np.array([1000 * each.first_stage_s for each in times])),
+        "second_stage_ms": _spread(np.array([1000 * each.second_stage_s for each in times])),
+        "controller_ms": _spread(np.array([1000 * each.controller_s for each in times])),
+    }
+
+
+def _spread(values: np.ndarray) -> Mapping[str, float]:
+    return {"p50": float(np.median(values)), "p95": float(np.percentile(values, 95))}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

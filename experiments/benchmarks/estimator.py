@@ -1,0 +1,61 @@
+"""What a prediction costs: milliseconds for a setting, in batches of several sizes.
+
+python -m experiments.benchmarks.estimator ESTIMATOR_JSON
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiments.analyses.latency.estimator import KNOBS, LatencyEstimator
+from experiments.analyses.latency.features import RequestColumns
+
+BATCHES = (1, 48, 1000, 100_000)
+
+
+SECONDS_EACH = 0.5
+
+
+def drawn_requests(estimator: LatencyEstimator, number: int) -> RequestColumns:
+    """Requests spread over the ranges of the model's samples."""
+    generator = np.random.default_rng(0)
+    ends = {name: [round(end) for end in estimator.fitted.ranges[name]] for name in KNOBS}
+    crops, top_k, blocks = (generator.integers(low, high + 1, number) for low, high in ends.values())
+    shortest, longest = estimator.fitted.ranges["prompt_tokens"]
+    vision_tokens = generator.uniform(shortest, longest, number)
+    return RequestColumns(vision_tokens, crops, np.full(number, 20.0), top_k, blocks, generator.integers(1, 65, number))
+
+
+def milliseconds_each(estimator: LatencyEstimator, requests: RequestColumns) -> float:
+    """Median over repetitions, intervals included."""
+    taken: list[float] = []
+    until = time.perf_counter() + SECONDS_EACH
+    while time.perf_counter() < until or not taken:
+        started = time.perf_counter()
+        estimator.predict(requests)
+        taken.append(time.perf_counter() - started)
+    return float(np.median(taken)) * 1e3 / len(requests)
+
+
+def main() -> int:
+    """Exit code: 0 printed, 1 no estimator there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("estimator", type=Path, metavar="ESTIMATOR_JSON")
+    try:
+        estimator = LatencyEstimator.load(parser.parse_args().estimator)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for number in BATCHES:
+        each_ms = milliseconds_each(estimator, drawn_requests(estimator, number))
+        print(f"{number:>7} settings at once: {each_ms:.5f} ms each")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,409 @@
+"""MolmoE's stages run eagerly, graphed and by transformers' `generate()`, side by side in one process.
+
+    python -m experiments.benchmarks.execution
+    python -m experiments.benchmarks.execution --shape molmoe_1b --output execution.json --figure roofline.png
+    python -m experiments.benchmarks.execution --shape molmoe_1b --decoder_alone
+
+Without `--shape`: the embedded model on its own task over the grid of quickstart, answers ending where they end. With
+it: random weights in memory and one request of `--prompt_tokens` and `--crops`, always `--new_tokens` tokens; with
+`--decoder_alone` the shape's decoder runs as transformers' own OLMoE, without pictures (molmoe_1b's is OLMoE-1B-7B's).
+Ways take turns in every round; stages are timed inside each run. Captures and warm-ups come before, not counted.
+`eager_of_generate` is a decode step of the eager stages over one of plain `generate()`, which takes the same kernels.
+Floors are formulas of the shape: on a GPU at `--bytes_per_s` and `--flops_per_s`, which are taken as attainable, not
+measured; on the CPU the architecture's products alone, at the median of torch's own rates just before the cases.
+"""
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import OlmoeForCausalLM, PreTrainedModel
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.e_inference import staged_run
+from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
+from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.requests import StagedRun, TimedTokens
+from experiment_core_utils.sweep.plan import plan_for
+from experiments.benchmarks.execution_table import (
+    EAGER,
+    PLAIN,
+    Rates,
+    Shape,
+    Timed,
+    Work,
+    draw_roofline,
+    eager_of_generate,
+    entries,
+    markdown,
+    stages_of_generate,
+    totals_of_generate,
+    work_of,
+)
+
+# (rows, inner width, columns): a cube that large products come near to, and tall ones as a small tower makes them.
+SHAPES = ((1024, 1024, 1024), (6144, 192, 768), (6144, 768, 192))
+
+
+def product_rate(repeats: int = 5) -> float:
+    """Operations per second, one multiply-add as 2, of the fastest shape, the median of its repeats.
+
+    The result's memory is there before. What else the machine does lowers it as it lowers what is measured beside it.
+    """
+    return max(_rate(*shape, repeats) for shape in SHAPES)
+
+
+def _rate(rows: int, inner: int, columns: int, repeats: int) -> float:
+    left, right, out = torch.rand(rows, inner), torch.rand(columns, inner), torch.empty(rows, columns)
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        torch.mm(left, right.t(), out=out)
+        seconds.append(time.perf_counter() - began)
+    return 2 * rows * inner * columns / statistics.median(seconds)
+
+
+QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
+
+
+STATIC, GRAPH = "generate(static)", "graph"
+
+
+# Attainable on an H200: of 4.8 TB/s and 989 TFLOP/s on the data sheet.
+H200 = Rates(4.3e12, 790e12)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request on its device and the setting that it runs at."""
+
+    name: str
+    setting: KnobSetting
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TwiceStaged:
+    """One model, staged twice over the same weights."""
+
+    model: PreTrainedModel
+    staged: Mapping[str, StagedModel]
+    config: MolmoeConfig
+    max_new_tokens: int
+
+    def run(self, way: str, case: Case) -> StagedRun:
+        """Once, with its stages' times; everything that a run needs is ready."""
+        self.staged[EAGER].apply(case.setting)
+        synchronize(self.model.device)
+        marks = new_marks(self.model.device)
+        generated = self._generated(way, case.inputs, marks)
+        return staged_run(generated, marks.seconds(), True)
+
+    def _generated(self, way: str, inputs: Mapping[str, Any], marks: Any) -> TimedTokens:
+        if way == EAGER:
+            return generate_greedily(self.staged[EAGER], inputs, self.max_new_tokens, marks)
+        if way in self.staged:
+            return self.staged[way].generate_timed(inputs, self.max_new_tokens, marks)
+        requested = {"cache_implementation": "static"} if way == STATIC else {}
+        return generate_timed(self.model, {**inputs, **requested}, self.max_new_tokens, marks)
+
+    def warm_up(self, case: Case) -> None:
+        """The captures; what `generate()` compiles it compiles in the warm rounds."""
+        for staged in self.staged.values():
+            staged.apply(case.setting)
+            staged.warm_up(case.inputs, self.max_new_tokens)
+
+
+def timed_case(bench: TwiceStaged, case: Case, ways: Sequence[str], warm_rounds: int, rounds: int) -> list[Timed]:
+    """Each way in every round, the order turned by one place a round."""
+    runs: dict[str, list[StagedRun]] = {way: [] for way in ways}
+    cpu: dict[str, list[float]] = {way: [] for way in ways}
+    bench.warm_up(case)
+    for turn in range(warm_rounds + rounds):
+        first = turn % len(ways)
+        for way in (*ways[first:], *ways[:first]):
+            began = time.process_time()
+            run = bench.run(way, case)
+            if turn >= warm_rounds:
+                cpu[way].append(time.process_time() - began)
+                runs[way].append(run)
+    expected = runs[PLAIN][-1].token_ids
+    return [
+        Timed(case.name, way, _stages(found), [run.total_s for run in found], cpu[way], found[-1].token_ids, same)
+        for way, found in runs.items()
+        for same in [all(run.token_ids == expected for run in found)]
+    ]
+
+
+def _stages(runs: Sequence[StagedRun]) -> dict[str, list[float]]:
+    return {
+        "vision": [run.vision_s for run in runs if run.vision_s is not None],
+        "prefill": [run.prefill_s for run in runs],
+        "decode": [statistics.median(run.inter_token_s) for run in runs if run.inter_token_s],
+    }
+
+
+def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
+    """The grid of quickstart; every setting with the same samples."""
+    config = parse_config([*QUICKSTART, "--num_samples", str(num_samples)])
+    task = open_task(config.task)
+    drawn = draw_samples(task, config.task)
+    for setting in plan_for(config, find_model(config.model.model_path)):
+        for sample_id in drawn.sample_ids:
+            sample = task[sample_id]
+            request = model.prepare(sample, task.prompt(sample), setting.vision.crops)
+            yield Case(f"{setting.key} {sample_id}", setting, model.to_device(request.inputs))
+
+
+def shaped_cases(
+    config: MolmoeConfig, device: torch.device, dtype: torch.dtype, tokens: int, crops: int, top_ks: Sequence[int]
+) -> Iterator[Case]:
+    """One random request, at each top-k with all blocks; features find places behind the first token."""
+    draws = torch.Generator().manual_seed(0)
+    inputs = {"input_ids": torch.randint(0, config.head_vocab_size, (1, tokens), generator=draws).to(device)}
+    if crops:
+        side, features = config.vision_config.image_size, crops * config.features_per_crop
+        places = torch.arange(1, features + 1)
+        places[places >= tokens] = -100
+        pixels = torch.randn(1, crops, 3, side, side, generator=draws)
+        inputs["pixel_values"] = pixels.to(device, dtype)
+        inputs["image_masks"] = torch.ones(1, crops, config.patches_per_side**2, device=device, dtype=dtype)
+        inputs["image_input_idx"] = places.view(1, crops, -1).to(device)
+    blocks = tuple(range(config.text_config.num_hidden_layers))
+    for top_k in top_ks:
+        yield Case(f"top-k {top_k}", KnobSetting(tier_target("low"), top_k, blocks), inputs)
+
+
+def shape_config(shape: str) -> MolmoeConfig:
+    """Config of `--shape`: `molmoe_1b`, or a folder whose config is taken."""
+    if shape == "molmoe_1b":
+        return MolmoeConfig(head_vocab_size=50304)
+    if not (Path(shape) / "config.json").is_file():
+        raise ConfigurationError(f"--shape is {shape}; give molmoe_1b, or a folder with a config.json")
+    return MolmoeConfig.from_pretrained(shape)
+
+
+def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype, is_text: bool) -> PreTrainedModel:
+    """Made on the device, in evaluation mode; with `is_text` its decoder as transformers' own model."""
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        own = copy.deepcopy(config)
+        with device:
+            return (OlmoeForCausalLM(own.text_config) if is_text else MolmoeForConditionalGeneration(own)).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def possible_ways(bench: TwiceStaged, case: Case) -> tuple[list[str], dict[str, str]]:
+    """The ways that run here, and why another does not."""
+    ways, refused = [PLAIN, EAGER, GRAPH], dict[str, str]()
+    try:
+        bench.run(STATIC, case)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        refused[STATIC] = f"{type(error).__name__}: {first_line(error)}"
+    else:
+        ways.insert(1, STATIC)
+    return ways, refused
+
+
+def different_requests(inputs: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
+    """The request and others of its size: equal ones would choose the same experts, which then are read once."""
+    changed = "pixel_values" if "pixel_values" in inputs else "input_ids"
+    return [{**inputs, changed: inputs[changed].roll(places, dims=-1)} for places in range(count)]
+
+
+def batch_fields(bench: TwiceStaged, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Milliseconds of a decode step of so many requests: answers of n tokens less answers of 1, over n - 1."""
+    found = []
+    for batch in batch_sizes:
+        requests = different_requests(case.inputs, batch)
+        for way, staged in bench.staged.items():
+            staged.apply(case.setting)
+            seconds = {}
+            for tokens in (1, bench.max_new_tokens):
+                answers = _repeated(lambda: staged.answer_batch(requests, tokens), staged.device)  # noqa: B023
+                seconds[tokens] = statistics.median(answers)
+            step_s = (seconds[bench.max_new_tokens] - seconds[1]) / (bench.max_new_tokens - 1)
+            found.append({"batch": batch, "way": way, "step_ms": step_s * 1e3, "tokens_per_s": batch / step_s})
+    return found
+
+
+def _repeated(act: Callable[[], object], device: torch.device) -> list[float]:
+    """Seconds of three times, after one that does not count."""
+    seconds = []
+    for _ in range(4):
+        synchronize(device)
+        began = time.perf_counter()
+        act()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged, list[Case]]:
+    if given.shape is None:
+        if given.decoder_alone:
+            raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
+        config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
+        eager = load_staged_model(config.model, find_model(config.model.model_path), device)
+        assert isinstance(eager, MolmoeStagedModel)
+        model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
+    else:
+        dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)
+        model, processor = random_model(config_of_shape, device, dtype, given.decoder_alone), _any_processor()
+    model.generation_config = greedy_config(model)
+    if given.shape is not None:
+        model.generation_config.eos_token_id = None
+    modes: tuple[ExecutionMode, ...] = ("eager", "graph")
+    staged = {str(mode): _staged(model, processor, mode) for mode in modes}
+    new_tokens = given.new_tokens or (33 if given.shape else 16)
+    cases = (
+        embedded_cases(staged[EAGER], given.samples)
+        if given.shape is None
+        else shaped_cases(
+            config_of_shape,
+            device,
+            model.dtype,
+            given.prompt_tokens,
+            0 if given.decoder_alone else given.crops,
+            given.top_k_list,
+        )
+    )
+    return TwiceStaged(model, staged, copy.deepcopy(config_of_shape), new_tokens), list(cases)
+
+
+def _staged(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionMode) -> StagedModel:
+    if isinstance(model, MolmoeForConditionalGeneration):
+        return MolmoeStagedModel("benchmark", model, processor, mode)
+    staged = TransformersModel("benchmark", model, HFRequests(processor.tokenizer, model.config, "benchmark"), mode)
+    model.generation_config.eos_token_id = None
+    staged.eos_token_ids = frozenset()
+    return staged
+
+
+def _any_processor() -> MolmoeProcessor:
+    """Requests are made without it."""
+    return MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
+
+
+def shape_of(staged: StagedModel, case: Case) -> Shape:
+    """What the floors of a case are computed from."""
+    crops = case.inputs["pixel_values"].shape[1] if "pixel_values" in case.inputs else 0
+    experts = tuple(top_k for top_k in staged.expected_experts(case.setting) if top_k is not None)
+    return Shape(crops, case.inputs["input_ids"].shape[1], experts)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken; weights are random")
+    parser.add_argument(
+        "--decoder_alone", action="store_true", help="with --shape: its decoder, as transformers' OLMoE"
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--num_threads", type=int)
+    parser.add_argument("--samples", type=int, default=1, help="of the embedded task, at each setting (%(default)s)")
+    parser.add_argument("--prompt_tokens", type=int, default=1053)
+    parser.add_argument("--crops", type=int, default=13, help="0: no picture (%(default)s)")
+    parser.add_argument("--top_k_list", nargs="+", type=int, default=[8, 4, 1])
+    parser.add_argument("--new_tokens", type=int, help="default: 33 with --shape, else at most 16")
+    parser.add_argument("--batch_sizes", nargs="*", type=int, default=[])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm_rounds", type=int, default=1)
+    parser.add_argument("--bytes_per_s", type=float, help=f"of a GPU; default {H200.bytes_per_s:.1e}")
+    parser.add_argument("--flops_per_s", type=float, help=f"default: {H200.flops_per_s:.1e}; on the CPU measured")
+    parser.add_argument("--output", type=Path, help="JSON of everything")
+    parser.add_argument("--figure", type=Path, help="roofline picture")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 other tokens in float32, else that of the error, which is one line."""
+    try:
+        return _measured(_arguments(argv))
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _measured(given: argparse.Namespace) -> int:
+    set_cpu_threads(given.num_threads, 1)
+    device = choose_device(given.device)
+    bench, cases = _made(given, device)
+    ways, refused = possible_ways(bench, cases[0])
+    timed: list[Timed] = []
+    products: list[float] = []
+    for case in cases:
+        if device.type == "cpu" and bench.model.dtype == torch.float32:
+            products.append(product_rate())
+        timed += timed_case(bench, case, ways, given.warm_rounds, given.rounds)
+    element_bytes = bench.model.dtype.itemsize
+    work: dict[str, dict[str, Work]] = {
+        case.name: work_of(bench.config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
+    }
+    rates = _rates(given, device, statistics.median(products) if products else None)
+    rows = entries(timed, {} if rates is None else _floors(work, rates))
+    content = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "execution": dict(bench.staged[GRAPH].describe()),
+        "refused": refused,
+        "flops_per_s": None if rates is None else rates.flops_per_s,
+        "rows": rows,
+        "stages_of_generate": stages_of_generate(rows),
+        "eager_of_generate": eager_of_generate(rows),
+        "sum_of_generate": totals_of_generate(rows),
+        "cpu_of_generate": totals_of_generate(rows, "cpu_ms"),
+        "batches": batch_fields(bench, cases[0], given.batch_sizes),
+    }
+    print(markdown(rows))
+    print(json.dumps({name: each for name, each in content.items() if name != "rows"}, indent=1))
+    if given.output is not None:
+        write_json_atomically(content, given.output)
+    if given.figure is not None:
+        if rates is None or math.isinf(rates.bytes_per_s):
+            raise ConfigurationError("--figure needs a GPU: bytes per second of a CPU are not known")
+        with replaced_whole(given.figure, ending=given.figure.suffix) as temporary:
+            draw_roofline(rows, work, rates).savefig(temporary, dpi=150)
+    return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
+
+
+def _rates(given: argparse.Namespace, device: torch.device, products: float | None) -> Rates | None:
+    """None on a CPU in another number format than float32, unless a rate is given."""
+    if device.type == "cuda":
+        return Rates(given.bytes_per_s or H200.bytes_per_s, given.flops_per_s or H200.flops_per_s)
+    flops_per_s = given.flops_per_s or products
+    return Rates(math.inf, flops_per_s) if flops_per_s else None
+
+
+def _floors(work: Mapping[str, Mapping[str, Work]], rates: Rates) -> dict[str, dict[str, float]]:
+    return {case: {stage: each.floor_s(rates) for stage, each in stages.items()} for case, stages in work.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

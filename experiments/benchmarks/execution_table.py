@@ -1,0 +1,273 @@
+"""In: times of the same requests run in several ways, and what a device attains; out: floors, ratios, table.
+
+Pure. A floor is what products and bytes take at the rates given, nothing else counted.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.models.molmoe.flops import decoder_flops, vision_flops
+from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION, new_figure, styled
+
+STAGES = ("vision", "prefill", "decode")
+
+
+# What the others are held against.
+PLAIN, EAGER = "generate", "eager"
+
+
+FLOOR = "floor"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device attains; infinite bytes where only products count."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Products and bytes of a stage; of decode, of one step."""
+
+    flops: float
+    bytes: float
+
+    def floor_s(self, rates: Rates) -> float:
+        """The slower of the two."""
+        return max(self.flops / rates.flops_per_s, self.bytes / rates.bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A request at a setting; `experts` per token of each block that runs."""
+
+    crops: int
+    prompt_tokens: int
+    experts: tuple[int, ...]
+
+
+def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str, Work]:
+    """Work of each stage that the request has.
+
+    Attention counts half of the rectangle in the prefill, as a causal kernel computes it. Weights are read once, of the
+    experts those that tokens choosing evenly hit. A decode step is the first one behind the prompt.
+    """
+    text = config.text_config
+    tokens, width = shape.prompt_tokens, text.hidden_size
+    blocks = len(shape.experts)
+    half_of_attention = 2 * tokens * tokens * width * blocks
+    kv_width = width // text.num_attention_heads * text.num_key_value_heads
+    cache = 2 * kv_width * blocks * element_bytes
+    found = {
+        "prefill": Work(
+            decoder_flops(config, tokens, tokens, shape.experts) - half_of_attention,
+            _weights(config, shape.experts, tokens) * element_bytes + tokens * cache,
+        ),
+        "decode": Work(
+            decoder_flops(config, 1, tokens + 1, shape.experts),
+            _weights(config, shape.experts, 1) * element_bytes + (tokens + 1) * cache,
+        ),
+    }
+    if not shape.crops:
+        return found
+    return {"vision": Work(vision_flops(config, shape.crops), _vision_weights(config) * element_bytes), **found}
+
+
+def _weights(config: MolmoeConfig, experts: Sequence[int], tokens: int) -> float:
+    """Number of weights of the blocks and the head."""
+    text = config.text_config
+    width, inner, num_experts = text.hidden_size, text.intermediate_size, text.num_experts
+    kv_width = width // text.num_attention_heads * text.num_key_value_heads
+    block = 2 * width * (width + kv_width) + num_experts * width
+    hit = sum(num_experts * (1 - (1 - chosen / num_experts) ** tokens) for chosen in experts)
+    return len(experts) * block + hit * 3 * width * inner + width * config.head_vocab_size
+
+
+def _vision_weights(config: MolmoeConfig) -> int:
+    vision = config.vision_config
+    blocks = max(vision.num_hidden_layers + index for index in config.vision_feature_layers) + 1
+    return blocks * (4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One way to run one case.
+
+    Attributes:
+        case: the request and its setting.
+        way: how it was run.
+        stages: seconds of each stage in each round; of decode, of one step.
+        totals: seconds of the whole request in each round.
+        cpu: seconds of all cores in each round, which a busy machine changes less.
+        tokens: what came out, in the last round.
+        same: whether they are those of the first way.
+    """
+
+    case: str
+    way: str
+    stages: Mapping[str, Sequence[float]]
+    totals: Sequence[float]
+    cpu: Sequence[float]
+    tokens: tuple[int, ...]
+    same: bool
+
+    def median_s(self, stage: str) -> float | None:
+        """None for a stage that the request has not."""
+        return statistics.median(self.stages[stage]) if self.stages.get(stage) else None
+
+
+def entries(timed: Sequence[Timed], floors: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """A JSON object for each row: medians in ms, the share of the floor's time, and ratios to plain `generate()`.
+
+    Args:
+        floors: case -> stage -> seconds; {} where no rates are known.
+    """
+    plain = {row.case: row for row in timed if row.way == PLAIN}
+    found = []
+    for row in timed:
+        entry: dict[str, Any] = {"case": row.case, "way": row.way, "same_tokens": row.same}
+        entry.update(tokens=len(row.tokens), rounds=len(row.totals))
+        for stage in STAGES:
+            own, peer, floor = row.median_s(stage), plain[row.case].median_s(stage), floors.get(row.case, {}).get(stage)
+            entry[f"{stage}_ms"] = None if own is None else own * 1e3
+            entry[f"{stage}_of_generate"] = None if own is None or peer is None else own / peer
+            entry[f"{stage}_floor_ms"] = None if floor is None else floor * 1e3
+            entry[f"{stage}_over_floor"] = None if own is None or floor is None else own / floor
+        entry["total_ms"] = statistics.median(row.totals) * 1e3
+        entry["total_of_generate"] = statistics.median(row.totals) / statistics.median(plain[row.case].totals)
+        entry["cpu_ms"] = statistics.median(row.cpu) * 1e3
+        found.append(entry)
+    return found
+
+
+def totals_of_generate(rows: Sequence[Mapping[str, Any]], key: str = "total_ms") -> dict[str, float]:
+    """Way -> sum over all cases, as a share of that of plain `generate()`."""
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums[row["way"]] = sums.get(row["way"], 0.0) + row[key]
+    return {way: seconds / sums[PLAIN] for way, seconds in sums.items()}
+
+
+def stages_of_generate(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Way, and the floor where it is known -> stage and total -> sum over all cases, as a share of `generate()`'s.
+
+    The decode sums steps over answers; the floor's total is that of its stages.
+    """
+    sums: dict[str, dict[str, float]] = {}
+    for row in rows:
+        own = sums.setdefault(row["way"], dict.fromkeys((*STAGES, "total"), 0.0))
+        own["total"] += row["total_ms"]
+        floor = sums.setdefault(FLOOR, dict.fromkeys(own, 0.0)) if row["way"] == PLAIN else None
+        for stage in STAGES:
+            times = row["tokens"] - 1 if stage == "decode" else 1
+            own[stage] += times * (row[f"{stage}_ms"] or 0.0)
+            if floor is not None:
+                floor[stage] += times * (row[f"{stage}_floor_ms"] or 0.0)
+                floor["total"] += times * (row[f"{stage}_floor_ms"] or 0.0)
+    if not sums[FLOOR]["total"]:
+        del sums[FLOOR]
+    peer = sums[PLAIN]
+    return {way: {stage: ms / peer[stage] for stage, ms in own.items() if peer[stage]} for way, own in sums.items()}
+
+
+def eager_of_generate(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Case -> decode step of the eager stages over that of plain `generate()`."""
+    found = {row["case"]: row["decode_of_generate"] for row in rows if row["way"] == EAGER}
+    return {case: ratio for case, ratio in found.items() if ratio is not None}
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each row; behind a time in brackets how many times the floor it is."""
+    lines = [
+        "| case | way | vision ms | prefill ms | decode ms/token | total ms | of generate() | same tokens |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        times = " | ".join(_cell(row, stage) for stage in STAGES)
+        lines.append(
+            f"| {row['case']} | {row['way']} | {times} | {row['total_ms']:.1f} | {row['total_of_generate']:.3f} | "
+            f"{'yes' if row['same_tokens'] else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, Any], stage: str) -> str:
+    time_ms, over = row[f"{stage}_ms"], row[f"{stage}_over_floor"]
+    if time_ms is None:
+        return ""
+    return f"{time_ms:.2f}" if over is None else f"{time_ms:.2f} ({over:.1f} x)"
+
+
+COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
+
+
+MARKERS = dict(zip(STAGES, "so^", strict=True))
+
+
+# Of the first case and of the last one: hollow markers of two sizes in one place are both seen.
+LARGEST, SMALLEST = 11.0, 4.0
+
+
+# Ways in the same place stand beside each other, each this many times the abscissa of the one before.
+STEP = 1.12
+
+
+NOTE = f"a stage of a case has one abscissa: its ways are drawn around it, each {STEP:g} times as far right as the last"
+
+
+def draw_roofline(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[str, Work]], rates: Rates) -> Figure:
+    """Operations per second over operations per byte, of each stage, way and case, below what the device attains.
+
+    Colours tell ways, shapes stages, sizes cases.
+    """
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    colours = {way: COLOURS[place % len(COLOURS)] for place, way in enumerate(ways)}
+    sizes = dict(zip(cases, np.linspace(LARGEST, SMALLEST, len(cases)).tolist(), strict=True))
+    with styled():
+        figure = new_figure(8.0, 4.8, NOTE)
+        axes = figure.subplots()
+        _draw_roof(axes, rates)
+        for row in rows:
+            shift = STEP ** (ways.index(row["way"]) - (len(ways) - 1) / 2)
+            for stage, done in work[row["case"]].items():
+                if row[f"{stage}_ms"]:
+                    at, reached = done.flops / done.bytes, done.flops / (row[f"{stage}_ms"] * 1e-3)
+                    style = _style(MARKERS[stage], colours[row["way"]], sizes[row["case"]])
+                    axes.plot(at * shift, reached, **style)
+        axes.set(xlabel="operations per byte (as the floor counts them)", ylabel="operations per second")
+        stages = [stage for stage in STAGES if any(stage in each for each in work.values())]
+        keys = [
+            *(Line2D([], [], label=way, **_style("o", colour, 7.0)) for way, colour in colours.items()),
+            *(Line2D([], [], label=stage, **_style(MARKERS[stage], QUIET, 7.0)) for stage in stages),
+            *(Line2D([], [], label=case, **_style("o", QUIET, size)) for case, size in sizes.items()),
+        ]
+        figure.legend(handles=keys, loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _draw_roof(axes: Axes, rates: Rates) -> None:
+    knee = rates.flops_per_s / rates.bytes_per_s
+    ends = [0.1, knee, max(10 * knee, 2e4)]
+    axes.loglog(ends, [min(rates.flops_per_s, at * rates.bytes_per_s) for at in ends], color=INK)
+
+
+def _style(marker: str, colour: str, size: float) -> dict[str, Any]:
+    return {
+        "marker": marker,
+        "linestyle": "none",
+        "markersize": size,
+        "markeredgecolor": colour,
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.4,
+    }

@@ -1,0 +1,164 @@
+"""How long the analyses take on a folder of many settings, and how that grows with their number.
+
+python -m experiments.benchmarks.many_settings results/quickstart --sizes 1250 2500 5000
+
+The folders are made from one result of a real run, so that they have its schema: a grid of targets of vision tokens,
+top-k and blocks, with times that grow with the knobs and accuracy that does, both with noise of a fixed seed.
+Each command runs as its own process on these cores; printed are its wall time, the CPU seconds in
+it (which other work on the machine changes less), its largest memory, and over the size before, how many times as many
+CPU seconds it took (2 is linear where the sizes double).
+"""
+
+import argparse
+import copy
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results
+from experiment_core_utils.primitives.knobs import token_target
+
+COMMANDS = ("e1_stage_latency.py", "e2_knob_pareto.py", "e3_latency_estimator.py", "report.py", "write_tables.py")
+
+
+FEATURES_PER_CROP = 144
+
+
+USED_FRACTION = 0.85
+
+
+SPREAD = 0.05
+
+
+STAGES = ("T_vision_total", "T_LLM_prefill", "T_LLM_decode")
+
+
+def settings_of_grid(
+    num_settings: int, num_tokens: int, top_ks: Sequence[int], blocks: int
+) -> Iterator[tuple[int, int, int]]:
+    """The first so many of (target of vision tokens, top-k, blocks)."""
+    tokens = [2 * FEATURES_PER_CROP + number for number in range(num_tokens)]
+    return itertools.islice(itertools.product(tokens, top_ks, range(1, blocks + 1)), num_settings)
+
+
+def synthetic_result(
+    real: Mapping[str, Any], tokens: int, top_k: int, blocks: int, noise: random.Random
+) -> dict[str, Any]:
+    """A setting's result with the keys and samples of a real one."""
+    made = copy.deepcopy(dict(real))
+    target = token_target(tokens)
+    factors = (
+        (0.4 + tokens / 1000) * noise.gauss(1, SPREAD),
+        (0.3 + blocks / 16) * (0.5 + top_k / 8) * noise.gauss(1, SPREAD),
+        (0.3 + blocks / 16) * (0.5 + top_k / 8) * noise.gauss(1, SPREAD),
+    )
+    made |= {
+        "tier": None,
+        "vision_tokens_target": tokens,
+        "max_crops": target.crops.max_crops,
+        "top_k": top_k,
+        "num_active_blocks": blocks,
+        "active_block_indices": list(range(blocks)),
+    }
+    for sample in made["per_sample_results"]:
+        right = noise.random() < 0.2 + 0.6 * blocks / 16 + 0.0001 * tokens
+        # Of the features that are computed, those of padding and overlaps reach no place in the prompt.
+        placed = round(USED_FRACTION * tokens)
+        sample |= {
+            "top_k": top_k,
+            "num_active_blocks": blocks,
+            "accuracy": float(right),
+            "target_vision_tokens": tokens,
+            "pooled_image_features": tokens,
+            "prompt_tokens": sample["prompt_tokens"] - sample["actual_vision_tokens"] + placed,
+            "actual_vision_tokens": placed,
+        }
+        for timed in (sample, *sample["runs"]):
+            scale_times(timed, factors)
+    scores = [sample["accuracy"] for sample in made["per_sample_results"]]
+    totals = [sample["T_total"] for sample in made["per_sample_results"]]
+    made["accuracy"] = sum(scores) / len(scores)
+    made["aggregate_stats"]["T_total_mean"] = sum(totals) / len(totals)
+    return made
+
+
+def scale_times(timed: dict[str, Any], factors: Sequence[float]) -> None:
+    """Each stage by its factor; what follows from the stages is made anew."""
+    for stage, factor in zip(STAGES, factors, strict=True):
+        if timed[stage] is not None:
+            timed[stage] *= factor
+    timed["T_total"] = sum(timed[stage] or 0.0 for stage in STAGES)
+    if timed["T_decode_per_token"] is not None:
+        timed["T_decode_per_token"] *= factors[-1]
+    if "T_inter_token" in timed:
+        timed["T_inter_token"] = [each * factors[-1] for each in timed["T_inter_token"]]
+    if "T_first_token" in timed:
+        timed["T_first_token"] = (timed["T_vision_total"] or 0.0) + timed["T_LLM_prefill"]
+
+
+def write_folder(folder: Path, real: Mapping[str, Any], settings: Iterator[tuple[int, int, int]]) -> Path:
+    """A result for each of the settings."""
+    folder.mkdir(parents=True)
+    noise = random.Random(0)
+    task = real["provenance"]["task"]["name"].replace("_", "-")
+    for tokens, top_k, blocks in settings:
+        made = synthetic_result(real, tokens, top_k, blocks, noise)
+        vision = token_target(tokens).label
+        name = f"{task}_imgsize{vision}_crops{made['max_crops']}_topk{top_k}_blocks{blocks}.json"
+        (folder / name).write_text(json.dumps(made))
+    return folder
+
+
+def timed_command(command: str, folder: Path) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and GB at most of one command on the folder; ends this script where it fails."""
+    script = Path(__file__).resolve().parents[1] / "core_exp" / command
+    started = time.perf_counter()
+    running = subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(running.pid, 0)
+    if status:
+        raise SystemExit(f"{command} failed on {folder}")
+    return time.perf_counter() - started, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
+
+
+def main() -> None:
+    """Makes a folder of each size and times every command on it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results_dir", type=Path, help="--output_dir of a real run, whose first result is the pattern")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1250, 2500, 5000], help="numbers of settings")
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)
+    parser.add_argument("--num_tokens", type=int, default=40, help="targets of vision tokens in the grid (40)")
+    parser.add_argument("--top_k_list", type=int, nargs="+", default=list(range(1, 9)), help="of the grid (1 to 8)")
+    parser.add_argument("--num_blocks", type=int, default=16, help="block counts in the grid: 1 to this (16)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="make the folders here and keep them")
+    given = parser.parse_args()
+    most = given.num_tokens * len(given.top_k_list) * given.num_blocks
+    if max(given.sizes) > most:
+        parser.error(f"the grid has {most} settings: give more --num_tokens for {max(given.sizes)}")
+    real = next(iter(read_results(given.results_dir).values())).content()
+    before: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for size in given.sizes:
+            folder = (given.keep or Path(temporary)) / str(size)
+            if not any(folder.glob(RESULT_FILES)):
+                grid = settings_of_grid(size, given.num_tokens, given.top_k_list, given.num_blocks)
+                write_folder(folder, real, grid)
+            for command in given.commands:
+                seconds, cpu, memory = timed_command(command, folder)
+                growth = f", {cpu / before[command]:.2f} times the size before" if command in before else ""
+                print(
+                    f"{size} settings, {command}: {seconds:.1f} s, {cpu:.1f} s of CPU, {memory:.2f} GB{growth}",
+                    flush=True,
+                )
+                before[command] = cpu
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""How well the search finds a full grid's front, and in what share of its model time.
+
+The full grid is measured once and kept as a small table (settings x samples: score and milliseconds). The search is
+then replayed over the table: it asks, the table answers; each seed puts the samples in another order.
+
+    # 1. The full grid of the embedded model by the ordinary pipeline; started again, it goes on where it stopped.
+    torchrun --nproc-per-node=8 -m experiments.benchmarks.pareto_search --collect table.json \\
+        --results_dir results/pareto_grid --device cpu --num_threads 2 --num_samples 250
+    # 2. The replay.
+    python -m experiments.benchmarks.pareto_search --table table.json --seeds 10
+    python -m experiments.benchmarks.pareto_search --seeds 10        # over made-up tables, one for each seed
+
+Flags that are not in --help go to the pipeline of the first step. Its settings are those of `GRID`, one measured run of
+each sample. Latencies of several processes on one machine are not those of one alone; the table keeps what the run says
+of that under `caveats`.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+from tqdm import tqdm
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.l_results_csv_cleaning import setting_key
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.distributions import bounded_mean_interval
+from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.sweep.front_search import (
+    MeanBound,
+    Observation,
+    ParetoSearch,
+    SearchResult,
+    SearchRules,
+    Standing,
+    front_of,
+    mean_bound,
+    random_order,
+    run_search,
+)
+from experiment_core_utils.tasks.comparison import difference_interval
+from experiments.analyses.recorded_table import RecordedTable, read_table
+
+# 3 tiers x 4 numbers of experts x 5 numbers of blocks.
+GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_list 12 13 14 15 16 "
+        "--sampling_strategy full --num_runs_per_sample 1 --num_warmup_runs 1").split()  # fmt: skip
+
+
+# Each side of a 95 % interval.
+TAIL = 0.025
+
+
+# The made-up grid is shaped like checkpoints/molmoe_tiny/README.md: shares of correct answers of the tiers, and what is
+# left of them with fewer blocks or experts; `reading` is 239 of 500 questions.
+READING_FRACTION = 0.478
+
+
+TIERS = {"high": (11.4, 0.916, 1.000), "medium": (5.5, 0.766, 1.000), "low": (2.0, 0.523, 0.969)}
+
+
+BLOCKS = {16: (1.0, 1.0), 15: (0.991, 0.992), 14: (0.961, 0.992), 13: (0.924, 0.990), 12: (0.829, 0.990)}
+
+
+TOP_K = {8: (1.0, 1.0), 4: (0.9985, 1.0), 2: (0.9985, 0.989), 1: (0.977, 0.966)}
+
+
+QUESTIONS_OF_A_PICTURE = 4
+
+
+# How a question's hardness is made up: of the picture, of the question, and of what each knob does to it by chance.
+PICTURE, TIER_CHANCE, BLOCK_CHANCE, TOP_K_CHANCE = 0.15, 0.03, 0.01, 0.005
+
+
+# Times in ms, by the operators' shares in profiles on the CPU: a crop, a token in a block, a token of the answer.
+MS_A_CROP, MS_A_TOKEN, MS_A_TOKEN_AND_EXPERT, MS_A_STEP, MS_A_STEP_AND_EXPERT = 180.0, 0.094, 0.0042, 7.0, 0.1
+
+
+TIME_NOISE, OUTLIERS, OUTLIER_FACTOR = 0.05, 0.01, 2.0
+
+
+@dataclass(frozen=True)
+class SearchAgreement:
+    """A search against the full run.
+
+    A point of the full run's front is *found* by a setting of the search's front that is not slower (the full run's
+    paired 95 % interval of the difference in time reaches 0) and whose accuracy in the full run is not below the
+    point's own 95 % interval there.
+
+    Attributes:
+        points: settings of the full run's front, by its means.
+        lost: points that no setting found.
+        lost_paired: points lost to a harder test: the paired 95 % interval of the difference in accuracy reaches 0.
+        gap: the most that the accuracy of a point lies above the best of those settings, by the full run's means.
+        front: settings of the search's front.
+        wrong: those of them that the full run's paired 95 % intervals show to be dominated.
+        share: model time of what the search asked for, of the full run's.
+    """
+
+    points: int
+    lost: tuple[str, ...]
+    lost_paired: tuple[str, ...]
+    gap: float
+    front: int
+    wrong: int
+    share: float
+
+
+def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str]) -> int:
+    """Run (or finish) the full grid and write its table; exit code as the driver's."""
+    started = time.perf_counter()
+    report = run_profiling(
+        parse_config([*GRID, "--num_samples", str(num_samples), "--output_dir", str(results_dir), *flags])
+    )
+    if not report.is_main_process:
+        return 0
+    for key, failure in report.failed.items():
+        print(f"failed: {key}: {failure.error}: {failure.reason}")
+    table = table_of(report.results)
+    write_table(table, path)
+    print(
+        f"{len(table.settings)} settings x {len(table.sample_ids)} samples: {np.nansum(table.costs):.0f} s of model "
+        f"time, {time.perf_counter() - started:.0f} s of this call; {path} has {path.stat().st_size / 1e3:.0f} kB"
+    )
+    return 1 if report.failed else 0
+
+
+def table_of(results: Sequence[SettingResult]) -> RecordedTable:
+    """The table of a run's results; raises ResultsError where they do not belong to one run."""
+    if len({result.fingerprint for result in results}) != 1:
+        raise ResultsError("these are results of several runs, or none; give those of one")
+    first = results[0]
+    ids = tuple(first.sample_ids)
+    place = {sample_id: at for at, sample_id in enumerate(ids)}
+    pictures = [""] * len(ids)
+    scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
+    for row, result in enumerate(results):
+        for sample in result.per_sample_results:
+            at = place[sample.sample_id]
+            pictures[at] = sample.metadata.image_id
+            scores[row, at] = np.nan if sample.accuracy is None else sample.accuracy
+            seconds[row, at] = (sample.T_total or np.nan) / 1000
+            costs[row, at] = sum(run.T_total for run in sample.runs) / 1000
+    provenance = first.provenance
+    origin = {
+        "model": Path(str(provenance.model.name)).name,
+        "task": provenance.task.name,
+        "split": provenance.task.split,
+        "metric": first.metric,
+        "hardware": provenance.hardware.content(),
+        "versions": provenance.versions,
+        "precision": provenance.experimental_variables.precision,
+        "num_threads": provenance.experimental_variables.num_threads,
+        "caveats": provenance.caveats,
+    }
+    keys = tuple(setting_key(result) for result in results)
+    return RecordedTable(keys, ids, tuple(pictures), scores, seconds, costs, first.metric_best, origin)
+
+
+def write_table(table: RecordedTable, path: Path) -> None:
+    """One line a setting; milliseconds with one decimal, null where a sample failed."""
+    head = {
+        "origin": table.origin,
+        "best": table.best,
+        "sample_ids": table.sample_ids,
+        "pictures": table.pictures,
+    }
+    lines = [
+        json.dumps(key) + ": " + json.dumps(
+            {
+                "scores": [None if np.isnan(each) else round(float(each), 4) for each in scores],
+                "milliseconds": _milliseconds(seconds),
+                "cost_milliseconds": None if np.array_equal(seconds, costs, equal_nan=True) else _milliseconds(costs),
+            },
+            separators=(",", ":"),
+        )
+        for key, scores, seconds, costs in zip(table.settings, table.scores, table.seconds, table.costs, strict=True)
+    ]  # fmt: skip
+    text = json.dumps(head, separators=(",", ":"))[:-1] + ',"settings":{\n' + ",\n".join(lines) + "\n}}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(text, path)
+
+
+def _milliseconds(seconds: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(each) else round(1000 * float(each), 1) for each in seconds]
+
+
+def made_up_table(num_samples: int, seed: int) -> RecordedTable:
+    """A full run of 60 settings, drawn with a seed."""
+    generator = np.random.default_rng(seed)
+    pictures = np.arange(num_samples) // QUESTIONS_OF_A_PICTURE
+    reading = generator.random(num_samples) < READING_FRACTION
+    hardness = np.sqrt(PICTURE) * generator.normal(size=pictures[-1] + 1)[pictures]
+    own = 1 - PICTURE - TIER_CHANCE - BLOCK_CHANCE - TOP_K_CHANCE
+    hardness = hardness + np.sqrt(own) * generator.normal(size=num_samples)
+    chances = {
+        name: np.sqrt(share) * generator.normal(size=num_samples)
+        for names, share in ((TIERS, TIER_CHANCE), (BLOCKS, BLOCK_CHANCE), (TOP_K, TOP_K_CHANCE))
+        for name in names
+    }
+    crops_of_picture = generator.normal(0.0, 1.0, pictures[-1] + 1)[pictures]
+    steps = np.where(reading, generator.integers(3, 6, num_samples), 1)
+    names, scores, seconds = [], [], []
+    for tier, (mean_crops, tier_reading, tier_other) in TIERS.items():
+        for blocks, (block_reading, block_other) in BLOCKS.items():
+            for top_k, (top_k_reading, top_k_other) in TOP_K.items():
+                right = np.where(
+                    reading, tier_reading * block_reading * top_k_reading, tier_other * block_other * top_k_other
+                )
+                total = hardness + chances[tier] + chances[blocks] + chances[top_k]
+                crops = np.maximum(np.round(mean_crops + 0.25 * mean_crops * crops_of_picture), 1)
+                tokens = 320 + 80 * crops
+                ms = MS_A_CROP * (crops + 1) + tokens * blocks * (MS_A_TOKEN + MS_A_TOKEN_AND_EXPERT * top_k)
+                ms = ms + steps * blocks * (MS_A_STEP + MS_A_STEP_AND_EXPERT * top_k)
+                noise = np.exp(TIME_NOISE * generator.normal(size=num_samples))
+                noise = noise * np.where(generator.random(num_samples) < OUTLIERS, OUTLIER_FACTOR, 1.0)
+                names.append(f"tier-{tier}_topk{top_k}_blocks{blocks}")
+                scores.append((stats.norm.cdf(total) < right).astype(float))
+                seconds.append(ms * noise / 1000)
+    times = np.array(seconds)
+    origin = {"caveats": ["made up"]}
+    ids = tuple(range(num_samples))
+    return RecordedTable(tuple(names), ids, tuple(map(str, pictures)), np.array(scores), times, times, 1.0, origin)
+
+
+def replay(table: RecordedTable, rules: SearchRules, seed: int) -> SearchResult:
+    """The search, given the table's entries as if they were measured when asked for."""
+    row = {key: at for at, key in enumerate(table.settings)}
+    column = {sample_id: at for at, sample_id in enumerate(table.sample_ids)}
+
+    def look_up(wanted: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
+        found: dict[str, dict[int, Observation]] = {}
+        for key, sample_ids in wanted.items():
+            places = [(each, (row[key], column[each])) for each in sample_ids]
+            found[key] = {
+                each: Observation(
+                    None if np.isnan(table.scores[at]) else float(table.scores[at]),
+                    float(table.seconds[at]),
+                    float(table.costs[at]),
+                    table.pictures[at[1]],
+                )
+                for each, at in places
+                if np.isfinite(table.seconds[at])
+            }
+        return found
+
+    order = random_order(table.sample_ids, seed)
+    return run_search(ParetoSearch(table.settings, order, rules), look_up)
+
+
+def compare_fronts(table: RecordedTable, found: SearchResult) -> SearchAgreement:
+    """The search's front against the full run's."""
+    accuracy, seconds = np.nanmean(table.scores, axis=1), np.nanmean(table.seconds, axis=1)
+    everything = [
+        Standing(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]), ())
+        for at, key in enumerate(table.settings)
+    ]
+    row = {key: at for at, key in enumerate(table.settings)}
+    points = [row[each.key] for each in front_of(everything)]
+    front = [row[each.key] for each in found.front]
+    lost, lost_paired, gaps = [], [], []
+    for at in points:
+        no_slower = [each for each in front if each == at or _saved(table, each, at).high >= 0]
+        if not any(accuracy[each] >= _lower_end(table, at) for each in no_slower):
+            lost.append(table.settings[at])
+        if not any(each == at or _gained(table, each, at)[1] >= 0 for each in no_slower):
+            lost_paired.append(table.settings[at])
+        gaps.append(float(accuracy[at]) - max((float(accuracy[each]) for each in no_slower), default=0.0))
+    wrong = [at for at in front if _shown_dominated(table, at)]
+    return SearchAgreement(
+        points=len(points),
+        lost=tuple(lost),
+        lost_paired=tuple(lost_paired),
+        gap=max(gaps),
+        front=len(front),
+        wrong=len(wrong),
+        share=found.cost_s / float(np.nansum(table.costs)),
+    )
+
+
+def _lower_end(table: RecordedTable, at: int) -> float:
+    """Lower end of the 95 % interval that the full run publishes for a setting's accuracy."""
+    scored = [
+        (float(score), picture)
+        for score, picture in zip(table.scores[at], table.pictures, strict=True)
+        if not np.isnan(score)
+    ]
+    interval = bounded_mean_interval([score for score, _ in scored], [picture for _, picture in scored], table.best)
+    return interval[0] if interval is not None else 0.0
+
+
+def _gained(table: RecordedTable, by: int, at: int) -> tuple[float, float]:
+    """95 % interval of the difference in accuracy, `by` minus `at`."""
+    scored = np.isfinite(table.scores[by]) & np.isfinite(table.scores[at])
+    gains = (table.scores[by] - table.scores[at])[scored]
+    pictures = [picture for picture, has in zip(table.pictures, scored, strict=True) if has]
+    return difference_interval(gains.tolist(), pictures, table.best)
+
+
+def _saved(table: RecordedTable, by: int, at: int) -> MeanBound:
+    numbers = np.unique(table.pictures, return_inverse=True)[1]
+    return mean_bound(table.seconds[at] - table.seconds[by], numbers, TAIL)
+
+
+def _shown_dominated(table: RecordedTable, at: int) -> bool:
+    means = np.nanmean(table.scores, axis=1)
+    return any(
+        _saved(table, other, at).low > 0 and _gained(table, other, at)[0] >= 0
+        for other in range(len(table.settings))
+        if other != at and means[other] > means[at]
+    )
+
+
+def line_of(seed: int, table: RecordedTable, found: SearchResult, one: SearchAgreement) -> str:
+    """What the search of one seed came to."""
+    return (
+        f"seed {seed}: {len(table.settings)} settings x {len(table.sample_ids)} samples; time {one.share:.3f} of the "
+        f"full grid's, {len(found.rounds)} rounds ({found.stopped}); front {one.front} ({one.wrong} dominated in the "
+        f"full run), undecided {len(found.undecided)}, set aside {len(found.set_aside)}, eliminated "
+        f"{len(found.eliminated)}; of the full front's {one.points} points {len(one.lost)} lost "
+        f"({len(one.lost_paired)} paired), largest gap "
+        f"{one.gap:.3f}{': ' if one.lost else ''}{', '.join(one.lost)}"
+    )
+
+
+def summary_of(done: Sequence[SearchAgreement]) -> str:
+    """What all seeds come to."""
+    fractions = [each.share for each in done]
+    lost, lost_paired = sum(len(each.lost) for each in done), sum(len(each.lost_paired) for each in done)
+    return (
+        f"{len(done)} seeds: the whole full front found in {sum(not each.lost for each in done)}; {lost} of "
+        f"{sum(each.points for each in done)} points lost ({lost_paired} by the harder, paired test); "
+        f"{sum(each.wrong for each in done)} of {sum(each.front for each in done)} settings of the found fronts are "
+        f"dominated in the full run\nshare of the full grid's model time: median {statistics.median(fractions):.3f}, "
+        f"largest {max(fractions):.3f}"
+    )
+
+
+def main() -> int:
+    """Exit code: 0 done, 1 the files do not allow it, or a setting failed while collecting, 2 a wrong flag."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="measure the full grid and write its table")
+    parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), help="of --collect")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="replay over this table (default: made-up tables)")
+    parser.add_argument("--num_samples", type=int, default=500, help="of --collect and of made-up tables")
+    parser.add_argument("--seeds", type=int, default=10)
+    rules = SearchRules()
+    for name in ("margin", "alpha", "doubt", "growth", "share"):
+        parser.add_argument(f"--{name}", type=float, default=getattr(rules, name))
+    parser.add_argument("--first_samples", type=int, default=rules.first_samples)
+    given, others = parser.parse_known_args()
+    if others and given.collect is None:
+        parser.error(f"unknown flags {' '.join(others)}")
+    try:
+        if given.collect is not None:
+            return collect(given.collect, given.results_dir, given.num_samples, others)
+        recorded = read_table(given.table) if given.table is not None else None
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    done: list[SearchAgreement] = []
+    for seed in tqdm(range(given.seeds), desc="seeds", leave=False, disable=not sys.stderr.isatty()):
+        table = recorded if recorded is not None else made_up_table(given.num_samples, seed)
+        rules = SearchRules(
+            given.margin, given.alpha, given.doubt, given.first_samples, given.growth, given.share, table.best
+        )
+        found = replay(table, rules, seed)
+        one = compare_fronts(table, found)
+        done.append(one)
+        print(line_of(seed, table, found, one), flush=True)
+    print(summary_of(done))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,198 @@
+"""Parts of a captured prefill and of the captured vision tower, with their variants, at MolmoE-1B's shape.
+
+python -m experiments.benchmarks.prefill_parts --check --parts --whole
+
+Random weights in bfloat16, one request, device time of CUDA graphs: a part runs once in each of the 16 blocks, so that
+every block's weights come from memory. `--check` compares logits, stored keys and features with the modules' first.
+"""
+
+import argparse
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
+from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.weights import (
+    DecoderWeights,
+    fuse_decoder_weights,
+    fuse_vision_weights,
+)
+from experiment_core_utils.models.molmoe.flops import vision_flops
+from experiment_core_utils.primitives.errors import ProfilerError
+
+# Dense bfloat16 products per second that the card attains, as the project's other floors take it.
+PEAK_FLOPS = 790e12
+
+
+TOKENS = 1053
+
+
+def built(blocks: int, vision_blocks: int, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
+    """Random weights made on the GPU; norms and biases too, so that nothing is multiplied by one or added as zero."""
+    config = MolmoeConfig()
+    config.text_config.num_hidden_layers = blocks
+    config.vision_config.num_hidden_layers = vision_blocks
+    torch.manual_seed(5)
+    torch.set_default_dtype(dtype)
+    with torch.device("cuda"):
+        model = MolmoeForConditionalGeneration(config).eval()
+    torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.add_(torch.randn_like(weight) * 0.02)
+    return model
+
+
+def milliseconds(run: Callable[[], Any], times: int = 15) -> float:
+    """Median device time, one run after the other."""
+    for _ in range(2):
+        run()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
+    for started, ended in events:
+        started.record()
+        run()
+        ended.record()
+    torch.cuda.synchronize()
+    return statistics.median(started.elapsed_time(ended) for started, ended in events)
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+def crops_of(model: MolmoeForConditionalGeneration, crops: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels [K, 3, S, S] and masks [K, P]."""
+    side, patches = model.config.vision_config.image_size, model.config.patches_per_side**2
+    masks = torch.ones(crops, patches, device="cuda")
+    masks[-1, ::3] = 0.0
+    return torch.randn(crops, 3, side, side, device="cuda", dtype=model.dtype), masks
+
+
+@torch.inference_mode()
+def check() -> None:
+    """Captured against the modules, in float32 and bfloat16; errors in bfloat16 beside the modules' own."""
+    torch.backends.cudnn.allow_tf32 = False
+    half = built(3, 10, torch.bfloat16)
+    full = copy.deepcopy(half).float()
+    for tokens, knobs in (
+        (333, DecoderKnobs(8, (0, 1, 2))),
+        (1053, DecoderKnobs(3, (0, 2))),
+        (7, DecoderKnobs(1, (0, 1))),
+    ):
+        ids = torch.randint(0, 50000, (1, tokens), device="cuda")
+        wanted, state = full.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        theirs, _ = half.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        for name, model in (("float32", full), ("bfloat16", half)):
+            decoder = fuse_decoder_weights(model)
+            kv_cache = KVCache.allocate(decoder, 1100)
+            engine = GraphedPrefill(decoder)
+            embeddings = model.model.embed(ids, None)[0]
+            engine.warm_up(knobs, kv_cache, tokens)
+            ours = engine.prefill(embeddings, knobs, kv_cache)
+            stored = kv_cache.values[len(knobs.blocks) - 1, 0, :, :tokens]
+            values = relative(stored, state.past_key_values.layers[-1].values[0])
+            same = bool(ours.argmax() == wanted.argmax()) and bool(kv_cache.next_tokens[0] == ours.argmax())
+            print(
+                f"check prefill {tokens} {knobs} {name}: logits {relative(ours, wanted):.1e} (modules in bfloat16 "
+                f"{relative(theirs, wanted):.1e}), values {values:.1e}, same token {same}"
+            )
+    pixels, masks = crops_of(half, 3)
+    pixels[1] = -1.0
+    places = torch.zeros(1, 3, 144, dtype=torch.long, device="cuda")
+    wanted = full.encode_image(pixels[None].float(), masks[None], places).pooler_output[0]
+    theirs = half.encode_image(pixels[None], masks[None], places).pooler_output[0]
+    for name, model in (("float32", full), ("bfloat16", half)):
+        ours = GraphedVision(fuse_vision_weights(model)).encode(pixels, masks)
+        print(f"check vision {name}: {relative(ours, wanted):.1e} (modules in bfloat16 {relative(theirs, wanted):.1e})")
+
+
+@torch.inference_mode()
+def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
+    """Microseconds a block of each `Part`."""
+    print(title)
+    graphs = CudaGraphPool(limit=1)
+    placeholder = torch.zeros(1, device="cuda")
+    for part in wanted:
+
+        def every_block(part: Any = part) -> torch.Tensor:
+            for index in range(blocks):
+                part.run(index)
+            return placeholder
+
+        try:
+            graphs.capture(part.name, every_block)
+        except (RuntimeError, ProfilerError) as error:
+            print(f"{part.name:100s} {str(error).splitlines()[0][:100]}", flush=True)
+            continue
+        ms = milliseconds(lambda part=part: graphs.replay(part.name)) / blocks  # type: ignore[misc]
+        print(f"{part.name:100s} {ms * 1e3:7.1f} us {part.flops / ms / 1e9:6.0f} TFLOP/s", flush=True)
+
+
+@torch.inference_mode()
+def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> None:
+    """Milliseconds of whole stages, the copy of their inputs and the launch among them."""
+    kv_cache = KVCache.allocate(decoder, 1152)
+    engine = GraphedPrefill(decoder)
+    every = tuple(range(len(decoder.blocks)))
+    # What building the model left unused would otherwise be given back among the captures.
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    for tokens in (1053, 300):
+        embeddings = decoder.embedding[torch.randint(0, 50000, (tokens,), device="cuda")]
+        for top_k in (8, 4, 1):
+            knobs = DecoderKnobs(top_k, every)
+            engine.warm_up(knobs, kv_cache, tokens)
+            ms = milliseconds(lambda: engine.prefill(embeddings, knobs, kv_cache))  # noqa: B023
+            print(f"prefill {tokens} tokens, top-k {top_k}: {ms:.2f} ms", flush=True)
+    taken = free - torch.cuda.mem_get_info()[0]
+    started = time.perf_counter()
+    for count in range(1, len(every)):
+        engine.warm_up(DecoderKnobs(8, every[:count]), kv_cache, TOKENS)
+    seconds = (time.perf_counter() - started) / (len(every) - 1)
+    more = (free - taken - torch.cuda.mem_get_info()[0]) / (len(every) - 1)
+    print(f"memory: {taken / 2**20:.0f} MiB for six settings, {more / 2**20:.1f} MiB and {seconds:.2f} s for one more")
+    vision = GraphedVision(fuse_vision_weights(model))
+    for crops in (2, 7, 13):
+        pixels, masks = crops_of(model, crops)
+        ms = milliseconds(lambda: vision.encode(pixels, masks))  # noqa: B023
+        floor = vision_flops(model.config, crops) / PEAK_FLOPS * 1e3
+        print(f"vision {crops} crops: {ms:.2f} ms, {ms / floor:.2f} x its floor of {floor:.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--whole", action="store_true")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU, and nothing here runs without one")
+    if arguments.check:
+        check()
+    if arguments.parts or arguments.whole:
+        model = built(16, 23, torch.bfloat16)
+        decoder = fuse_decoder_weights(model)
+        if arguments.whole:
+            whole(model, decoder)
+        if arguments.parts:
+            from experiments.benchmarks.prefill_variants import decoder_parts, vision_parts
+
+            parts("prefill", decoder_parts(decoder), len(decoder.blocks))
+            vision = fuse_vision_weights(model)
+            parts("vision, 13 crops", vision_parts(vision, 13), len(vision.blocks))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

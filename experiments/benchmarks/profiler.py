@@ -1,0 +1,103 @@
+"""What profiling costs: the same run without a profiler, under a minimal and under a full one, in turn, as ratios.
+
+python -m experiments.benchmarks.profiler --rounds 15
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.parts import ProfilerMode
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.sweep.profiles import StagesInRanges, new_profiler
+from experiment_core_utils.tasks.registry import load_task
+
+# "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.
+KINDS: Mapping[str, ProfilerMode | None] = {"none": None, "again": None, "minimal": "minimal", "full": "full"}
+
+
+def timed_run(
+    model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode | None
+) -> tuple[float, float]:
+    """Seconds of the generation itself, and of all with the profiler's start and stop (writing files is not in it)."""
+    synchronize(model.device)
+    started = time.perf_counter()
+    if mode is None:
+        generate_greedily(model, inputs, max_new_tokens, NoMarks())
+        synchronize(model.device)
+        seconds = time.perf_counter() - started
+        return seconds, seconds
+    with new_profiler(model.device, mode):
+        begun = time.perf_counter()
+        generate_greedily(StagesInRanges(model), inputs, max_new_tokens, NoMarks())
+        synchronize(model.device)
+        run_s = time.perf_counter() - begun
+    return run_s, time.perf_counter() - started
+
+
+def ratios_of_rounds(
+    model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rounds: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """For each kind, one ratio a round to the run without a profiler: of the generation, and of all with start and
+    stop.
+
+    The order of the kinds turns by one from round to round.
+    """
+    ratios: dict[str, tuple[list[float], list[float]]] = {kind: ([], []) for kind in KINDS if kind != "none"}
+    names = list(KINDS)
+    for turn in tqdm(range(rounds), desc="rounds", leave=False):
+        order = names[turn % len(names) :] + names[: turn % len(names)]
+        seconds = {name: timed_run(model, inputs, max_new_tokens, KINDS[name]) for name in order}
+        for name, lists in ratios.items():
+            for values, own, bare in zip(lists, seconds[name], seconds["none"], strict=True):
+                values.append(own / bare)
+    return ratios
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_path", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--max_new_tokens", type=int, default=16)
+    parser.add_argument("--num_threads", type=int)
+    parser.add_argument("--tier_list", nargs="+", default=["low", "medium", "high"])
+    parser.add_argument("--random_weights", action="store_true")
+    arguments = parser.parse_args()
+    flags = ["--model_path", str(arguments.model_path)] if arguments.model_path else []
+    flags += ["--tier_list", *arguments.tier_list]
+    config = parse_config([*flags, *(["--random_weights"] if arguments.random_weights else [])])
+    set_cpu_threads(arguments.num_threads, 1)
+    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device("auto"))
+    model.eos_token_ids = frozenset()  # always the full number of tokens, so that all runs do the same work
+    task = load_task(config.task.dataset_name, config.task.split)
+    print(f"{model.name} on {model.device.type}, {torch.get_num_threads()} threads, {arguments.rounds} rounds:")
+    print("ratios to a run without a profiler, median (quartiles): the generation | with the profiler's start and stop")
+    for target in config.knobs.vision_targets:
+        sample = task[0]
+        inputs = model.to_device(model.prepare(sample, task.prompt(sample), target.crops).inputs)
+        ratios_of_rounds(model, inputs, arguments.max_new_tokens, 2)
+        for name, (run, whole) in ratios_of_rounds(model, inputs, arguments.max_new_tokens, arguments.rounds).items():
+            label = "none, again" if name == "again" else name
+            print(f"{target.label}: {label}: {spread(run)} | {spread(whole)}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

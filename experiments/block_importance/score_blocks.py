@@ -1,0 +1,318 @@
+"""In: flags; out: a file of importance scores, or of block sets, of one model, with how it was made beside it.
+
+python scripts/score_block_importance.py --model_path FOLDER --dataset_name text_vqa doc_qa --output scores.json
+
+Flags that are not this program's own go to the profiler's configuration: --split, --data_dir, --seed, --device,
+--precision and so on. The vision target is the first of --tier_list (or --vision_tokens_list), experts per token the
+first of --top_k_list, without it the model's own number.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.blocks.answers import AnswerScorer, DrawnTask, draw_task
+from experiment_core_utils.blocks.importance import (
+    Blocks,
+    BlockSetScorer,
+    Estimate,
+    against_first,
+    as_json,
+    chosen_by,
+    comparison_as_json,
+    estimate,
+    leave_one_out,
+    provenance_path,
+    save_scores,
+    save_sets,
+    select_block_sets,
+)
+from experiment_core_utils.blocks.proxies import activation_changes, gradient_importances
+from experiment_core_utils.c_prompt_processing import open_task
+from experiment_core_utils.config.block_choice import BlockChoice, read_importance
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
+from experiment_core_utils.meters.host_facts import command_line, package_version
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
+from experiment_core_utils.tasks.interface import Task
+from experiment_core_utils.tasks.sampling import create_sampled_dataset
+from experiments.block_importance.picture_scorers import AnsweredPictureScorer, PackedPictureScorer
+
+METHODS = ("leave_one_out", "activation_change", "gradient")
+
+
+MEASURES = ("accuracy", "answer_loss")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The program's own flags."""
+    parser = OneLineParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--output", type=Path, required=True, help="scores.json, or with --select sets.json")
+    parser.add_argument(
+        "--dataset_name", nargs="+", default=["reference_vqa"], help="tasks, which all have the same weight"
+    )
+    parser.add_argument(
+        "--num_samples", type=int, default=200, help="samples of each task; see --measure (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--held_out",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of further samples, to compare the choice with the first blocks",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="do not score: compare the scores in --output with the first blocks, by accuracy on the --held_out "
+        "samples",
+    )
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
+    parser.add_argument(
+        "--positions",
+        choices=("all", "last"),
+        default="all",
+        help="prompt positions for activation_change (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--measure",
+        choices=MEASURES,
+        default=MEASURES[0],
+        help="accuracy: of generated answers (default); answer_loss: likelihood of the expected answers, for the "
+        "reference_* tasks and a MolmoE model; --num_samples then counts the questions of all tasks together",
+    )
+    parser.add_argument("--select", choices=("greedy", "beam"), help="write block sets instead of scores")
+    parser.add_argument("--beam_width", type=int, default=3, help="width of --select beam (default: %(default)s)")
+    parser.add_argument(
+        "--num_active_blocks",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="active blocks for --select and --held_out (default: 3/4 of all)",
+    )
+    parser.add_argument("--batch_size", type=int, default=8, help="samples answered together (%(default)s)")
+    return parser
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is scored, loaded and validated.
+
+    Attributes:
+        scored, held_out: the samples; held out are others than those scored.
+    """
+
+    own: argparse.Namespace
+    config: ProfilingConfig
+    source: ModelSource
+    model: StagedModel
+    tasks: tuple[Task, ...]
+    top_k: int | None
+    counts: tuple[int, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the whole model."""
+        return self.model.num_total_blocks
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score, or check, and write; returns the exit code. Raises ProfilerError for what cannot be done."""
+    job = open_job(argv)
+    scorers = pictures_of(job) if job.own.measure == "answer_loss" else samples_of(job)
+    if job.own.check:
+        path = job.own.output.with_name(f"{job.own.output.stem}.held_out.json")
+        choice = BlockChoice(scores=read_importance(job.own.output))
+        chosen = {count: choice.blocks(count, job.num_blocks) for count in job.counts}
+        write_json_atomically({**provenance_of(job, scorers), **held_out_of(scorers, chosen)}, path)
+        print(f"wrote {path}")
+        return 0
+    if job.own.select is not None:
+        width = job.own.beam_width if job.own.select == "beam" else 1
+        sets = select_block_sets(partial(_values, scorers.scored), job.num_blocks, job.counts, width)
+        save_sets(job.own.output, sets, {**provenance_of(job, scorers), **held_out_of(scorers, sets)})
+    else:
+        scores, whole = scores_of(job, scorers)
+        extra = {"whole_model": as_json(whole)} if whole is not None else {}
+        chosen = chosen_by(scores, job.counts)
+        save_scores(job.own.output, scores, {**provenance_of(job, scorers), **extra, **held_out_of(scorers, chosen)})
+    print(f"wrote {job.own.output} and {provenance_path(job.own.output)}")
+    return 0
+
+
+def open_job(argv: Sequence[str] | None = None) -> Job:
+    """Parse, judge and load.
+
+    Raises:
+        ConfigurationError: flags that do not go together, or ask for what the model or a task does not have.
+    """
+    own, flags = build_parser().parse_known_args(argv)
+    config = parse_config(flags)
+    if own.select is not None and own.method != METHODS[0]:
+        raise ConfigurationError(f"--select scores whole sets, and --method {own.method} single blocks; drop one")
+    if own.measure == "answer_loss" and own.method != METHODS[0]:
+        raise ConfigurationError(f"--measure answer_loss is for leave_one_out and --select, not for {own.method}")
+    if own.held_out and own.method != METHODS[0]:
+        raise ConfigurationError(f"--held_out compares with --measure, which --method {own.method} does not use")
+    for name in ("num_samples", "beam_width", "batch_size"):
+        check_within(f"--{name}", getattr(own, name), 1, MOST_TIMES)
+    if own.check and (not own.held_out or own.select is not None):
+        raise ConfigurationError("--check compares scores on samples that are held out; give --held_out N, no --select")
+    check_within("--held_out", own.held_out, 0, MOST_TIMES)
+    if config.model.execution == "graph":
+        raise ConfigurationError("--execution graph calls no modules, and blocks are scored by them; drop it")
+    config = config.replaced(execution="eager")
+    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    tasks = tuple(
+        open_task(config.task.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(own.dataset_name)
+    )
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, choose_device(config.machine.device))
+    top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]
+    counts = tuple(dict.fromkeys(own.num_active_blocks or [-(-3 * model.num_total_blocks // 4)]))
+    return Job(own, config, source, model, tasks, top_k, counts)
+
+
+@dataclass(frozen=True)
+class Scorers:
+    """What measures the samples that scores are made of, and what measures others.
+
+    Attributes:
+        held_out: None where none are held out.
+        drawn: for the methods that look at each sample by themselves; empty for `answer_loss`.
+        samples: of each task, how many are scored and held out.
+    """
+
+    scored: BlockSetScorer
+    held_out: BlockSetScorer | None
+    drawn: tuple[DrawnTask, ...]
+    samples: Mapping[str, Mapping[str, int]]
+
+
+def samples_of(job: Job) -> Scorers:
+    """Samples drawn from each task by the seed, those to score before those held out."""
+    budget = int(available_memory_bytes() / 4 / len(job.tasks) / 2)
+    parts: list[list[DrawnTask]] = [[], []]
+    samples = {}
+    for task in job.tasks:
+        ids = create_sampled_dataset(task, job.own.num_samples + job.own.held_out, job.config.task.seed).sample_ids
+        if job.own.held_out and len(ids) <= job.own.num_samples:
+            raise ConfigurationError(f"{task.name} has {len(ids)} samples, none are left for --held_out; ask for fewer")
+        split = ids[: job.own.num_samples], ids[job.own.num_samples :]
+        samples[task.name] = {"scored": len(split[0]), "held_out": len(split[1])}
+        for part, chosen in zip(parts, split, strict=True):
+            part.append(draw_task(job.model, task, sorted(chosen), budget))
+    vision = job.config.knobs.vision_targets[0]
+    scored, held_out = (AnswerScorer(job.model, part, vision, job.top_k, job.own.batch_size) for part in parts)
+    return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples)
+
+
+def pictures_of(job: Job) -> Scorers:
+    """Pictures drawn by the seed, with all questions of the families about them."""
+    model = job.model
+    tasks = [task for task in job.tasks if isinstance(task, GeneratedTask)]
+    if len(tasks) < len(job.tasks) or not isinstance(model, MolmoeStagedModel):
+        raise ConfigurationError("--measure answer_loss knows the reference_* tasks and MolmoE models; leave it out")
+    questions = sum(task.questions_per_image for task in tasks)
+    in_split = min(len(task) // task.questions_per_image for task in tasks)
+    scored, held_out = (math.ceil(number / questions) for number in (job.own.num_samples, job.own.held_out))
+    if scored + held_out > in_split:
+        raise ConfigurationError(f"{scored + held_out} pictures are requested and {in_split} are there; ask for fewer")
+    pictures = np.random.RandomState(job.config.task.seed).choice(in_split, scored + held_out, replace=False).tolist()
+    model.model.set_knobs(top_k=job.top_k)
+    parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
+    crops = job.config.knobs.vision_targets[0].crops
+    made: list[BlockSetScorer] = [
+        PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
+    ]
+    if job.own.check:
+        vision = job.config.knobs.vision_targets[0]
+        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], vision, job.top_k)
+    samples = {
+        task.name: {
+            "scored": scored * task.questions_per_image,
+            "held_out": held_out * task.questions_per_image,
+        }
+        for task in tasks
+    }
+    return Scorers(made[0], made[1] if held_out else None, (), samples)
+
+
+def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate | None]:
+    """Each block's score by the method asked for; and what the whole model scores, where that was measured."""
+    if job.own.method == "leave_one_out":
+        return leave_one_out(scorers.scored, job.num_blocks)
+    vision = job.config.knobs.vision_targets[0]
+    measured = (
+        activation_changes(job.model, scorers.drawn, vision, job.own.positions)
+        if job.own.method == "activation_change"
+        else gradient_importances(job.model, scorers.drawn, vision)
+    )
+    return {block: estimate(values) for block, values in measured.items()}, None
+
+
+def held_out_of(scorers: Scorers, chosen: Mapping[int, Blocks]) -> dict[str, Any]:
+    """The comparison with as many first blocks, for the provenance; it is printed too."""
+    if scorers.held_out is None:
+        return {}
+    found = against_first(scorers.held_out, chosen)
+    for count, each in found.items():
+        error = each.gain.standard_error
+        print(
+            f"{count} blocks {list(each.blocks)}: {each.chosen.value:.4f}, the first {count}: {each.first.value:.4f}, "
+            f"gain {each.gain.value:+.4f}" + (f" (standard error {error:.4f})" if error is not None else "")
+        )
+    return {"held_out": {str(count): comparison_as_json(each) for count, each in found.items()}}
+
+
+def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
+    """How the file was made."""
+    is_measured = job.own.method == METHODS[0]
+    validate = scorers.held_out if job.own.check and scorers.held_out is not None else scorers.scored
+    return {
+        "method": "check" if job.own.check else job.own.select or job.own.method,
+        "beam_width": job.own.beam_width if job.own.select == "beam" else None,
+        "measure": validate.measure if is_measured else None,
+        "positions": job.own.positions if job.own.method == "activation_change" else None,
+        "tasks": {
+            task.name: {
+                "split": task.split,
+                "metric": task.metric,
+                "samples": dict(scorers.samples[task.name]),
+                "source": dict(task.source),
+            }
+            for task in job.tasks
+        },
+        "seed": job.config.task.seed,
+        "vision_target": job.config.knobs.vision_targets[0].label,
+        "top_k": job.top_k,
+        "model": {
+            "name": job.source.name,
+            "revision": job.source.revision,
+            "weights_sha256": weights_digest(job.source.folder),
+            **job.model.describe(),
+        },
+        "versions": {package: package_version(package) for package in RECORDED_PACKAGES},
+        "command": command_line(),
+    }
+
+
+def _values(scorer: BlockSetScorer, sets: Sequence[Blocks]) -> list[float]:
+    return [estimate(measured).value for measured in scorer.measured(sets)]

@@ -1,0 +1,247 @@
+"""In: the profiler's flags, policies; out: a model and samples to run them on, and what they did there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, open_task
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
+from experiment_core_utils.meters.host_facts import command_line, package_version
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.sweep.plan import block_choice_of, max_new_tokens_of
+from experiment_core_utils.tasks.interface import Metric, Task
+from experiment_core_utils.tasks.registry import get_metric
+from experiments.analyses.charts.style import joined_caption, tasks_named
+from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
+from experiments.controller.knob_choices import KnobSpace, published_space
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.networks.odds import odds_for
+from experiments.controller.policies.interface import Policy
+from experiments.controller.policies.learned import TwoStageController
+from experiments.controller.provenance import live_leaks, refuse_other_controller, refuse_other_model
+from experiments.controller.running.live import (
+    ChosenBefore,
+    Controller,
+    LiveRequest,
+    prepare_requests,
+    requests_of,
+    run_live,
+    scores_of_choices,
+    warm_up,
+)
+from experiments.controller.training.run import load_networks
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """Loaded, prepared and warm.
+
+    Attributes:
+        requests: all that can be used; the others are in `failed`, with why.
+        measured: those of them that are run one by one.
+        asked: these, as the arithmetic of outcomes takes them.
+        num_warm_ups: unmeasured runs, one for each tiling.
+    """
+
+    config: ProfilingConfig
+    policies: tuple[Policy, ...]
+    model: StagedModel
+    task: Task
+    metric: Metric
+    space: KnobSpace
+    blocks: BlockChoice
+    max_new_tokens: int
+    requests: tuple[LiveRequest, ...]
+    measured: tuple[LiveRequest, ...]
+    failed: dict[int, str]
+    num_warm_ups: int
+    source: dict[str, Any]
+
+    @property
+    def asked(self) -> AnsweredRequests:
+        """The measured requests."""
+        return requests_of(self.measured, self.metric)
+
+    @property
+    def caption(self) -> str:
+        """The foot of a figure of what was measured."""
+        hardware, model = self.source["hardware"], self.source["model"]
+        return joined_caption(
+            [
+                hardware["gpu_name"] or hardware["cpu"] or "CPU",
+                Path(model["name"]).name,
+                f"{model['dtype']}, {model['execution']}",
+                f"n = {len(self.measured)} requests, measured live",
+                tasks_named([self.task.name]),
+            ]
+        )
+
+
+def open_live(
+    flags: Sequence[str], policies: Sequence[Policy], grid: MeasuredGrid, learned: Path | None = None
+) -> LiveJob:
+    """Parse, load, prepare every sample at every tier, warm up.
+
+    Args:
+        grid: that is behind the policies.
+        learned: the checkpoint of a two-stage controller that is to run, too.
+
+    Raises:
+        ConfigurationError: flags, task or model do not allow it, no sample can be used, or grid or checkpoint are of
+            another model.
+        ResultsError: the file is not a checkpoint.
+    """
+    config = parse_config(flags)
+    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    refuse_other_model(grid, source.name, "the answers are", "give the grid's as --model_path, or a grid of this one")
+    if learned is not None:
+        if source.foreign is not None:
+            raise ConfigurationError(
+                f"--learned pauses inside MolmoE, and {source.name} is not a MolmoE model; drop it"
+            )
+        refuse_other_controller(learned, config, source)
+    space = published_space(source.limits)
+    task = open_task(config.task)
+    drawn = draw_samples(task, config.task)
+    device = choose_device(config.machine.device, 0)
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, device)
+    blocks, limit = (
+        block_choice_of(config.knobs, config.model.random_weights, source.folder),
+        max_new_tokens_of(config.task, task),
+    )
+    requests, failed = prepare_requests(model, task, drawn.sample_ids, space.tiers)
+    chosen = choose_latency_ids(
+        [each.sample.sample_id for each in requests], config.measuring.num_latency_samples, config.task.seed
+    )
+    measured = tuple(each for each in requests if each.sample.sample_id in chosen)
+    if not measured:
+        raise ConfigurationError(f"none of {len(drawn)} samples can be measured; give others, or --num_latency_samples")
+    num_warm_ups = warm_up(model, space, blocks, measured, limit)
+    described = {
+        "command": command_line(),
+        "model": {"name": source.name, "revision": source.revision, **model.describe()},
+        "task": {"name": task.name, "split": task.split, "metric": task.metric, "source": dict(task.source)},
+        "device": str(device),
+        "hardware": dict(describe_hardware(device)),
+        "versions": {name: package_version(name) for name in RECORDED_PACKAGES},
+        "max_new_tokens": limit,
+        "sample_ids": [each.sample.sample_id for each in measured],
+    }
+    return LiveJob(
+        config, tuple(policies), model, task, get_metric(task.metric), space, blocks, limit, tuple(requests), measured,
+        failed, num_warm_ups, described,
+    )  # fmt: skip
+
+
+def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
+    """The job's policies as what answers a request, and the two-stage controller of a checkpoint, warmed up.
+
+    Args:
+        learned: as `open_live` had it, which refuses one that does not fit the model.
+
+    Raises:
+        ResultsError: the file is not a checkpoint.
+    """
+    controllers: list[Controller] = [
+        ChosenBefore(policy, job.model, job.space, job.blocks, job.max_new_tokens) for policy in job.policies
+    ]
+    if learned is None:
+        return controllers
+    networks = load_networks(learned)
+    assert isinstance(job.model, MolmoeStagedModel)
+    odds = odds_for(job.model, networks)
+    two_stage = TwoStageController(odds, networks.space, job.model, job.blocks, job.max_new_tokens)
+    two_stage.warm_up(job.measured)
+    return [*controllers, two_stage]
+
+
+def live_outcomes(
+    job: LiveJob, controllers: Sequence[Controller], budgets_s: Sequence[float], seed: int
+) -> list[Outcomes]:
+    """Every controller on every measured request at every budget."""
+    return run_live(controllers, job.model, job.metric, job.measured, budgets_s, seed)
+
+
+def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any] | None:
+    """Accuracy on all requests, answered in batches of the same choice; None where all were measured anyway.
+
+    The mean of score / best score over the `num_scored` requests that have a score, for each policy of the job at each
+    budget. A two-stage controller is none of these: it chooses inside a run of one request.
+    """
+    if len(job.requests) == len(job.measured):
+        return None
+    content: dict[str, Any] = {"num_requests": len(job.requests), "policies": {}}
+    for policy in job.policies:
+        values = []
+        for budget_s in budgets_s:
+            choices = [policy.choose(request.features, budget_s) for request in job.requests]
+            scores = scores_of_choices(
+                job.model, job.metric, job.requests, choices, job.space, job.blocks, job.max_new_tokens,
+                job.config.measuring.accuracy_batch_size,
+            )  # fmt: skip
+            known = scores[np.isfinite(scores)] / job.metric.best
+            values.append(
+                {"budget_ms": 1000 * budget_s, "accuracy": float(known.mean()) if len(known) else None,
+                 "num_scored": len(known)}
+            )  # fmt: skip
+        content["policies"][policy.name] = values
+    return content
+
+
+def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[str]:
+    """What a reader of a live evaluation must know; after `controllers_of`, which decides what runs eagerly."""
+    notes = [
+        "requests were prepared at every tier beforehand: neither that nor their transfer is in a latency",
+        f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "
+        "its own",
+    ]
+    notes += refusal_caveats(job.model.refused_settings)
+    if learned is not None:
+        ids = [each.sample.sample_id for each in job.measured]
+        notes += [*_eager_caveats(job.model), *host_caveats(controllers), *_weights_caveats(job.config)]
+        notes += live_leaks(learned, job.task, ids)
+    return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]
+
+
+def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -> list[str]:
+    """A line for each reason, with the settings that it kept from running as was asked."""
+    by_reason: dict[str, list[str]] = {}
+    for (top_k, blocks), reason in refused.items():
+        named = f"{len(blocks)} blocks" if top_k is None else f"top-k {top_k} with {len(blocks)} blocks"
+        by_reason.setdefault(reason, []).append(named)
+    return [
+        f"{', '.join(settings)} ran eagerly, whatever tier and whichever policy but two_stage chose it: {reason}"
+        for reason, settings in by_reason.items()
+    ]
+
+
+def _eager_caveats(model: StagedModel) -> list[str]:
+    if not isinstance(model, MolmoeStagedModel) or model.split.reason is None:
+        return []
+    asked = model.describe()["execution"]
+    return [f"two_stage ran eagerly, the other policies with execution {asked}: {model.split.reason}"]
+
+
+def host_caveats(controllers: Sequence[Controller]) -> list[str]:
+    """That networks ran on the host though the model is on a GPU, which takes a request longer."""
+    return [
+        f"{each.name} computed its networks on the host and not on the model's device: {each.host_reason}"
+        for each in controllers
+        if isinstance(each, TwoStageController) and each.host_reason is not None
+    ]
+
+
+def _weights_caveats(config: ProfilingConfig) -> list[str]:
+    return [
+        "the model's weights are random, and not those that two_stage was trained with"
+    ] * config.model.random_weights

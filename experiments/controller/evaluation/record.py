@@ -1,0 +1,275 @@
+"""In: outcomes of policies at budgets; out: the evaluation as one record, as JSON and as rows of a table. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from experiment_core_utils.primitives.units import milliseconds
+from experiments.controller.evaluation.outcomes import (
+    AnsweredRequests,
+    BudgetFigures,
+    Difference,
+    Outcomes,
+    Paired,
+    figures_at,
+    fraction_of_gain,
+    paired,
+)
+
+SCHEMA_VERSION = 1
+
+
+KIND = "controller_evaluation"
+
+
+BEST_STATIC, ORACLE = "best_static", "oracle"
+
+
+NO_GAIN = "the oracle gains nothing over the best static setting"
+
+
+NO_GRID = "only a full grid of these requests tells"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A latency budget.
+
+    Attributes:
+        meetable: whether some setting keeps at least 95 % of the requests within it; None where that is not known.
+        share_possible: share of the requests that some choice keeps within it; None where that is not known.
+    """
+
+    seconds: float
+    meetable: bool | None
+    share_possible: float | None
+
+
+@dataclass(frozen=True)
+class PolicyEvaluation:
+    """A policy at every budget.
+
+    Attributes:
+        figures: of each budget.
+        gains: of each budget, see `fraction_of_gain`.
+        gain_over_budgets: the same of the mean over the meetable budgets.
+    """
+
+    name: str
+    figures: tuple[BudgetFigures, ...]
+    gains: tuple[float | None, ...]
+    gain_over_budgets: float | None
+
+
+@dataclass(frozen=True)
+class PolicyComparison:
+    """A policy less a baseline; `budget_s` is None for the mean over the meetable budgets."""
+
+    policy: str
+    baseline: str
+    budget_s: float | None
+    paired: Paired
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All policies on the same requests at the same budgets."""
+
+    mode: Literal["replay", "live"]
+    requests: AnsweredRequests
+    budgets: tuple[Budget, ...]
+    policies: tuple[PolicyEvaluation, ...]
+    comparisons: tuple[PolicyComparison, ...]
+
+
+def evaluate(
+    mode: Literal["replay", "live"],
+    outcomes: Sequence[Outcomes],
+    requests: AnsweredRequests,
+    budgets: Sequence[Budget],
+    possible: np.ndarray | None,
+    baselines: Sequence[str],
+) -> Evaluation:
+    """Figures of each policy, and each against each baseline.
+
+    Args:
+        possible: [B, N], see `figures_at`.
+        baselines: names of policies; one that is not there is passed over.
+    """
+    seconds = [budget.seconds for budget in budgets]
+    figures = {
+        each.name: tuple(figures_at(each, at, seconds, requests, possible) for at in range(len(seconds)))
+        for each in outcomes
+    }
+    over = feasible_budgets(budgets)
+    policies = tuple(
+        PolicyEvaluation(
+            each.name, figures[each.name], _gains(figures, each.name), _gain_over(figures, each.name, over)
+        )
+        for each in outcomes
+    )
+    by_name = {each.name: each for each in outcomes}
+    comparisons = [
+        PolicyComparison(each.name, name, None if len(at) != 1 or whole else seconds[at[0]],
+                   paired(each, by_name[name], seconds, requests, at))
+        for name in baselines
+        if name in by_name
+        for each in outcomes
+        if each.name != name
+        for at, whole in [*(([place], False) for place in range(len(seconds))), *([(over, True)] if over else [])]
+    ]  # fmt: skip
+    return Evaluation(mode, requests, tuple(budgets), policies, tuple(comparisons))
+
+
+def feasible_budgets(budgets: Sequence[Budget]) -> list[int]:
+    """Places of the budgets that are not known to be unmeetable."""
+    return [place for place, budget in enumerate(budgets) if budget.meetable is not False]
+
+
+def _gains(figures: Mapping[str, Sequence[BudgetFigures]], name: str) -> tuple[float | None, ...]:
+    if BEST_STATIC not in figures or ORACLE not in figures:
+        return (None,) * len(figures[name])
+    return tuple(
+        fraction_of_gain(own.accuracy_in_time, static.accuracy_in_time, oracle.accuracy_in_time)
+        for own, static, oracle in zip(figures[name], figures[BEST_STATIC], figures[ORACLE], strict=True)
+    )
+
+
+def _gain_over(figures: Mapping[str, Sequence[BudgetFigures]], name: str, over: Sequence[int]) -> float | None:
+    if BEST_STATIC not in figures or ORACLE not in figures:
+        return None
+    return fraction_of_gain(
+        *(mean_over(figures[each], over, "accuracy_in_time") for each in (name, BEST_STATIC, ORACLE))
+    )
+
+
+def mean_over(figures: Sequence[BudgetFigures], places: Sequence[int], name: str) -> float | None:
+    """Mean over budgets of a figure; None where one of them has none, or there are no budgets."""
+    values = [getattr(figures[place], name) for place in places]
+    return None if not values or None in values else float(np.mean(values))
+
+
+def content_of(evaluation: Evaluation) -> dict[str, Any]:
+    """`controller_evaluation.json` without what the command knows of its inputs; times in milliseconds."""
+    requests = evaluation.requests
+    over = feasible_budgets(evaluation.budgets)
+    tasks = np.array(requests.tasks)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "mode": evaluation.mode,
+        "num_requests": len(requests.tasks),
+        "num_requests_by_task": {task: int((tasks == task).sum()) for task in dict.fromkeys(requests.tasks)},
+        "budgets": [
+            {
+                "budget_ms": milliseconds(budget.seconds),
+                "meetable": budget.meetable,
+                "share_possible": budget.share_possible,
+            }
+            for budget in evaluation.budgets
+        ],
+        "policies": {each.name: _policy_content(each, evaluation, over) for each in evaluation.policies},
+        "paired": [_comparison_content(each) for each in evaluation.comparisons],
+    }
+
+
+def _policy_content(policy: PolicyEvaluation, evaluation: Evaluation, over: Sequence[int]) -> dict[str, Any]:
+    names = ("accuracy", "accuracy_in_time", "violation_rate", "overhead_share")
+    reason = None
+    if policy.gain_over_budgets is None:
+        has_both = {BEST_STATIC, ORACLE} <= {each.name for each in evaluation.policies}
+        reason = NO_GAIN if has_both else NO_GRID
+    return {
+        "at_budgets": [
+            {"budget_ms": milliseconds(budget.seconds), **figures_content(figures), "share_of_oracle_gain": gain}
+            for budget, figures, gain in zip(evaluation.budgets, policy.figures, policy.gains, strict=True)
+        ],
+        "over_meetable_budgets": {
+            "num_budgets": len(over),
+            **{name: mean_over(policy.figures, over, name) for name in names},
+            "share_of_oracle_gain": policy.gain_over_budgets,
+            "share_of_oracle_gain_reason": reason,
+        },
+    }
+
+
+def figures_content(figures: BudgetFigures) -> dict[str, Any]:
+    """As JSON: `…_s` become `…_ms`."""
+    return {
+        (f"{name.removesuffix('_s')}_ms" if name.endswith("_s") else name): (
+            milliseconds(value) if name.endswith("_s") else value
+        )
+        for name, value in asdict(figures).items()
+    }
+
+
+def _comparison_content(each: PolicyComparison) -> dict[str, Any]:
+    found = each.paired
+    return {
+        "policy": each.policy,
+        "baseline": each.baseline,
+        "budget_ms": milliseconds(each.budget_s),
+        "accuracy": _difference(found.accuracy),
+        "accuracy_in_time": _difference(found.accuracy_in_time),
+        "violation_rate": _difference(found.violation_rate),
+        "latency_ms": _difference(found.latency_s, 1000.0),
+    }
+
+
+def _difference(found: Difference | None, scale: float = 1.0) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    ends = None if found.ci95 is None else [scale * end for end in found.ci95]
+    return {"difference": scale * found.value, "ci95": ends}
+
+
+def rows_of(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """`controller_evaluation.csv`: a row for each policy at each budget; what is an object in the JSON is left out."""
+    rows = []
+    for policy in evaluation.policies:
+        for budget, figures, gain in zip(evaluation.budgets, policy.figures, policy.gains, strict=True):
+            content = figures_content(figures)
+            most = next(iter(figures.choices))
+            flat = {name: value for name, value in content.items() if not isinstance(value, dict)}
+            rows.append(
+                {
+                    "policy": policy.name,
+                    "budget_ms": milliseconds(budget.seconds),
+                    "meetable": budget.meetable,
+                    **flat,
+                    "share_of_oracle_gain": gain,
+                    "most_frequent_choice": most,
+                    "num_different_choices": len(figures.choices),
+                }
+            )
+    return rows
+
+
+def table_lines(evaluation: Evaluation) -> list[str]:
+    """What the command prints: the meetable budgets, then those that no setting can meet, apart."""
+    lines = []
+    over = feasible_budgets(evaluation.budgets)
+    rest = [place for place in range(len(evaluation.budgets)) if place not in over]
+    head = f"{'policy':<32}{'accuracy':>9}{'in time':>9}{'P50 ms':>9}{'P95 ms':>9}{'P99 ms':>9}{'late':>8}{'gain':>8}"
+    for places, word in ((over, ""), (rest, ", which no setting can meet")):
+        for place in places:
+            budget = evaluation.budgets[place]
+            lines += [f"budget {1000 * budget.seconds:.1f} ms{word}", head]
+            for policy in evaluation.policies:
+                lines.append(_line(policy, place))
+    return lines
+
+
+def _line(policy: PolicyEvaluation, place: int) -> str:
+    own, gain = policy.figures[place], policy.gains[place]
+    return (
+        f"{policy.name:<32}{_number(own.accuracy):>9}{_number(own.accuracy_in_time):>9}"
+        f"{1000 * own.latency_p50_s:>9.1f}{1000 * own.latency_p95_s:>9.1f}{1000 * own.latency_p99_s:>9.1f}"
+        f"{100 * own.violation_rate:>6.1f} %{_number(gain):>8}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

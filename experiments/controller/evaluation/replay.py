@@ -1,0 +1,151 @@
+"""In: a full measured grid, policies, budgets; out: what each policy would have scored and taken. Nothing is run."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.units import shown
+from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.policies.interface import Policy, RequestFeatures, check_budget
+
+# A static setting meets a budget where it goes over it for no more than this share of the requests.
+VIOLATIONS_ALLOWED = 0.05
+
+
+# Every policy is asked at every budget with every sample.
+MOST_BUDGETS = 10_000
+
+
+@dataclass(frozen=True)
+class PerSampleOracle:
+    """Knows what every request scores and takes at every choice, which no controller can.
+
+    Of the choices that keep the request within the budget the one of the highest score, of equal scores the fastest;
+    where none keeps it, the fastest of all.
+    """
+
+    grid: MeasuredGrid
+    name: str = "oracle"
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`; raises ConfigurationError for a request that is not in the grid."""
+        check_budget(budget_s)
+        place = self._places.get((request.task, request.sample_id))
+        if place is None:
+            raise ConfigurationError(
+                f"sample {request.sample_id} of {request.task} is not in the grid; the oracle knows measured ones only"
+            )
+        return self.grid.choices[self.best_row(place, budget_s)]
+
+    @cached_property
+    def _places(self) -> Mapping[tuple[str, int], int]:
+        return {key: place for place, key in enumerate(zip(self.grid.tasks, self.grid.sample_ids, strict=True))}
+
+    def best_row(self, place: int, budget_s: float) -> int:
+        """Row of the best choice for the request at `place`."""
+        total_s, scores = self.grid.total_s[:, place], self.grid.scores[:, place]
+        fits = total_s <= budget_s
+        if not fits.any():
+            return int(np.argmin(total_s))
+        ranked = np.lexsort((total_s, -np.where(fits, scores, -np.inf)))
+        return int(ranked[0])
+
+
+def requests_in(grid: MeasuredGrid) -> AnsweredRequests:
+    """Requests of the grid, as the arithmetic of outcomes takes them."""
+    return AnsweredRequests(grid.tasks, grid.pictures, grid.best)
+
+
+def features_in(grid: MeasuredGrid) -> tuple[RequestFeatures, ...]:
+    """What policies see of the grid's requests; of a recorded table their names alone."""
+    if grid.requests is not None:
+        return grid.requests
+    return tuple(
+        RequestFeatures(task, sample_id, 0, {}, None)
+        for task, sample_id in zip(grid.tasks, grid.sample_ids, strict=True)
+    )
+
+
+def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
+    """Let a policy choose for every request at every budget and look up what that gave.
+
+    The time of choosing is measured here and now; it is not added to the latencies, which another machine may have
+    measured.
+
+    Raises:
+        ResultsError: the policy chose what the grid has not measured.
+    """
+    rows = {choice: row for row, choice in enumerate(grid.choices)}
+    features = features_in(grid)
+    size = len(budgets_s), len(grid)
+    picked, overhead_s = np.zeros(size, dtype=np.int64), np.zeros(size)
+    for at, budget_s in enumerate(budgets_s):
+        for place, request in enumerate(features):
+            started = time.perf_counter()
+            choice = policy.choose(request, budget_s)
+            overhead_s[at, place] = time.perf_counter() - started
+            if choice not in rows:
+                raise ResultsError(
+                    f"{policy.name} chose {choice.key}, which the grid has not measured; profile it, or give the "
+                    "policy the grid's settings"
+                )
+            picked[at, place] = rows[choice]
+    return outcomes_of(policy.name, grid, picked, overhead_s)
+
+
+def outcomes_of(name: str, grid: MeasuredGrid, picked: np.ndarray, overhead_s: np.ndarray) -> Outcomes:
+    """What the rows `picked` [B, N] of the grid gave."""
+    places = np.arange(len(grid))
+    return Outcomes(
+        name=name,
+        choices=tuple(tuple(grid.choices[row] for row in rows) for rows in picked),
+        scores=grid.scores[picked, places],
+        latency_s=grid.total_s[picked, places],
+        overhead_s=overhead_s,
+    )
+
+
+def best_static(grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
+    """The best static setting at each budget: the one with the highest `accuracy_in_time` on these very requests, then
+    the fastest.
+
+    It is chosen in hindsight, so that no static setting is better: what per-request control is held against.
+    """
+    picked = np.zeros((len(budgets_s), len(grid)), dtype=np.int64)
+    for at, budget_s in enumerate(budgets_s):
+        in_time = np.where(grid.total_s <= budget_s, grid.shares, 0.0).mean(axis=1)
+        picked[at] = np.lexsort((grid.total_s.mean(axis=1), -in_time))[0]
+    return outcomes_of("best_static", grid, picked, np.zeros(picked.shape))
+
+
+def possible(grid: MeasuredGrid, budgets_s: Sequence[float]) -> np.ndarray:
+    """[B, N], whether some choice keeps the request within the budget."""
+    return np.asarray(grid.total_s.min(axis=0) <= np.asarray(budgets_s)[:, None])
+
+
+def meetable(grid: MeasuredGrid, budgets_s: Sequence[float]) -> list[bool]:
+    """Whether some setting keeps at least 95 % of the requests within the budget."""
+    return [bool(((grid.total_s > budget).mean(axis=1) <= VIOLATIONS_ALLOWED).any()) for budget in budgets_s]
+
+
+def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
+    """Budgets from the median latency of the fastest setting to the 95th percentile of the slowest one, in seconds.
+
+    Each is the same multiple of the one before, since settings lie closer where they are fast.
+
+    Raises:
+        ConfigurationError: fewer than 2, or more than `MOST_BUDGETS`.
+    """
+    if number > MOST_BUDGETS:
+        raise ConfigurationError(f"{shown(number)} budgets are too many; give at most {MOST_BUDGETS}")
+    if number < 2:
+        raise ConfigurationError(f"{number} budgets do not span a range; give at least 2, or name them in ms")
+    low = float(np.median(grid.total_s, axis=1).min())
+    high = float(np.percentile(grid.total_s, 95, axis=1).max())
+    return tuple(float(budget) for budget in np.geomspace(low, high, number))

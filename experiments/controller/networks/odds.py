@@ -1,0 +1,124 @@
+"""In: trained networks and the model that they steer; out: the odds that they give a running request."""
+
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+from experiments.controller.networks.on_device import DeviceOdds
+from experiments.controller.networks.on_host import KEPT_BUDGETS, HostBudget, HostNetworks, Odds
+from experiments.controller.networks.two_stage import TwoStageNetworks
+
+
+class StageOdds(Protocol):
+    """Log-probabilities of both stages of one request at a time; see `Odds`; what is not possible has -inf."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the host computes them and not the GPU that the model is on; None where it does, and on a CPU."""
+        ...
+
+    def warm_up(self, most_ids: int) -> None:
+        """Prepare for prompts of so many ids."""
+        ...
+
+    def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
+        """Stage 1: of tiers and of pauses. Ids [T] of the prompt's text, on the host."""
+        ...
+
+    def token(self) -> torch.Tensor:
+        """The budget token [1, 1, H] on the device, of the budget that `first` was called with last."""
+        ...
+
+    def rehearse(self) -> None:
+        """Go through the motions of `second` while the device is busy, so that the host's caches hold them after it."""
+        ...
+
+    def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
+        """Stage 2: of top-k and of numbers of blocks. States [2, H] on the device; places of stage 1's choice."""
+        ...
+
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prompt [H] and states [2, H] of the last request, in float32 on the host."""
+        ...
+
+
+class HostOdds:
+    """`StageOdds` by arrays on the host, stage 2 from one copy of what the device has to tell.
+
+    Args:
+        embeddings: of tokens, [V, H] float32 on the host.
+        device: where budget tokens go.
+        reason: why the device does not compute them; None on a CPU.
+    """
+
+    def __init__(
+        self, networks: TwoStageNetworks, embeddings: np.ndarray, device: torch.device, reason: str | None = None
+    ) -> None:
+        self.reason = reason
+        self._networks = HostNetworks(networks)
+        self._embeddings = embeddings
+        self._device = device
+        self._prompt, self._token = torch.empty(0), torch.empty(0)
+        self._states = torch.zeros(2, networks.hidden_size)
+        self._budget = lru_cache(KEPT_BUDGETS)(self._new_budget)
+
+    def warm_up(self, most_ids: int) -> None:
+        """See `StageOdds.warm_up`; nothing."""
+
+    def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
+        """See `StageOdds.first`."""
+        self._prompt = mean_embedding(self._embeddings, ids)
+        budget, self._token = self._budget(budget_s)
+        return self._networks.first(self._prompt.numpy(), budget)
+
+    def token(self) -> torch.Tensor:
+        """See `StageOdds.token`."""
+        return self._token
+
+    def rehearse(self) -> None:
+        """See `StageOdds.rehearse`; with the states of the request before. On the CPU nothing runs meanwhile."""
+        if self._device.type != "cpu":
+            self._networks.second(self._states.numpy(), 0, 0)
+
+    def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
+        """See `StageOdds.second`."""
+        self._states = states.to("cpu", torch.float32)
+        return self._networks.second(self._states.numpy(), tier, pause)
+
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `StageOdds.seen`."""
+        return self._prompt, self._states
+
+    def _new_budget(self, budget_s: float) -> tuple[HostBudget, torch.Tensor]:
+        """A budget whose token is on its way to the device."""
+        budget = self._networks.budget(budget_s)
+        return budget, torch.from_numpy(budget.token)[None, None].to(self._device, non_blocking=True)
+
+
+def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
+    """Rows [V, H] and ids [T] -> what stage 1 reads of a prompt: the mean of its embeddings [H]; zeros without ids."""
+    rows = embeddings[ids.numpy()]
+    return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
+
+
+def odds_for(
+    model: MolmoeStagedModel, networks: TwoStageNetworks, graph_capturer: GraphCapturer | None = None
+) -> StageOdds:
+    """By the device where it is a GPU, has the kernels and memory for them, else by the host; networks as they are now.
+
+    Args:
+        graph_capturer: see `DeviceOdds`.
+    """
+    if model.device.type == "cpu":
+        return HostOdds(networks, model.host_embeddings, model.device)
+    try:
+        with out_of_memory_named():
+            return DeviceOdds(networks, model.model.get_input_embeddings().weight.detach(), graph_capturer)
+    except (ConfigurationError, OutOfMemory) as error:
+        return HostOdds(networks, model.host_embeddings, model.device, str(error))

@@ -1,0 +1,128 @@
+"""In: trained networks; out: the odds that they give one request, by a few products of arrays on the host.
+
+At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and as modules they cost
+the host more than their arithmetic does. What is called once a request is seldom in the host's caches, so that the
+number of different operations counts for more than their sizes: what a budget adds is computed once for each budget,
+and small sums are made in Python.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from experiments.controller.networks.two_stage import FREQUENCIES, LONGEST_PERIOD, SHORTEST_PERIOD, TwoStageNetworks
+
+Array = np.ndarray
+
+
+# Log odds of a stage's two actions, not normalised.
+Odds = tuple[list[float], list[float]]
+
+
+# As of `layer_norm`, and of the budget token.
+NORM_EPS, RMS_EPS = 1e-5, 1e-8
+
+
+# Budgets of which what depends on them alone is kept.
+KEPT_BUDGETS = 256
+
+
+# OpenBLAS wakes its threads for a product of 9216 weights or more, which takes longer than the product.
+MOST_WEIGHTS = 8192
+
+
+@dataclass(frozen=True)
+class HostBudget:
+    """What is computed of a budget alone.
+
+    Attributes:
+        known: its part in front of stage 1's inner layer [w], biases in it.
+        token: embedding of the budget token [H].
+    """
+
+    known: Array
+    token: Array
+
+
+class HostNetworks:
+    """`TwoStageNetworks` as they were when this was made, in float32; the numbers differ by rounding alone.
+
+    Attributes:
+        chosen: [tiers, pauses, w], what stage 1's choice adds in front of stage 2's inner layer, biases in it.
+    """
+
+    def __init__(self, networks: TwoStageNetworks) -> None:
+        weights = {name: _frozen(tensor) for name, tensor in networks.state_dict().items()}
+        space, width = networks.space, networks.hidden_size
+        self._tiers, self._top_ks = len(space.knobs.tiers), len(space.knobs.top_ks)
+        self._possible = space.possible
+        self._weights = weights
+        steps = np.linspace(0.0, 1.0, FREQUENCIES)
+        self._turns = 2 * math.pi / (LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** steps)
+        self._mean = np.full(width, 1 / width, dtype=np.float32)
+        self._prompt_in = _pieces(weights["prompt_in.weight"])
+        self._states_in = [_pieces(half) for half in np.split(weights["states_in.weight"], 2, axis=1)]
+        tier, pause = np.split(weights["chosen_in.weight"], [self._tiers])
+        self.chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
+        self._biases = {name: weights[f"{name}.bias"].tolist() for name in ("first_out", "second_out")}
+
+    def features(self, budget_s: float) -> Array:
+        """What the budget's networks read of a budget in seconds; see `sinusoidal_features`."""
+        angles = math.log(budget_s * 1e3) * self._turns
+        return np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
+
+    def budget(self, budget_s: float) -> HostBudget:
+        """What both stages need of a budget in seconds."""
+        weights = self._weights
+        code = _gelu(weights["budget.encode.weight"] @ self.features(budget_s) + weights["budget.encode.bias"])
+        raw = weights["budget.embed.weight"] @ code + weights["budget.embed.bias"]
+        token = raw * (weights["budget.embedding_rms"] / math.sqrt(float(raw @ raw) / len(raw) + RMS_EPS))
+        return HostBudget(weights["code_in.weight"] @ code + weights["prompt_in.bias"], token.astype(np.float32))
+
+    def first(self, prompt: Array, budget: HostBudget) -> Odds:
+        """Stage 1: the prompt [H] and the budget -> odds of tiers and of pauses."""
+        return self.split_first(self._odds("first_out", budget.known + self._normed_product(self._prompt_in, prompt)))
+
+    def second(self, states: Array, tier: int, pause: int) -> Odds:
+        """Stage 2: states [2, H] and the places of stage 1's choice -> odds of top-k and of numbers of blocks."""
+        inner = self.chosen[tier, pause]
+        for pieces, state in zip(self._states_in, states, strict=True):
+            inner = inner + self._normed_product(pieces, state)
+        return self.split_second(self._odds("second_out", inner), pause)
+
+    def split_first(self, odds: list[float]) -> Odds:
+        """Stage 1's outputs -> odds of tiers and of pauses."""
+        return odds[: self._tiers], odds[self._tiers :]
+
+    def split_second(self, odds: list[float], pause: int) -> Odds:
+        """Stage 2's outputs -> odds of top-k and of numbers of blocks; what is no longer possible has -inf."""
+        possible = zip(odds[self._top_ks :], self._possible[pause], strict=True)
+        return odds[: self._top_ks], [each if is_possible else -math.inf for each, is_possible in possible]
+
+    def _normed_product(self, pieces: Array, state: Array) -> Array:
+        """[P, w / P, H] times the state [H] brought to mean 0 and variance 1 -> [w]."""
+        centred = state - float(state @ self._mean)
+        scale = 1 / math.sqrt(float(centred @ centred) / len(centred) + NORM_EPS)
+        return (pieces @ centred).reshape(-1) * scale
+
+    def _odds(self, name: str, inner: Array) -> list[float]:
+        odds = (self._weights[f"{name}.weight"] @ _gelu(inner)).tolist()
+        return [each + bias for each, bias in zip(odds, self._biases[name], strict=True)]
+
+
+def _frozen(tensor: torch.Tensor) -> Array:
+    return np.array(tensor.detach().to("cpu", torch.float32).numpy(), order="C")
+
+
+def _pieces(weight: Array) -> Array:
+    """[w, H] -> [P, w / P, H], each piece with MOST_WEIGHTS or one row."""
+    rows, width = weight.shape
+    each = max((size for size in range(1, rows + 1) if rows % size == 0 and size * width <= MOST_WEIGHTS), default=1)
+    return np.ascontiguousarray(weight).reshape(rows // each, each, width)
+
+
+def _gelu(values: Array) -> Array:
+    root = math.sqrt(0.5)
+    return np.array([0.5 * each * (1.0 + math.erf(root * each)) for each in values.tolist()], dtype=np.float32)

@@ -1,0 +1,81 @@
+"""In: a lookup table, a latency estimator; out: the most accurate setting that is predicted to keep this request's
+budget."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import check_above
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.analyses.latency.features import RequestSetting
+from experiments.analyses.latency.guardrail import is_admitted
+from experiments.controller.knob_choices import KnobChoice, request_setting
+from experiments.controller.lookup import Lookup
+from experiments.controller.policies.interface import RequestFeatures, check_budget
+
+
+@dataclass(frozen=True)
+class GuardedLookup:
+    """A lookup whose settings are admitted request by request.
+
+    Of the table's settings, those are kept whose predicted `T_total` x (1 + margin) is within the budget for the very
+    request; the most accurate of them is taken, of equally accurate ones the one predicted fastest. The table's own
+    latencies and tolerance play no part. A setting with a knob that the estimator has not seen is not admitted. Where
+    none is admitted, the one predicted fastest is taken.
+
+    The answer's length is that of the request where it is known, else what the estimator expects of the task.
+
+    Attributes:
+        margin: share of the prediction that is kept free; a negative one lets predictions over the budget pass.
+
+    Raises:
+        ConfigurationError: a margin of -1 or less, or one that is not finite.
+    """
+
+    lookup: Lookup
+    estimator: LatencyEstimator
+    margin: float = 0.0
+    name: str = "lookup_guardrail"
+
+    def __post_init__(self) -> None:
+        check_above("--margin", self.margin, -1.0)
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`.
+
+        Raises:
+            ConfigurationError: a budget that is not above 0, a tier whose shape is not known, or a task of which the
+                estimator knows no length.
+        """
+        check_budget(budget_s)
+        predicted = self.estimator.predict(self.asked(request))
+        total_ms = predicted.times["T_total"]
+        admitted = np.flatnonzero(is_admitted(total_ms, 1000 * budget_s, self.margin) & ~predicted.unseen_knobs)
+        entries = self.lookup.entries
+        if not len(admitted):
+            return entries[int(np.argmin(total_ms))].choice
+        return entries[max(admitted, key=lambda place: (entries[place].accuracy, -total_ms[place]))].choice
+
+    def asked(self, request: RequestFeatures) -> Sequence[RequestSetting]:
+        """What the estimator is asked of each entry of the table, in their order."""
+        length = request.output_tokens
+        if length is None:
+            expected = self.estimator.fitted.expected_output
+            if request.task not in expected:
+                raise ConfigurationError(
+                    f"the estimator expects no answer length for {request.task} (it knows {', '.join(expected)}); fit "
+                    "it on results of this task"
+                )
+            length = expected[request.task]
+        asked = []
+        for entry in self.lookup.entries:
+            if entry.choice.tier not in request.shapes:
+                raise ConfigurationError(
+                    f"what sample {request.sample_id} of {request.task} becomes at tier {entry.choice.tier} is not "
+                    "known; give a grid that has every tier of the lookup"
+                )
+            shape = request.shapes[entry.choice.tier]
+            asked.append(request_setting(entry.choice, shape.crops, shape.vision_tokens, request.text_tokens, length))
+        return asked

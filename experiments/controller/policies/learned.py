@@ -1,0 +1,177 @@
+"""In: trained networks; out: what an evaluation asks of a policy, on recorded states or on the running model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.networks.odds import StageOdds
+from experiments.controller.networks.on_host import HostNetworks
+from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
+from experiments.controller.policies.interface import RequestFeatures, check_budget
+from experiments.controller.provenance import refuse_other_source, refuse_other_weights, replay_leaks, split_caveats
+from experiments.controller.running.adaptive_generation import AdaptiveModel
+from experiments.controller.running.deciders import NetworkDecider
+from experiments.controller.running.live import AdaptiveAnswer, LiveRequest
+from experiments.controller.training.live_environment import request_of
+from experiments.controller.training.recorded_states import (
+    STATES,
+    RecordedStates,
+    lacking_lines,
+    load_states,
+    without_states,
+)
+from experiments.controller.training.replay_environment import has_states
+from experiments.controller.training.run import load_networks
+
+
+class RecordedTwoStage:
+    """The two stages' likeliest choices from recorded states; a `Policy`.
+
+    Stage 1 sees the budget itself; stage 2 the budget token of the recorded budget that is nearest by ratio.
+    """
+
+    def __init__(self, networks: TwoStageNetworks, states: RecordedStates, name: str = "two_stage") -> None:
+        self._networks = HostNetworks(networks)
+        self._space = networks.space
+        self._states = states
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """See `Policy.name`."""
+        return self._name
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`; raises ConfigurationError also for a request without recorded states."""
+        check_budget(budget_s)
+        place = self._places.get((request.task, request.sample_id))
+        if place is None:
+            raise ConfigurationError(
+                f"sample {request.sample_id} of {request.task} has no recorded states; record them, or evaluate live"
+            )
+        odds = self._networks.first(self._states.prompts[place].numpy(), self._networks.budget(budget_s))
+        tier, pause = (each.index(max(each)) for each in odds)
+        level = int((self._states.budgets_s.log() - torch.tensor(budget_s, dtype=torch.float64).log()).abs().argmin())
+        states = torch.stack([self._states.last[place, tier, pause], self._states.tokens[place, tier, pause, level]])
+        odds = self._networks.second(states.numpy(), tier, pause)
+        top_k, blocks = (each.index(max(each)) for each in odds)
+        knobs = self._space.knobs
+        return KnobChoice(knobs.tiers[tier], knobs.top_ks[top_k], knobs.block_counts[blocks])
+
+    @cached_property
+    def _places(self) -> Mapping[tuple[str, int], int]:
+        return {key: place for place, key in enumerate(self._states.keys)}
+
+
+class TwoStageController:
+    """The two stages inside the running model; a `Controller`. Their time is within the latency.
+
+    Attributes:
+        host_reason: see `StageOdds.reason`.
+    """
+
+    def __init__(
+        self,
+        odds: StageOdds,
+        space: ActionSpace,
+        model: MolmoeStagedModel,
+        blocks: BlockChoice,
+        max_new_tokens: int,
+        name: str = "two_stage",
+    ) -> None:
+        self.host_reason = odds.reason
+        decider = NetworkDecider(odds, space)
+        self._answering = AdaptiveModel(model, decider, blocks)
+        self._limit = max_new_tokens
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """See `Controller.name`."""
+        return self._name
+
+    def warm_up(self, requests: Sequence[LiveRequest]) -> None:
+        """Prepare for these requests at all decisions that are possible; never timed."""
+        self._answering.warm_up([request_of(each, self._limit) for each in requests])
+
+    def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
+        """See `Controller.answer`; the setting in force before comes back."""
+        run = self._answering.adaptive_generate(request_of(request, self._limit), budget_s)
+        total_s = run.times.total_s
+        return AdaptiveAnswer(run.choice, run.token_ids, total_s, run.times.controller_s, total_s)
+
+
+NOT_IN_A_REPLAY = (
+    "two_stage: the time of its networks is in no latency, and its first blocks are assumed to have run at the "
+    "top-k that is chosen after them; only --mode live measures both"
+)
+
+
+@dataclass(frozen=True)
+class LearnedReplay:
+    """A trained policy and the grid's requests that it has states of.
+
+    Attributes:
+        grid: without the requests that have no states.
+        num_without_states: how many those are.
+    """
+
+    policy: RecordedTwoStage
+    grid: MeasuredGrid
+    caveats: tuple[str, ...]
+    num_without_states: int
+
+
+def learned_replay(
+    checkpoint: Path, states_file: Path | None, calibration: MeasuredGrid, grid: MeasuredGrid
+) -> LearnedReplay:
+    """The checkpoint's policy on a grid.
+
+    Args:
+        states_file: None for `states.pt` beside the checkpoint.
+
+    Raises:
+        ConfigurationError: checkpoint or states are of another model than the grid, or the states of another split.
+        ResultsError: a file is no such file, the states are of other networks, or the grid has none of their samples.
+    """
+    networks = load_networks(checkpoint)
+    path = states_file or checkpoint.with_name(STATES.usual_name)
+    states = load_states(path)
+    refuse_other_source(grid, states.splits or {}, states.model["name"], path)
+    refuse_other_weights(checkpoint, path, states.model)
+    _refuse_other_networks(checkpoint, networks, states)
+    known = with_states(grid, states)
+    lacking = without_states(states, grid.tasks, grid.sample_ids)
+    usable = calibration.take(calibration.is_complete & has_states(calibration, states))
+    caveats = [
+        NOT_IN_A_REPLAY,
+        *[f"{line}; no policy is evaluated on them" for line in lacking_lines(lacking, len(grid))],
+        *split_caveats(grid, states.splits),
+        *replay_leaks(checkpoint, usable, known),
+    ]
+    return LearnedReplay(RecordedTwoStage(networks, states), known, tuple(caveats), len(lacking))
+
+
+def _refuse_other_networks(checkpoint: Path, networks: TwoStageNetworks, states: RecordedStates) -> None:
+    own = networks.budget.state_dict()
+    if networks.space != states.space or any(not own[name].cpu().equal(states.budget[name]) for name in own):
+        raise ResultsError(
+            f"the states were recorded with another budget token or other knobs than {checkpoint} has; give the "
+            "states.pt of its training"
+        )
+
+
+def with_states(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
+    """The requests of the grid that have states; raises ResultsError where there are none."""
+    has = has_states(grid, states)
+    if not has.any():
+        raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
+    return grid.take(has)

@@ -1,0 +1,106 @@
+"""In: flags, calibration results; out: the policies to evaluate, all choosing before the model runs."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.lookup import AGGREGATIONS, Aggregation, Lookup, build, load
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.policies.guarded_lookup import GuardedLookup
+from experiments.controller.policies.interface import Policy, RandomPolicy, StaticPolicy
+
+DEFAULT_AGGREGATION: Aggregation = "mean"
+
+
+DEFAULT_TOLERANCE = 0.0
+
+
+DEFAULT_MARGIN = 0.0
+
+
+def add_policy_flags(parser: argparse.ArgumentParser) -> None:
+    """What the policies are made of."""
+    parser.add_argument("--static", nargs="+", metavar="KEY",
+                        help="settings as policies of their own, such as tier-low_topk8_blocks16 (default: the grid's "
+                        "smallest and largest)")  # fmt: skip
+    parser.add_argument("--lookup", type=Path, metavar="FILE",
+                        help="what experiments.controller.lookup built (default: built here)")  # fmt: skip
+    parser.add_argument("--aggregation_method", choices=AGGREGATIONS,
+                        help=f"for a lookup that is built here (default: {DEFAULT_AGGREGATION})")  # fmt: skip
+    parser.add_argument("--tolerance", type=float, metavar="SHARE",
+                        help=f"for a lookup that is built here (default: {DEFAULT_TOLERANCE})")  # fmt: skip
+    parser.add_argument("--estimator", type=Path, metavar="FILE",
+                        help="e3_latency_estimator.json, for lookup_guardrail (default: without it)")  # fmt: skip
+    parser.add_argument("--margin", type=float, metavar="SHARE",
+                        help=f"fraction of a predicted time that the guardrail keeps free "
+                            f"(default: {DEFAULT_MARGIN})")  # fmt: skip
+    parser.add_argument("--learned", type=Path, metavar="CHECKPOINT",
+                        help="checkpoint of experiments.controller.train, for two_stage (default: without "
+                            "it)")  # fmt: skip
+    parser.add_argument("--states", type=Path, metavar="FILE",
+                        help="its recorded states, in a replay (default: states.pt beside the checkpoint)")  # fmt: skip
+
+
+def check_policy_flags(given: argparse.Namespace) -> None:
+    """Raises ConfigurationError for a flag that another one leaves without effect."""
+    for name in ("aggregation_method", "tolerance"):
+        if given.lookup is not None and getattr(given, name) is not None:
+            raise ConfigurationError(f"--{name} is of a lookup that is built here; drop it, or --lookup {given.lookup}")
+    if given.margin is not None and given.estimator is None:
+        raise ConfigurationError(
+            f"--margin {given.margin:g} is of the guardrail, which needs --estimator FILE; give one, or drop it"
+        )
+    if given.states is not None and given.learned is None:
+        raise ConfigurationError(f"--states {given.states} is for --learned CHECKPOINT; give one, or drop it")
+
+
+def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lookup:
+    """The file's, else one of the calibration samples.
+
+    Raises:
+        ConfigurationError: neither is there.
+    """
+    if given.lookup is not None:
+        return load(given.lookup)
+    if calibration is None:
+        raise ConfigurationError("there are no calibration samples to build a lookup of; give --lookup FILE")
+    tolerance = DEFAULT_TOLERANCE if given.tolerance is None else given.tolerance
+    return build(calibration, given.aggregation_method or DEFAULT_AGGREGATION, tolerance)
+
+
+def margin_of(given: argparse.Namespace) -> float | None:
+    """The guardrail's; None without an estimator, which leaves it out."""
+    if given.estimator is None:
+        return None
+    return DEFAULT_MARGIN if given.margin is None else float(given.margin)
+
+
+def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup: Lookup, seed: int) -> list[Policy]:
+    """Static settings, random, lookup, and the lookup with a guardrail where there is an estimator.
+
+    Args:
+        choices: that are measured, in order of the knobs.
+
+    Raises:
+        ConfigurationError: a static setting that is not among them.
+    """
+    by_key = {choice.key: choice for choice in choices}
+    keys = given.static if given.static is not None else dict.fromkeys((choices[0].key, choices[-1].key))
+    foreign = [key for key in keys if key not in by_key]
+    if foreign:
+        raise ConfigurationError(f"--static {foreign[0]} is not measured; choose among {', '.join(by_key)}")
+    policies: list[Policy] = [StaticPolicy(by_key[key]) for key in dict.fromkeys(keys)]
+    policies += [RandomPolicy(tuple(choices), seed), lookup]
+    margin = margin_of(given)
+    if margin is not None:
+        policies.append(GuardedLookup(lookup, LatencyEstimator.load(given.estimator), margin))
+    return policies
+
+
+def num_seen(lookup: Lookup, tasks: Sequence[str], sample_ids: Sequence[int]) -> int:
+    """How many of these requests are behind the lookup, which is then evaluated on what it was made of."""
+    seen = {(task, sample_id) for task, ids in lookup.sample_ids.items() for sample_id in ids}
+    return sum(key in seen for key in zip(tasks, sample_ids, strict=True))

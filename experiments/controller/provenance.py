@@ -1,0 +1,257 @@
+"""In: what a grid, states or a checkpoint say they were made with, and what is used with them; out: refusals, caveats.
+
+Models are told apart by the digests of their weights where both are known, else by the last part of their names.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.interface import Task
+from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.training.run import earlier_trainings, load_networks, stored_environment
+
+_KNOBS = {
+    "tiers": "tiers",
+    "top_ks": "top-k",
+    "block_counts": "numbers of blocks",
+    "num_total_blocks": "blocks in the model",
+    "first_top_k": "experts per token in its first block",
+}
+
+
+def refuse_other_model(grid: MeasuredGrid, name: str, what: str, advice: str) -> None:
+    """Names alone, since a grid keeps no digest; nothing is refused where it keeps no name either.
+
+    Args:
+        what: is of the model `name`, for the message.
+
+    Raises:
+        ConfigurationError: the grid is of another model.
+    """
+    if grid.model is not None and Path(grid.model).name != Path(name).name:
+        raise ConfigurationError(f"the grid is of the model {grid.model}, and {what} of {name}; {advice}")
+
+
+def refuse_other_source(
+    grid: MeasuredGrid, splits: Mapping[str, str], model_name: str, states: Path | None = None
+) -> None:
+    """What a grid was measured with has to be what its states are recorded with.
+
+    Args:
+        splits: task -> the split that states are of; tasks that either side does not name are not looked at.
+        states: the file that they are in; None where they are still to be recorded.
+
+    Raises:
+        ConfigurationError: they are not the same.
+    """
+    for task, split in grid.splits.items():
+        if splits.get(task, split) != split:
+            found, advice = ("read now", f"--split {split}") if states is None else (f"in {states}", "states of it")
+            raise ConfigurationError(
+                f"the grid is of the split {split} of {task}, and {splits[task]} is {found}; give {advice}"
+            )
+    advice = "give the grid's as --model_path" if states is None else f"give other --states than {states}"
+    refuse_other_model(grid, model_name, "the states", advice)
+
+
+def split_caveats(grid: MeasuredGrid, splits: Mapping[str, str] | None) -> list[str]:
+    """That states do not say of which split they are, None, as those that were recorded before splits were kept."""
+    if splits is not None:
+        return []
+    of = ", ".join(f"{split} of {task}" for task, split in grid.splits.items()) or "not known either"
+    return [f"of which splits the states are is not known; the grid's samples are of these: {of}"]
+
+
+def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[str]:
+    """That a live evaluation asks what the grid behind its lookup, budgets and static settings was not asked."""
+    if task not in grid.metrics:
+        return [f"the grid is of {', '.join(grid.metrics)}, and {task} was measured"]
+    known = grid.splits.get(task, split)
+    return [f"the grid is of the split {known} of {task}, and {split} was measured"] * (known != split)
+
+
+def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -> None:
+    """Whatever the networks choose has to be possible in the model, a MolmoE, and its states have to fit in.
+
+    Args:
+        path: the checkpoint, for the message.
+
+    Raises:
+        ConfigurationError: it is not, or they do not.
+    """
+    knobs, limits = networks.space.knobs, source.limits
+    sizes = {
+        "width": (networks.hidden_size, int(source.config.text_config.hidden_size)),
+        "blocks": (knobs.num_total_blocks, limits.num_total_blocks),
+        "experts per token": (knobs.first_top_k, limits.default_top_k),
+    }
+    misfits = [f"{name} {of} in place of {has}" for name, (of, has) in sizes.items() if of != has]
+    if limits.num_experts is not None and knobs.top_ks[-1] > limits.num_experts:
+        misfits.append(f"top-k up to {knobs.top_ks[-1]} of {limits.num_experts} experts")
+    if misfits:
+        raise ConfigurationError(
+            f"{path} is for another model than {source.name}: {', '.join(misfits)}; give a checkpoint of this one's, "
+            "or train anew"
+        )
+
+
+def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSource) -> None:
+    """A checkpoint against the model that it is to steer; reads the model's weights files where it names their digest.
+
+    Random weights have no digest: then sizes alone are compared.
+
+    Raises:
+        ConfigurationError: it was trained with another model.
+        ResultsError: the file is not a checkpoint.
+    """
+    refuse_misfit(path, load_networks(path), source)
+    made_with = model_of(stored_environment(path))
+    if config.model.random_weights or "weights_sha256" not in made_with:
+        return
+    if weights_digest(source.folder) != made_with["weights_sha256"]:
+        raise ConfigurationError(
+            f"{path} was trained with other weights, those of {made_with['name']}, than {source.name} has; give that "
+            "model as --model_path, or train anew"
+        )
+
+
+def refuse_other_weights(path: Path, states: Path, of_states: Mapping[str, str]) -> None:
+    """A checkpoint against the states that it is used with.
+
+    Raises:
+        ConfigurationError: they are of other weights.
+    """
+    made_with = model_of(stored_environment(path))
+    if "weights_sha256" in made_with and "weights_sha256" in of_states:
+        differ = made_with["weights_sha256"] != of_states["weights_sha256"]
+    else:
+        differ = "name" in made_with and Path(made_with["name"]).name != Path(of_states["name"]).name
+    if differ:
+        raise ConfigurationError(
+            f"{path} was trained with other weights of the model than {states} was recorded with; give the states of "
+            "its training as --states"
+        )
+
+
+def model_of(environment: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """Name and digest as a checkpoint's environment noted them; nothing of one without a model."""
+    made_with: Mapping[str, str] = (environment or {}).get("model", {})
+    return made_with
+
+
+def knob_differences(found: KnobSpace, wanted: KnobSpace) -> str:
+    """Which knobs differ and how; empty where none does."""
+    own, other = asdict(found), asdict(wanted)
+    return "; ".join(
+        f"{name} {_listed(own[key])} in place of {_listed(other[key])}"
+        for key, name in _KNOBS.items()
+        if own[key] != other[key]
+    )
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+LAST, BEFORE = "trained on", "started from a training on"
+
+
+NOT_KNOWN = (
+    "it is unknown whether two_stage was started from another training: it may have seen the samples that it is "
+    "evaluated on there"
+)
+
+
+def live_leaks(checkpoint: Path, task: Task, sample_ids: Sequence[int]) -> list[str]:
+    """Caveats over all trainings behind the checkpoint, for a live evaluation on these samples of the task."""
+    found, are_all = earlier_trainings(checkpoint)
+    notes = [
+        note
+        for place, each in enumerate(found)
+        for note in training_caveats(each, task, sample_ids, BEFORE if place else LAST)
+    ]
+    return [*dict.fromkeys(notes), *[NOT_KNOWN] * (not are_all)]
+
+
+def training_caveats(
+    trained_on: Mapping[str, Any] | None, task: Task, sample_ids: Sequence[int], how: str = LAST
+) -> list[str]:
+    """Whether a two-stage controller is judged on samples of one training.
+
+    Args:
+        trained_on: what the training's environment said of itself. A replay keeps a digest of its samples alone, so
+            that a part of them cannot be recognised.
+        sample_ids: of the task, that it is evaluated on.
+        how: `LAST` or `BEFORE`.
+    """
+    described = trained_on or {}
+    if "sample_ids" in described:
+        same_task = (described["task"], described["split"]) == (task.name, task.split)
+        seen = len(set(described["sample_ids"]) & set(sample_ids)) if same_task else 0
+        return [_counted(how, seen, len(sample_ids))] * (seen > 0)
+    if described.get("kind") == "synthetic":
+        return []
+    digests = described.get("samples")
+    if digests is None:
+        return [f"which samples two_stage was {how} is not known: it may have seen those that it is evaluated on"]
+    if task.name not in digests or described.get("splits", {}).get(task.name, task.split) != task.split:
+        return []
+    if digests[task.name] in (fingerprint_of_ids(sample_ids), fingerprint_of_ids(sorted(sample_ids))):
+        return [f"two_stage was {how} samples of the same ids as those that it is evaluated on"]
+    return [
+        f"two_stage was {how} a replay of {task.name}, of whose samples only a digest is known: it may have seen "
+        "those that it is evaluated on"
+    ]
+
+
+def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: MeasuredGrid) -> list[str]:
+    """Caveats over all trainings behind the checkpoint, for a replay.
+
+    Args:
+        calibration: those of its samples that a training could use; a training on just these has seen nothing that is
+            judged. May be empty.
+    """
+    own = fingerprints(calibration)
+    found, are_all = earlier_trainings(checkpoint)
+    notes = []
+    for place, described in enumerate(found):
+        how = BEFORE if place else LAST
+        if "sample_ids" in described:
+            seen = _seen_of_grid(described, validated)
+            notes += [_counted(how, seen, len(validated))] * (seen > 0)
+        elif described.get("kind") != "synthetic" and described.get("samples") != own:
+            notes.append(
+                f"two_stage was {how} other samples than the calibration ones, and may have seen those that it is "
+                f"evaluated on"
+            )
+    return [*dict.fromkeys(notes), *[NOT_KNOWN] * (not are_all)]
+
+
+def _seen_of_grid(described: Mapping[str, Any], validated: MeasuredGrid) -> int:
+    task, split = described["task"], described["split"]
+    if validated.splits.get(task, split) != split:
+        return 0
+    ids = set(described["sample_ids"])
+    return sum(name == task and at in ids for name, at in zip(validated.tasks, validated.sample_ids, strict=True))
+
+
+def _counted(how: str, seen: int, number: int) -> str:
+    return f"two_stage was {how} {seen} of the {number} requests that it is evaluated on"
+
+
+def fingerprints(grid: MeasuredGrid) -> dict[str, str]:
+    """Task -> digest of its samples, as a training notes it."""
+    pairs = list(zip(grid.tasks, grid.sample_ids, strict=True))
+    return {
+        task: fingerprint_of_ids([sample_id for name, sample_id in pairs if name == task])
+        for task in sorted(set(grid.tasks))
+    }

@@ -1,0 +1,338 @@
+"""In: a request and a latency budget; out: its answer at knobs that the two stages chose on the way, with their times.
+
+stage 1 -> crops of the tier -> vision -> first blocks of the prefill, the budget token behind the prompt -> stage 2 ->
+the other chosen blocks -> decode at the chosen setting. The budget token leaves the cache before stage 2 decides:
+no token of the prompt or of the answer sees it, and the answer is that of the setting, whatever the budget.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.interface import Component
+from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.paused_runner import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+    PausedPrefillStages,
+)
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
+from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.requests import PreparedRequest
+from experiment_core_utils.tasks.interface import Sample
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.policies.interface import check_budget
+from experiments.controller.running.deciders import Decider, FirstDecision
+
+Choose = Callable[[torch.Tensor], DecoderKnobs]
+
+
+class PausedStages:
+    """`Stages` of one request, in whose prefill the knobs of the rest are chosen.
+
+    Args:
+        appended: row [1, 1, H] behind the prompt in the first blocks; None for none.
+        choose: states behind the pause -> the knobs; see `PausedPrefillStages.begin` for those states.
+
+    Attributes:
+        device, eos_token_ids: as of `Stages`.
+    """
+
+    def __init__(
+        self,
+        split: PausedPrefillStages,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
+        pause: int,
+        appended: torch.Tensor | None,
+        max_new_tokens: int,
+        choose: Choose,
+    ) -> None:
+        self.device = device
+        self.eos_token_ids = eos_token_ids
+        self._split = split
+        self._requested = pause, appended, max_new_tokens
+        self._choose = choose
+        self._chosen: DecoderKnobs | None = None
+
+    @property
+    def chosen(self) -> DecoderKnobs:
+        """The knobs of the rest; raises SettingError before the prefill."""
+        if self._chosen is None:
+            raise SettingError("the knobs are chosen inside the prefill; run that first")
+        return self._chosen
+
+    def components(self) -> Mapping[Component, Sequence[nn.Module]]:
+        """See `Stages.components`: not known before the choice."""
+        return {}
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+        """See `Stages.encode_image`."""
+        return self._split.encode_image(inputs)
+
+    def prefill(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None) -> tuple[torch.Tensor, Any]:
+        """See `Stages.prefill`."""
+        states = self._split.begin(inputs, features, *self._requested)
+        self._chosen = self._choose(states)
+        return self._split.finish(self._chosen.top_k, self._chosen.blocks)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Stages.decoding`."""
+        return self._split.decoding()
+
+    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
+        """See `Stages.decode_step`."""
+        return self._split.decode_step(token, state)
+
+
+class AsyncPausedStages(PausedStages):
+    """The same as `AsyncStages`, for steps that choose their token on the device."""
+
+    def __init__(self, split: EnginePausedPrefill, *asked: Any) -> None:
+        super().__init__(split, *asked)
+        self._engine_stages = split
+        self._state: PrefilledRequest[DecoderKnobs] | None = None
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """See `AsyncStages`."""
+        return self._engine_stages.last_token
+
+    def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
+        """See `AsyncStages`."""
+        logits, self._state = self.prefill(inputs, features)
+        self._engine_stages.first_token(logits)
+
+    def advance(self) -> None:
+        """See `AsyncStages`."""
+        assert self._state is not None
+        self._engine_stages.advance(self._state)
+
+
+@dataclass(frozen=True)
+class AdaptiveRequest:
+    """A sample as it is asked.
+
+    Attributes:
+        prompt: without image tokens.
+        prepared: tier -> tensors on the host, where that is done already; at another tier they are made when it is
+            chosen.
+    """
+
+    sample: Sample
+    prompt: str
+    max_new_tokens: int
+    prepared: Mapping[str, PreparedRequest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AdaptiveTimes:
+    """Times of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
+
+    Attributes:
+        first_stage_s: prompt's ids -> tier and pause, both on the host; where modules run, their knobs are reset in it.
+        vision_s: None without a picture.
+        prefill_s: both parts, first token on the host; stage 2 is not in it.
+        second_stage_s: states behind the pause -> top-k and blocks on the host.
+        decode_s: None for fewer than 2 tokens.
+        preprocess_s: host time for cutting and tokenising at the chosen tier; outside the total, as in plain runs.
+        transfer_s: host to device; outside the total.
+    """
+
+    first_stage_s: float
+    vision_s: float | None
+    prefill_s: float
+    second_stage_s: float
+    decode_s: float | None
+    preprocess_s: float
+    transfer_s: float
+
+    @property
+    def controller_s(self) -> float:
+        """Seconds of both stages of the controller."""
+        return self.first_stage_s + self.second_stage_s
+
+    @property
+    def total_s(self) -> float:
+        """Request handed over -> last token on the host, the controller's own time counted."""
+        return self.controller_s + (self.vision_s or 0.0) + self.prefill_s + (self.decode_s or 0.0)
+
+
+@dataclass(frozen=True)
+class AdaptiveRun:
+    """One request that was answered within what its controller chose.
+
+    Attributes:
+        choice: tier, top-k and number of blocks.
+        pause: blocks that had run when stage 2 decided.
+        setting: what the choice is for this model; the decode ran at it.
+        prefill_experts: experts per token of each block of the setting in the prefill: those before the pause ran with
+            the model's own number, before top-k was chosen.
+        request: as it was prepared at the tier, for its sizes.
+        ended: whether end-of-sequence came before the limit.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    choice: KnobChoice
+    pause: int
+    setting: KnobSetting
+    prefill_experts: tuple[int, ...]
+    request: PreparedRequest
+    times: AdaptiveTimes
+    ended: bool
+
+
+def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
+    """The text's ids [T] on the host, without special tokens."""
+    return torch.tensor(model.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
+
+
+class AdaptiveModel:
+    """MolmoE with a controller; one request at a time.
+
+    Args:
+        blocks: which blocks run for a number of them.
+    """
+
+    def __init__(self, model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice) -> None:
+        self._staged = model
+        self._decider = decider
+        self._active = cache(partial(blocks.blocks, total=model.num_total_blocks))
+
+    def warm_up(self, requests: Sequence[AdaptiveRequest]) -> None:
+        """Prepare for these requests, at least one, at all possible decisions, so that it is not in their times.
+
+        Where modules run only the decider has something to do.
+        """
+        self._decider.warm_up(max(len(prompt_ids(self._staged, request.prompt)) for request in requests))
+        if isinstance(self._staged.split, EagerPausedPrefill):
+            return
+        choices: dict[str, list[tuple[int, DecoderKnobs]]] = {}
+        for first, second in self._decider.possible():
+            active = self._active(second.num_active_blocks)
+            choices.setdefault(first.tier, []).append((first.pause, DecoderKnobs(second.top_k, active)))
+        self._staged.warm_up_paused_prefill(
+            [
+                _shape(self._prepared(request, tier).inputs, request.max_new_tokens, own)
+                for request in requests
+                for tier, own in choices.items()
+            ]
+        )
+
+    @torch.inference_mode()
+    def adaptive_generate(self, request: AdaptiveRequest, budget_s: float) -> AdaptiveRun:
+        """The greedy answer at the knobs that the stages choose.
+
+        Raises:
+            ConfigurationError: a budget that is not a finite number above 0; or the decider chose a tier, a pause or
+                blocks that are not possible.
+            SampleError: a picture that cannot be used.
+        """
+        check_budget(budget_s)
+        device = self._staged.device
+        ids = prompt_ids(self._staged, request.prompt)
+        with self._staged.restored_afterwards():
+            before, after = new_marks(device), new_marks(device)
+            synchronize(device)
+            before.mark()
+            self._staged.split.reset()
+            first, token = self._decider.first(ids, budget_s)
+            before.mark()
+            prepared = self._prepared(request, first.tier)
+            started = time.perf_counter()
+            inputs = self._staged.to_device(prepared.inputs)
+            synchronize(device)
+            transfer_s = time.perf_counter() - started
+            found = self._answer(inputs, first, token, request.max_new_tokens, after)
+            times = _times(found, before.seconds()[0], after.seconds(), prepared.shape.preprocess_s, transfer_s)
+        own = self._staged.default_top_k
+        return AdaptiveRun(
+            token_ids=found.token_ids,
+            text=self._staged.decode_text(found.token_ids),
+            choice=found.choice,
+            pause=first.pause,
+            setting=found.setting,
+            prefill_experts=tuple(
+                own if block < first.pause else found.choice.top_k for block in found.setting.active_blocks
+            ),
+            request=prepared,
+            times=times,
+            ended=found.token_ids[-1] in self._staged.eos_token_ids,
+        )
+
+    def _prepared(self, request: AdaptiveRequest, tier: str) -> PreparedRequest:
+        if tier in request.prepared:
+            return request.prepared[tier]
+        return self._staged.prepare(request.sample, request.prompt, tier_target(tier).crops)
+
+    def _answer(
+        self, inputs: Mapping[str, Any], first: FirstDecision, token: torch.Tensor | None, limit: int, marks: Marks
+    ) -> "_Answered":
+        """Marks: start | features ready (with a picture) | pause | stage 2's decision | first token | … | last one."""
+        split, ends, device = self._staged.split, self._staged.eos_token_ids, self._staged.device
+
+        def choose(states: torch.Tensor) -> DecoderKnobs:
+            marks.mark()
+            self._decider.rehearse()
+            second = self._decider.second(states)
+            active = self._active(second.num_active_blocks)
+            marks.mark()
+            return DecoderKnobs(second.top_k, active)
+
+        asked = first.pause, token, limit, choose
+        stages: PausedStages
+        if isinstance(split, EnginePausedPrefill) and split.is_graphed:
+            stages = ahead = AsyncPausedStages(split, device, ends, *asked)
+            token_ids = generate_async(ahead, inputs, limit, ends, marks).token_ids
+        else:
+            stages = PausedStages(split, device, ends, *asked)
+            token_ids = generate_greedily(stages, inputs, limit, marks).token_ids
+        top_k, active = stages.chosen.top_k, stages.chosen.blocks
+        choice = KnobChoice(first.tier, top_k, len(active))
+        return _Answered(
+            token_ids, choice, KnobSetting(tier_target(first.tier), top_k, active), "pixel_values" in inputs
+        )
+
+
+def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, DecoderKnobs]]) -> PausedPrefillShape:
+    crops = inputs["pixel_values"].shape[1] if "pixel_values" in inputs else None
+    return PausedPrefillShape(inputs["input_ids"].shape[1], crops, limit, tuple(choices))
+
+
+@dataclass(frozen=True)
+class _Answered:
+    token_ids: tuple[int, ...]
+    choice: KnobChoice
+    setting: KnobSetting
+    has_picture: bool
+
+
+def _times(
+    found: _Answered, first_stage_s: float, seconds: list[float], preprocess_s: float, transfer_s: float
+) -> AdaptiveTimes:
+    """Names for the intervals of `_answer`."""
+    vision, rest = (seconds[0], seconds[1:]) if found.has_picture else (None, seconds)
+    before_pause, second_stage, after_pause, *steps = rest
+    return AdaptiveTimes(
+        first_stage_s=first_stage_s,
+        vision_s=vision,
+        prefill_s=before_pause + after_pause,
+        second_stage_s=second_stage,
+        decode_s=sum(steps) if steps else None,
+        preprocess_s=preprocess_s,
+        transfer_s=transfer_s,
+    )

@@ -1,0 +1,158 @@
+"""In: what a request shows at each stage; out: stage 1's and stage 2's decision, by networks or as scripted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+import torch
+
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.networks.odds import StageOdds
+from experiments.controller.networks.two_stage import ActionSpace
+
+
+@dataclass(frozen=True)
+class FirstDecision:
+    """Before the vision encoder.
+
+    Attributes:
+        pause: blocks of the prefill that run before stage 2, block 0 counted.
+    """
+
+    tier: str
+    pause: int
+
+
+@dataclass(frozen=True)
+class SecondDecision:
+    """Behind the pause; see `KnobChoice`."""
+
+    top_k: int
+    num_active_blocks: int
+
+
+Decisions = tuple[FirstDecision, SecondDecision]
+
+
+class Decider(Protocol):
+    """The two stages for one request at a time."""
+
+    def possible(self) -> Sequence[Decisions]:
+        """All that the two stages may decide."""
+        ...
+
+    def warm_up(self, most_ids: int) -> None:
+        """Prepare for prompts of so many ids."""
+        ...
+
+    def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
+        """Stage 1, and the budget token [1, 1, H] to is behind the prompt; None for none.
+
+        Args:
+            ids: [T] of the prompt's text, on the host.
+        """
+        ...
+
+    def rehearse(self) -> None:
+        """Go through the motions of `second` while the device is busy, so that the host's caches hold them after it."""
+        ...
+
+    def second(self, states: torch.Tensor) -> SecondDecision:
+        """Stage 2, for the request that `first` was called for last.
+
+        Args:
+            states: [2, H] behind the pause: of the prompt's last token, and of the budget token; without such a token
+                the first row alone.
+        """
+        ...
+
+
+class FixedDecider:
+    """The same for every request, without a budget token: what a static setting does on the adaptive path."""
+
+    def __init__(self, choice: KnobChoice, pause: int) -> None:
+        self._first = FirstDecision(choice.tier, pause)
+        self._second = SecondDecision(choice.top_k, choice.num_active_blocks)
+
+    def possible(self) -> Sequence[Decisions]:
+        """See `Decider.possible`."""
+        return [(self._first, self._second)]
+
+    def warm_up(self, most_ids: int) -> None:
+        """See `Decider.warm_up`; nothing."""
+
+    def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
+        """See `Decider.first`."""
+        return self._first, None
+
+    def rehearse(self) -> None:
+        """See `Decider.rehearse`; there are none."""
+
+    def second(self, states: torch.Tensor) -> SecondDecision:
+        """See `Decider.second`."""
+        return self._second
+
+
+class NetworkDecider:
+    """The networks' decisions: the likeliest, or drawn where there is a generator.
+
+    Args:
+        odds: that the networks give.
+        space: theirs.
+        generator: of the CPU; None takes the likeliest.
+
+    Attributes:
+        seen: prompt [H], states [2, H] and actions (tier, pause, top-k, blocks) of the last request, on the CPU.
+    """
+
+    def __init__(self, odds: StageOdds, space: ActionSpace, generator: torch.Generator | None = None) -> None:
+        self._odds = odds
+        self._space = space
+        self._generator = generator
+        self._actions: list[int] = []
+
+    @property
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+        """See the class."""
+        return (*self._odds.seen(), tuple(self._actions))
+
+    def possible(self) -> Sequence[Decisions]:
+        """See `Decider.possible`."""
+        space, knobs = self._space, self._space.knobs
+        return [
+            (FirstDecision(tier, pause), SecondDecision(top_k, count))
+            for tier, (pause, left), top_k in product(
+                knobs.tiers, zip(space.pauses, space.possible, strict=True), knobs.top_ks
+            )
+            for count, is_possible in zip(knobs.block_counts, left, strict=True)
+            if is_possible
+        ]
+
+    def warm_up(self, most_ids: int) -> None:
+        """See `Decider.warm_up`."""
+        self._odds.warm_up(most_ids)
+
+    def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
+        """See `Decider.first`."""
+        tier, pause = (self._pick(each) for each in self._odds.first(ids, budget_s))
+        self._actions = [tier, pause]
+        return FirstDecision(self._space.knobs.tiers[tier], self._space.pauses[pause]), self._odds.token()
+
+    def rehearse(self) -> None:
+        """See `Decider.rehearse`."""
+        self._odds.rehearse()
+
+    def second(self, states: torch.Tensor) -> SecondDecision:
+        """See `Decider.second`."""
+        tier, pause = self._actions[:2]
+        top_k, blocks = self._odds.second(states, tier, pause)
+        self._actions = [tier, pause, self._pick(top_k), self._pick(blocks)]
+        knobs = self._space.knobs
+        return SecondDecision(knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]])
+
+    def _pick(self, odds: list[float]) -> int:
+        if self._generator is None:
+            return odds.index(max(odds))
+        fractions = torch.tensor(odds).softmax(dim=-1)
+        return int(torch.multinomial(fractions, 1, generator=self._generator))

@@ -1,0 +1,230 @@
+"""In: a model on its device, samples, policies, budgets; out: what each request really took and scored, one by one."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.device import synchronize
+from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.knobs import tier_target
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape
+from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
+from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
+from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
+from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.policies.interface import PictureShape, Policy, RequestFeatures
+
+
+@dataclass(frozen=True)
+class LiveRequest:
+    """A sample prepared at every tier, on the host.
+
+    Attributes:
+        task_name: with the sample's id it names the request.
+        prepared: tier -> tensors.
+    """
+
+    task_name: str
+    sample: Sample
+    prompt: str
+    prepared: Mapping[str, PreparedRequest]
+    features: RequestFeatures
+
+
+@dataclass(frozen=True)
+class AdaptiveAnswer:
+    """One request answered at knobs chosen for it; times in seconds.
+
+    Attributes:
+        token_ids: end-of-sequence included where it came.
+        total_s: `T_total`, from the request handed to the model to its last token on the host.
+        overhead_s: choosing and putting the choice in force.
+        latency_s: what is held against the budget: both, where the choice is made before the clock of `total_s`
+            starts; `total_s` alone where it is made inside.
+    """
+
+    choice: KnobChoice
+    token_ids: tuple[int, ...]
+    total_s: float
+    overhead_s: float
+    latency_s: float
+
+
+class Controller(Protocol):
+    """Answers a request within a budget, whatever way it chooses the knobs."""
+
+    @property
+    def name(self) -> str:
+        """Name of the policy in tables."""
+        ...
+
+    def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
+        """Run the request, batch 1, and measure it; the setting in force afterwards is any."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChosenBefore:
+    """A policy that chooses all knobs before the model runs."""
+
+    policy: Policy
+    model: StagedModel
+    space: KnobSpace
+    blocks: BlockChoice
+    max_new_tokens: int
+
+    @property
+    def name(self) -> str:
+        """That of the policy."""
+        return self.policy.name
+
+    def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
+        """See `Controller.answer`.
+
+        As everywhere in this project, tensors are on the device and the setting is warmed up before the clock starts;
+        a setting that cannot be warmed up runs eagerly.
+        """
+        started = time.perf_counter()
+        choice = self.policy.choose(request.features, budget_s)
+        self.model.apply(self.space.setting(choice, self.blocks))
+        overhead_s = time.perf_counter() - started
+        inputs = self.model.to_device(request.prepared[choice.tier].inputs)
+        self.model.warm_up(inputs, self.max_new_tokens)
+        synchronize(self.model.device)
+        run = run_staged(self.model, inputs, self.max_new_tokens)
+        return AdaptiveAnswer(choice, run.token_ids, run.total_s, overhead_s, run.total_s + overhead_s)
+
+
+def prepare_requests(
+    model: StagedModel, task: Task, sample_ids: Sequence[int], tiers: Sequence[str]
+) -> tuple[list[LiveRequest], dict[int, str]]:
+    """The samples at every tier, and those that cannot be used -> why."""
+    requests, failed = [], {}
+    for sample_id in sample_ids:
+        try:
+            requests.append(_prepare(model, task, task[sample_id], tiers))
+        except SampleError as error:
+            failed[sample_id] = str(error)
+    return requests, failed
+
+
+def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str]) -> LiveRequest:
+    prompt = task.prompt(sample)
+    prepared = {tier: model.prepare(sample, prompt, tier_target(tier).crops) for tier in tiers}
+    shapes = {tier: _vision_shape(each.shape) for tier, each in prepared.items()}
+    text_tokens = prepared[tiers[0]].shape.text_tokens
+    features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None)
+    return LiveRequest(task.name, sample, prompt, prepared, features)
+
+
+def _vision_shape(shape: RequestShape) -> PictureShape:
+    """Without a picture, or with one that is not cut, there are no tiles."""
+    tiles = None if shape.actual is None else shape.actual.tiles
+    return PictureShape(0 if tiles is None else tiles, shape.vision_tokens)
+
+
+def warm_up(
+    model: StagedModel, space: KnobSpace, blocks: BlockChoice, requests: Sequence[LiveRequest], max_new_tokens: int
+) -> int:
+    """Run every tiling that the requests have once, at all knobs' highest values; returns how many runs that were."""
+    seen: set[object] = set()
+    model.apply(space.setting(space.full, blocks))
+    for request in requests:
+        for prepared in request.prepared.values():
+            actual = prepared.shape.actual
+            layout = None if actual is None else (actual.tiling, actual.image_size)
+            if layout not in seen:
+                seen.add(layout)
+                inputs = model.to_device(prepared.inputs)
+                model.warm_up(inputs, max_new_tokens)
+                run_staged(model, inputs, max_new_tokens)
+    return len(seen)
+
+
+def run_live(
+    controllers: Sequence[Controller],
+    model: StagedModel,
+    metric: Metric,
+    requests: Sequence[LiveRequest],
+    budgets_s: Sequence[float],
+    seed: int,
+) -> list[Outcomes]:
+    """Every controller on every request at every budget, measured with batch 1, one after the other.
+
+    Controllers take turns at each request, in an order drawn anew, so that a machine that grows slower or faster does
+    so for all of them. The answers of a controller at a budget are scored together: `cider_score` takes its document
+    frequencies from the references of these requests. What was in force before comes back.
+    """
+    generator = np.random.default_rng(seed)
+    answers: list[list[list[AdaptiveAnswer]]] = [[[] for _ in budgets_s] for _ in controllers]
+    with model.restored_afterwards():
+        for request in requests:
+            for at, budget_s in enumerate(budgets_s):
+                for turn in generator.permutation(len(controllers)):
+                    answers[turn][at].append(controllers[turn].answer(request, budget_s))
+    return [
+        _outcomes(controller, model, metric, requests, own)
+        for controller, own in zip(controllers, answers, strict=True)
+    ]
+
+
+def _outcomes(
+    controller: Controller,
+    model: StagedModel,
+    metric: Metric,
+    requests: Sequence[LiveRequest],
+    answers: Sequence[Sequence[AdaptiveAnswer]],
+) -> Outcomes:
+    return Outcomes(
+        name=controller.name,
+        choices=tuple(tuple(each.choice for each in row) for row in answers),
+        scores=np.stack([_scores(model, metric, requests, [each.token_ids for each in row]) for row in answers]),
+        latency_s=np.array([[each.latency_s for each in row] for row in answers]),
+        overhead_s=np.array([[each.overhead_s for each in row] for row in answers]),
+    )
+
+
+def scores_of_choices(
+    model: StagedModel,
+    metric: Metric,
+    requests: Sequence[LiveRequest],
+    choices: Sequence[KnobChoice],
+    space: KnobSpace,
+    blocks: BlockChoice,
+    max_new_tokens: int,
+    max_batch_size: int,
+) -> np.ndarray:
+    """[N] scores of requests at choices of their own, answered in batches of the same choice and never timed.
+
+    For accuracy on more requests than can be measured one by one; see `sweep.batches`.
+    """
+    questions = [
+        PreparedQuestion(request.prepared[choice.tier], space.setting(choice, blocks))
+        for request, choice in zip(requests, choices, strict=True)
+    ]
+    return _scores(model, metric, requests, answer_prepared(model, questions, max_new_tokens, max_batch_size))
+
+
+def _scores(
+    model: StagedModel, metric: Metric, requests: Sequence[LiveRequest], token_ids: Sequence[tuple[int, ...]]
+) -> np.ndarray:
+    answers: list[Answer] = [
+        answer_to(request.sample, model.decode_text(ids)) for request, ids in zip(requests, token_ids, strict=True)
+    ]
+    values = [score.value for score in metric.score(answers).scores]
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def requests_of(requests: Sequence[LiveRequest], metric: Metric) -> AnsweredRequests:
+    """As the arithmetic of outcomes takes them."""
+    return AnsweredRequests(
+        tasks=tuple(request.task_name for request in requests),
+        pictures=tuple(request.sample.image_id for request in requests),
+        best=np.full(len(requests), metric.best),
+    )

@@ -1,0 +1,80 @@
+"""In: the profiler's flags; out: a MolmoE with what chooses its blocks, and networks that fit it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.sweep.plan import block_choice_of
+from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
+from experiments.controller.provenance import refuse_misfit, refuse_other_controller
+from experiments.controller.training.run import load_networks
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A MolmoE with what chooses its blocks."""
+
+    config: ProfilingConfig
+    source: ModelSource
+    model: MolmoeStagedModel
+    blocks: BlockChoice
+
+    @property
+    def described(self) -> dict[str, str]:
+        """Name and digest of the weights; random ones have none."""
+        if self.config.model.random_weights:
+            return {"name": self.source.name}
+        return {"name": self.source.name, "weights_sha256": weights_digest(self.source.folder)}
+
+    def networks(self, knobs: KnobSpace, seed: int, init_from: Path | None) -> TwoStageNetworks:
+        """New ones for these knobs, or those of a checkpoint; on the model's device.
+
+        Raises:
+            ConfigurationError: the checkpoint is of networks for a model of other sizes.
+        """
+        text = self.model.model.config.text_config
+        if init_from is None:
+            embeddings = self.model.model.get_input_embeddings().weight
+            rms = float(embeddings.detach().float().pow(2).mean().sqrt())
+            space = action_space(knobs, self.blocks)
+            return TwoStageNetworks(space, int(text.hidden_size), rms, seed).to(self.model.device)
+        networks = load_networks(init_from)
+        refuse_misfit(init_from, networks, self.source)
+        return networks.to(self.model.device)
+
+
+def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedModel:
+    """Load the model by the profiler's flags.
+
+    Args:
+        controller: a checkpoint that is to steer it.
+
+    Raises:
+        ConfigurationError: it is not a MolmoE, or not the one that the controller was trained with.
+    """
+    config = parse_config(rest)
+    source = find_molmoe(config)
+    if controller is not None:
+        refuse_other_controller(controller, config, source)
+    set_cpu_threads(config.machine.num_threads, 1)
+    model = load_staged_model(config.model, source, choose_device(config.machine.device))
+    assert isinstance(model, MolmoeStagedModel)
+    return LoadedModel(config, source, model, block_choice_of(config.knobs, config.model.random_weights, source.folder))
+
+
+def find_molmoe(config: ProfilingConfig) -> ModelSource:
+    """No weights are read; raises ConfigurationError for another model."""
+    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    if source.foreign is not None:
+        raise ConfigurationError(
+            f"{config.model.model_path} is not a MolmoE model; the two-stage controller pauses inside MolmoE only"
+        )
+    return source

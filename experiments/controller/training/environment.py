@@ -1,0 +1,119 @@
+"""In: networks, requests with budgets; out: what the networks saw, drew, and what that gave. What trains them."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from experiment_core_utils.primitives.units import check_at_least
+from experiments.controller.networks.two_stage import BLOCKS, PAUSE, TIER, TOP_K, ActionSpace, TwoStageNetworks
+
+
+@dataclass(frozen=True)
+class BudgetedRequests:
+    """B requests with a budget each.
+
+    Attributes:
+        samples: [B], places in the environment.
+        levels: [B], places among the budgets that the environment can be asked at; zeros where any is possible.
+        budgets_s: [B], float64.
+    """
+
+    samples: torch.Tensor
+    levels: torch.Tensor
+    budgets_s: torch.Tensor
+
+    def repeated(self, times: int) -> "BudgetedRequests":
+        """Each ask so many times in a row."""
+        return BudgetedRequests(
+            *(each.repeat_interleave(times) for each in (self.samples, self.levels, self.budgets_s))
+        )
+
+
+@dataclass(frozen=True)
+class RollOut:
+    """What B asks gave; all on the host.
+
+    Attributes:
+        prompts: [B, H], what stage 1 saw beside the budget.
+        states: [B, 2, H], what stage 2 saw.
+        actions: [B, 4], columns TIER, PAUSE, TOP_K and BLOCKS: places in the action space.
+        accuracy: [B], share of the metric's best score.
+        latency_s: [B].
+    """
+
+    budgeted: BudgetedRequests
+    prompts: torch.Tensor
+    states: torch.Tensor
+    actions: torch.Tensor
+    accuracy: torch.Tensor
+    latency_s: torch.Tensor
+
+
+class Environment(Protocol):
+    """Where asks are answered.
+
+    Attributes:
+        budget_token_is_fixed: its states were recorded with the budget token as it is, which must not be trained then.
+    """
+
+    space: ActionSpace
+    hidden_size: int
+    budget_token_is_fixed: bool
+
+    def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
+        """Requests and budgets, independent and evenly over samples and over the budgets' range."""
+        ...
+
+    def roll_out(
+        self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
+    ) -> RollOut:
+        """Answer each ask once with actions that the networks draw; None takes the likeliest."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """A description for the results, and to recognise the same environment when a training is resumed (JSON values
+        only).
+        """
+        ...
+
+
+def drawn(log_odds: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """[B, values] -> [B], a place drawn by the odds; None takes the likeliest."""
+    if generator is None:
+        return log_odds.argmax(dim=-1)
+    return torch.multinomial(log_odds.exp(), 1, generator=generator)[:, 0]
+
+
+def log_probabilities(log_odds: tuple[torch.Tensor, ...], actions: torch.Tensor) -> torch.Tensor:
+    """Log-probability of a row's four actions together: [B]."""
+    columns = (TIER, PAUSE, TOP_K, BLOCKS)
+    each = [odds.gather(1, actions[:, at, None])[:, 0] for at, odds in zip(columns, log_odds, strict=True)]
+    return torch.stack(each).sum(dim=0)
+
+
+@dataclass(frozen=True)
+class RewardRecipe:
+    """Within the budget: score - latency_weight * latency / budget. Over it, hard: the score counts for nothing.
+
+    Over the budget it is -over_budget_penalty - latency_weight * latency / budget, so that among choices that are all
+    over it the fastest is best.
+    The latency's weight is small by default: within the budget accuracy counts, and of equally accurate choices the
+    faster one is better.
+    """
+
+    latency_weight: float = 0.02
+    over_budget_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least("latency_weight", self.latency_weight, 0.0)
+        check_at_least("over_budget_penalty", self.over_budget_penalty, 0.0)
+
+
+def rewards(
+    recipe: RewardRecipe, accuracy: torch.Tensor, latency_s: torch.Tensor, budgets_s: torch.Tensor
+) -> torch.Tensor:
+    """Rewards, for shapes that broadcast; `accuracy` is a fraction of the metric's best score."""
+    fraction = latency_s / budgets_s
+    gained = torch.where(fraction <= 1.0, accuracy, torch.full_like(accuracy, -recipe.over_budget_penalty))
+    return gained - recipe.latency_weight * fraction

@@ -1,0 +1,158 @@
+"""In: groups of roll-outs of the same ask, their rewards; out: one step of the networks towards the better ones.
+
+Group relative policy optimisation (Z. Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1) over both stages at
+once: the four actions of a roll-out share its advantage, which is its reward within its group. There is no critic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from experiment_core_utils.primitives.units import MOST_TIMES, check_above, check_at_least, check_within
+from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.training.environment import RewardRecipe, RollOut, drawn, log_probabilities
+from experiments.controller.training.tabled_environment import TabledEnvironment, Teacher
+
+MOST_TOGETHER = 100_000
+
+
+@dataclass(frozen=True)
+class GrpoRecipe:
+    """How the networks are moved.
+
+    Attributes:
+        group_size: roll-outs of each ask, which are compared with each other alone.
+        spread_floor: added to a group's standard deviation where its advantages are normalised by it. Groups whose
+            rewards differ by some milliseconds alone would else pull as hard as those that differ in being right, and
+            all choices collapse to the fastest before what tells requests apart is learned.
+        asks_per_update: groups in an update.
+        epochs: steps on the same roll-outs; from the second on the ratios leave 1 and the clip acts.
+        clip: ratios beyond 1 +- this gain nothing more.
+        entropy_weight: of the entropy of the four actions in the objective; falls evenly to 0 at the last update.
+        kl_weight: of the divergence from the networks that the training started from; 0 leaves it out.
+    """
+
+    group_size: int = 5
+    spread_floor: float = 0.1
+    asks_per_update: int = 32
+    epochs: int = 2
+    clip: float = 0.2
+    entropy_weight: float = 0.1
+    kl_weight: float = 0.0
+    learning_rate: float = 3e-3
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        # A group of one has nothing to compare; an update holds all its roll-outs in memory.
+        check_within("group_size", self.group_size, 2, MOST_TOGETHER)
+        check_within("asks_per_update", self.asks_per_update, 1, MOST_TOGETHER)
+        check_within("epochs", self.epochs, 1, MOST_TIMES)
+        for name in ("clip", "learning_rate", "max_grad_norm", "spread_floor"):
+            check_above(name, getattr(self, name), 0.0)
+        for name in ("entropy_weight", "kl_weight"):
+            check_at_least(name, getattr(self, name), 0.0)
+
+
+def advantages(rewards: torch.Tensor, group_size: int, spread_floor: float) -> torch.Tensor:
+    """[B * G], G of a group in a row -> (reward - the group's mean) / (the group's standard deviation + the floor)."""
+    groups = rewards.view(-1, group_size)
+    mean, spread = groups.mean(dim=1, keepdim=True), groups.std(dim=1, correction=0, keepdim=True)
+    return ((groups - mean) / (spread + spread_floor)).flatten()
+
+
+def clipped_objective(ratios: torch.Tensor, gains: torch.Tensor, clip: float) -> torch.Tensor:
+    """[B]: the smaller of ratio x advantage with and without the ratio clipped."""
+    return torch.minimum(ratios * gains, ratios.clamp(1 - clip, 1 + clip) * gains)
+
+
+def divergence(log_probability: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """[B], at least 0, an unbiased estimate of the divergence from the reference (eq. 4 of the paper)."""
+    log_ratio = reference - log_probability
+    return log_ratio.exp() - log_ratio - 1
+
+
+def entropy(log_odds: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """[B], of the four actions together, in nats; what is impossible adds nothing."""
+    parts = [-(odds.exp() * odds.masked_fill(odds.isneginf(), 0.0)).sum(dim=1) for odds in log_odds]
+    return torch.stack(parts).sum(dim=0)
+
+
+def update(
+    networks: TwoStageNetworks,
+    reference: TwoStageNetworks,
+    optimiser: torch.optim.Optimizer,
+    rolled: RollOut,
+    rewards: torch.Tensor,
+    recipe: GrpoRecipe,
+    entropy_weight: float,
+) -> Mapping[str, float]:
+    """Take `epochs` steps; returns what the last of them saw: `loss`, `entropy`, `kl`, `clipped_share`, `grad_norm`."""
+    device = networks.first_out.weight.device
+    gains = advantages(rewards, recipe.group_size, recipe.spread_floor).float().to(device)
+    prompts, states, actions = (each.to(device) for each in (rolled.prompts, rolled.states, rolled.actions))
+    seen = prompts, rolled.budgeted.budgets_s, states, actions[:, :2]
+    with torch.no_grad():
+        before = log_probabilities(networks.log_odds(*seen), actions)
+        of_reference = log_probabilities(reference.log_odds(*seen), actions)
+    found: dict[str, float] = {}
+    for _ in range(recipe.epochs):
+        log_odds = networks.log_odds(*seen)
+        now = log_probabilities(log_odds, actions)
+        ratios = (now - before).exp()
+        spread, away = entropy(log_odds).mean(), divergence(now, of_reference).mean()
+        gained = clipped_objective(ratios, gains, recipe.clip).mean()
+        loss = -gained - entropy_weight * spread + recipe.kl_weight * away
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        trained = [each for each in networks.parameters() if each.requires_grad]
+        norm = nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm)
+        optimiser.step()
+        found = {
+            "loss": loss.item(),
+            "entropy": spread.item(),
+            "kl": away.item(),
+            "clipped_share": float(((ratios - 1).abs() > recipe.clip).float().mean()),
+            "grad_norm": norm.item(),
+        }
+    return found
+
+
+BATCH = 128
+
+
+def warm_start(
+    networks: TwoStageNetworks,
+    environment: TabledEnvironment,
+    recipe: RewardRecipe,
+    teacher: Teacher,
+    steps: int,
+    learning_rate: float,
+    generator: torch.Generator,
+) -> list[float]:
+    """Cross-entropy of tier, top-k and blocks with the teacher's best choice; returns the loss of each step.
+
+    Pauses are drawn evenly among those behind which the best number of blocks is still possible, and are not taught.
+    """
+    optimiser = torch.optim.Adam([each for each in networks.parameters() if each.requires_grad], lr=learning_rate)
+    trained = environment.trained_choices(recipe, teacher)
+    losses = []
+    for _ in range(steps):
+        budgeted = environment.draw(BATCH, generator)
+        tiers, top_ks, blocks = trained[budgeted.samples, budgeted.levels].unbind(dim=1)
+        pauses = drawn(networks.possible[:, blocks].T.float().log(), generator)
+        states = environment.states(budgeted, tiers, pauses)
+        tier_odds, _, top_k_odds, block_odds = networks.log_odds(
+            environment.tables.prompts[budgeted.samples],
+            budgeted.budgets_s,
+            states,
+            torch.stack([tiers, pauses], dim=1),
+        )
+        pairs = ((tier_odds, tiers), (top_k_odds, top_ks), (block_odds, blocks))
+        loss = torch.stack([nn.functional.nll_loss(odds, wanted) for odds, wanted in pairs]).sum()
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,241 @@
+"""In: flags; out: the environment to train on, networks that fit it, and samples that are held out."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.progress import sample_lines
+from experiment_core_utils.sweep.plan import max_new_tokens_of
+from experiment_core_utils.tasks.registry import get_metric
+from experiments.controller.evaluation.replay import spread_budgets
+from experiments.controller.knob_choices import published_space
+from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
+from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.provenance import (
+    knob_differences,
+    refuse_other_model,
+    refuse_other_source,
+    refuse_other_weights,
+    split_caveats,
+)
+from experiments.controller.running.live import prepare_requests
+from experiments.controller.running.loaded_molmoe import find_molmoe, load_model
+from experiments.controller.training.environment import Environment
+from experiments.controller.training.grpo import warm_start
+from experiments.controller.training.live_environment import LiveEnvironment, check_scored, measured_range
+from experiments.controller.training.recorded_states import (
+    STATES,
+    RecordedStates,
+    lacking_lines,
+    load_states,
+    record_states,
+    without_states,
+)
+from experiments.controller.training.replay_environment import grid_space, replay_environment, usable
+from experiments.controller.training.run import CHECKPOINT, TrainingPlan, load_networks, stored_environment
+from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
+
+SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Loaded and measured, before the first update.
+
+    Attributes:
+        held_out: other pictures than those trained on; None where there are no tables of any.
+        caption: of the curves.
+        left_out: "task id" of each sample that was requested and is not trained or evaluated on -> why.
+    """
+
+    networks: TwoStageNetworks
+    environment: Environment
+    held_out: TabledEnvironment | None
+    caption: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def teach(self, plan: TrainingPlan) -> list[float]:
+        """The warm start that the plan asks for; its losses, none without one.
+
+        Raises:
+            ConfigurationError: there are no tables to teach from.
+        """
+        if plan.warm_start is None:
+            return []
+        if not isinstance(self.environment, TabledEnvironment):
+            raise ConfigurationError("--warm_start needs tables; train on a replay first, then --init_from that")
+        self.networks.budget.requires_grad_(not self.environment.budget_token_is_fixed)
+        generator = torch.Generator().manual_seed(plan.seed + 1)
+        return warm_start(
+            self.networks,
+            self.environment,
+            plan.reward,
+            plan.warm_start["teacher"],
+            plan.warm_start["steps"],
+            plan.grpo.learning_rate,
+            generator,
+        )
+
+
+def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
+    """The environment that the flags ask for.
+
+    Raises:
+        ConfigurationError, ResultsError: flags, files or model do not allow it.
+    """
+    if given.environment == "synthetic":
+        unwanted = [
+            *(["--grid"] if given.grid is not None else []),
+            *(["--init_from"] if given.init_from else []),
+            *rest[:1],
+        ]
+        if unwanted:
+            raise ConfigurationError(
+                f"--environment synthetic takes no grid, model or task; drop {', '.join(unwanted)}"
+            )
+        environment = synthetic_environment(SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS, seed=0)
+        networks = TwoStageNetworks(environment.space, environment.hidden_size, 1.0, plan.seed)
+        return TrainingJob(
+            networks, environment, None, f"synthetic environment  ·  trained on {SYNTHETIC_SAMPLES} samples"
+        )
+    if (given.grid is None) == (given.environment == "replay"):
+        raise ConfigurationError("--grid RESULTS goes with --environment replay, which needs it")
+    return _replay(given, rest, plan) if given.environment == "replay" else _live(given, rest, plan)
+
+
+def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
+    grid = load_grid(given.grid)
+    train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
+    path = given.states or given.controller_dir / STATES.usual_name
+    if path.exists():
+        parse_config(rest)
+        states, networks = _recorded(given, plan, grid, path)
+    else:
+        states, networks = _record(given, rest, plan, grid, train_part)
+        states.save(path)
+    left_out = without_states(states, grid.tasks, grid.sample_ids)
+    for line in [*lacking_lines(left_out, len(grid)), *split_caveats(grid, states.splits)]:
+        print(f"caveat: {line}", file=sys.stderr)
+    environment = replay_environment(train_part, states)
+    held_out = replay_environment(held_part, states)
+    # Updates on tables are small: the host is fastest.
+    caption = f"trained on a replay of:  {usable(train_part, states).caption}"
+    return TrainingJob(networks.cpu(), environment, held_out, caption, left_out)
+
+
+def _recorded(
+    given: argparse.Namespace, plan: TrainingPlan, grid: MeasuredGrid, path: Path
+) -> tuple[RecordedStates, TwoStageNetworks]:
+    """The states of a file that is there, and networks with their budget token."""
+    states = load_states(path)
+    if len(states.budgets_s) != given.num_budgets:
+        raise ConfigurationError(
+            f"{path} contains states for {len(states.budgets_s)} budgets, and --num_budgets is {given.num_budgets}; "
+            f"give --num_budgets {len(states.budgets_s)}, or another file of --states"
+        )
+    refuse_other_source(grid, states.splits or {}, states.model["name"], path)
+    knobs = states.space.knobs
+    differing = knob_differences(knobs, grid_space(grid, knobs.num_total_blocks, knobs.first_top_k))
+    if differing:
+        raise ConfigurationError(
+            f"{path} contains states for other knobs than the grid's ({differing}); delete it, so that they are "
+            f"recorded "
+            "again, or give another file as --states"
+        )
+    if given.init_from is None:
+        networks = TwoStageNetworks(states.space, states.prompts.shape[1], 1.0, plan.seed)
+        networks.budget.load_state_dict(dict(states.budget))
+        return states, networks
+    refuse_other_weights(given.init_from, path, states.model)
+    return states, _started(given.init_from, path, states)
+
+
+def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNetworks:
+    """A checkpoint's networks; raises ConfigurationError where the states are not for them."""
+    networks = load_networks(init_from)
+    own = networks.budget.state_dict()
+    differing = knob_differences(states.space.knobs, networks.space.knobs)
+    if not differing and networks.space != states.space:
+        differing = "pauses, or what is possible after them"
+    if not differing and any(not torch.equal(own[name], states.budget[name]) for name in own):
+        differing = "the budget token"
+    if differing:
+        raise ConfigurationError(
+            f"{path} was recorded for other networks than those of {init_from} ({differing}); give the states of its "
+            f"training as --states, or delete {path}, so that they are recorded again"
+        )
+    return networks
+
+
+def _record(
+    given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan, grid: MeasuredGrid, train_part: MeasuredGrid
+) -> tuple[RecordedStates, TwoStageNetworks]:
+    """All that can be refused is, before weights are read and states recorded."""
+    config = parse_config(rest)
+    source = find_molmoe(config)
+    limits = source.limits
+    assert limits.default_top_k is not None
+    knobs = grid_space(train_part, limits.num_total_blocks, limits.default_top_k)
+    refuse_other_model(grid, source.name, "the states", "give the grid's as --model_path")
+    if given.init_from is not None:
+        differing = knob_differences(load_networks(given.init_from).space.knobs, knobs)
+        if differing:
+            raise ConfigurationError(
+                f"{given.init_from} chooses among other knobs than the grid has ({differing}); give a checkpoint of "
+                "such a grid, or drop --init_from"
+            )
+    tasks = {
+        name: open_task(config.task.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(grid.tasks)
+    }
+    refuse_other_source(grid, {name: task.split for name, task in tasks.items()}, source.name)
+    asked = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
+    loaded = load_model(rest, given.init_from)
+    networks = loaded.networks(knobs, plan.seed, given.init_from)
+    budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
+    progress = sample_lines("recording states", len(asked))
+    return record_states(loaded.model, asked, networks, budgets_s, loaded.described, progress), networks
+
+
+def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
+    loaded = load_model(rest, given.init_from)
+    config, model = loaded.config, loaded.model
+    networks = loaded.networks(published_space(loaded.source.limits), plan.seed, given.init_from)
+    space, task = networks.space, open_task(config.task)
+    requests, failed = prepare_requests(model, task, draw_samples(task, config.task).sample_ids, space.knobs.tiers)
+    if not requests:
+        raise ConfigurationError(f"none of {len(failed)} samples can be used; give others")
+    left_out = {f"{task.name} {at}": why for at, why in failed.items()}
+    if left_out:
+        print(f"caveat: {len(left_out)} of {len(left_out) + len(requests)} samples cannot be used", file=sys.stderr)
+    metric = get_metric(task.metric)
+    # Before the budgets are measured.
+    check_scored(metric, requests)
+    limit = max_new_tokens_of(config.task, task)
+    # A training that goes on is asked at the budgets that it began with.
+    went = stored_environment(given.controller_dir / CHECKPOINT) if given.resume else None
+    if went is not None and went["kind"] == "live":
+        budgets_ms = went["budgets_ms"]
+    else:
+        budgets_ms = [1000 * each for each in measured_range(model, requests, space, loaded.blocks, limit)]
+    low_ms, high_ms = budgets_ms
+    described = {
+        "kind": "live",
+        "task": task.name,
+        "split": task.split,
+        "sample_ids": [each.sample.sample_id for each in requests],
+        "model": loaded.described,
+        "device": str(model.device),
+        "max_new_tokens": limit,
+        "budgets_ms": [low_ms, high_ms],
+    }
+    range_s = low_ms / 1000, high_ms / 1000
+    environment = LiveEnvironment(model, metric, requests, space, loaded.blocks, limit, range_s, described)
+    caption = f"live: {loaded.source.name}, {task.name}, trained on {len(requests)} samples"
+    return TrainingJob(networks, environment, None, caption, left_out)

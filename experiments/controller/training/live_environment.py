@@ -1,0 +1,147 @@
+"""In: a model with samples at hand; out: an environment that runs every ask, batch 1, and measures it directly."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.interface import Answer, Metric, answer_to
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.networks.odds import odds_for
+from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
+from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
+from experiments.controller.running.deciders import Decider, FixedDecider, NetworkDecider
+from experiments.controller.running.live import LiveRequest
+from experiments.controller.training.environment import BudgetedRequests, RollOut
+
+
+class LiveEnvironment:
+    """Latency is `AdaptiveTimes.total_s` of the very run, the time of the networks in it.
+
+    The gradient of the budget token does not go through the model: its first layer learns by stage 1, its second one
+    stays as it began.
+
+    An answer's score does not depend on what else is asked in the same update: see `score_fractions_among`.
+
+    Args:
+        budgets_s: lowest and highest budget; asks are drawn evenly between.
+
+    Raises:
+        ConfigurationError: the metric has no scores for answers to these requests.
+    """
+
+    def __init__(
+        self,
+        model: MolmoeStagedModel,
+        metric: Metric,
+        requests: Sequence[LiveRequest],
+        space: ActionSpace,
+        blocks: BlockChoice,
+        max_new_tokens: int,
+        budgets_s: tuple[float, float],
+        described: dict[str, Any],
+    ) -> None:
+        check_scored(metric, requests)
+        self.space = space
+        self.hidden_size = int(model.model.config.text_config.hidden_size)
+        self.budget_token_is_fixed = False
+        self._model = model
+        self._metric = metric
+        self._requests = tuple(requests)
+        self._blocks = blocks
+        self._limit = max_new_tokens
+        self._budgets_s = budgets_s
+        self._described = described
+
+    def describe(self) -> dict[str, Any]:
+        """See `Environment.describe`."""
+        return dict(self._described)
+
+    def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
+        """See `Environment.draw`."""
+        samples = torch.randint(len(self._requests), (count,), generator=generator)
+        low, high = self._budgets_s
+        budgets = low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
+        return BudgetedRequests(samples, torch.zeros_like(samples), budgets)
+
+    def roll_out(
+        self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
+    ) -> RollOut:
+        """See `Environment.roll_out`; one ask after the other."""
+        decider = NetworkDecider(odds_for(self._model, networks), networks.space, generator)
+        answering = AdaptiveModel(self._model, decider, self._blocks)
+        answering.warm_up([request_of(each, self._limit) for each in self._requests])
+        runs, seen = [], []
+        for place, budget_s in zip(budgeted.samples.tolist(), budgeted.budgets_s.tolist(), strict=True):
+            runs.append(answering.adaptive_generate(request_of(self._requests[place], self._limit), budget_s))
+            seen.append(decider.seen)
+        prompts, states, actions = zip(*seen, strict=True)
+        return RollOut(
+            budgeted=budgeted,
+            prompts=torch.stack(prompts),
+            states=torch.stack(states),
+            actions=torch.tensor(actions),
+            accuracy=self._accuracy(budgeted.samples.tolist(), runs),
+            latency_s=torch.tensor([run.times.total_s for run in runs], dtype=torch.float64),
+        )
+
+    def _accuracy(self, places: Sequence[int], runs: Sequence[AdaptiveRun]) -> torch.Tensor:
+        answers = [answer_to(self._requests[at].sample, run.text) for at, run in zip(places, runs, strict=True)]
+        return torch.tensor(score_fractions_among(self._metric, self._requests, answers), dtype=torch.float64)
+
+
+def score_fractions_among(metric: Metric, requests: Sequence[LiveRequest], answers: Sequence[Answer]) -> list[float]:
+    """Each answer's score as a share of the metric's best, as it is among answers to all of the requests.
+
+    A metric that judges answers together, `cider_score`, takes its document frequencies from the references of all
+    pictures that it is given. Empty answers to all requests stand beside the answers, so that these are always the
+    references of the same pictures, whichever of them were asked.
+
+    Raises:
+        ConfigurationError: the metric has no score for them (CIDEr of fewer than two pictures).
+    """
+    beside = [] if metric.scores_each_answer else [answer_to(each.sample, "") for each in requests]
+    values = [score.value for score in metric.score([*answers, *beside]).scores[: len(answers)]]
+    known = [value / metric.best for value in values if value is not None]
+    if len(known) < len(values):
+        pictures = len({each.sample.image_id for each in requests})
+        raise ConfigurationError(
+            f"{metric.name} has no scores for {len(requests)} samples of {pictures} picture{'s' * (pictures != 1)}; "
+            "give samples of more pictures (--num_samples)"
+        )
+    return known
+
+
+def check_scored(metric: Metric, requests: Sequence[LiveRequest]) -> None:
+    """Raises ConfigurationError where answers to these requests have no scores, before any of them is run."""
+    score_fractions_among(metric, requests, [answer_to(each.sample, "") for each in requests])
+
+
+def request_of(request: LiveRequest, max_new_tokens: int) -> AdaptiveRequest:
+    """A prepared sample as adaptive inference takes it."""
+    return AdaptiveRequest(request.sample, request.prompt, max_new_tokens, request.prepared)
+
+
+def measured_range(
+    model: MolmoeStagedModel,
+    requests: Sequence[LiveRequest],
+    space: ActionSpace,
+    blocks: BlockChoice,
+    max_new_tokens: int,
+) -> tuple[float, float]:
+    """From the median time at the lowest values of all knobs to the 95th percentile at the highest ones, in seconds."""
+    knobs = space.knobs
+    lowest = KnobChoice(knobs.tiers[0], knobs.top_ks[0], knobs.block_counts[0])
+    times = []
+    for choice in (lowest, knobs.full):
+        decider: Decider = FixedDecider(choice, 1)
+        answering = AdaptiveModel(model, decider, blocks)
+        asked = [request_of(each, max_new_tokens) for each in requests]
+        answering.warm_up(asked)
+        runs = [answering.adaptive_generate(each, 1.0) for each in asked]
+        times.append([run.times.total_s for run in runs])
+    return float(np.median(times[0])), float(np.percentile(times[1], 95))

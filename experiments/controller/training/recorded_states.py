@@ -1,0 +1,261 @@
+"""In: a frozen model, samples, budgets; out: what both stages would see of each sample, as a file.
+
+What samples of one picture have in common runs once for all of them, tier by tier.
+
+The states behind the pauses hold for the budget token that they were recorded with, so that token is in the file, and a
+training on them leaves it as it is.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from experiment_core_utils.models.hf.requests import check_prompt
+from experiment_core_utils.models.molmoe.eager.paused_prefill import TracedPrefill
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.errors import ResultsError, SampleError
+from experiment_core_utils.primitives.knobs import tier_target
+from experiment_core_utils.primitives.progress import LogLines
+from experiment_core_utils.tasks.interface import Sample, Task
+from experiments.controller.knob_choices import KnobSpace
+from experiments.controller.networks.odds import mean_embedding
+from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
+from experiments.controller.running.adaptive_generation import prompt_ids
+from experiments.controller.training.tensor_file import (
+    FileKind,
+    broken_content_named,
+    read_tensor_file,
+    write_tensor_file,
+)
+
+# Task and sample id.
+SampleKey = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class PictureQuestion:
+    """A sample without its picture, which is read again when it is needed: many do not fit into memory.
+
+    Attributes:
+        text: ids [S] of its prompt on the host, without special tokens.
+    """
+
+    task: Task
+    sample_id: int
+    text: torch.Tensor
+
+    @property
+    def key(self) -> SampleKey:
+        """Task and sample id."""
+        return self.task.name, self.sample_id
+
+    def read(self) -> Sample:
+        """The whole sample; raises SampleError for an unreadable one."""
+        return self.task[self.sample_id]
+
+
+def questions_by_picture(
+    model: MolmoeStagedModel, asked: Sequence[tuple[Task, int]]
+) -> tuple[list[list[PictureQuestion]], dict[SampleKey, str]]:
+    """Each sample once, in the order in which pictures first come; and why samples could not be read.
+
+    A sample without a picture stands alone.
+    """
+    by_picture: dict[str | SampleKey, list[PictureQuestion]] = {}
+    failed: dict[SampleKey, str] = {}
+    for task, sample_id in {(task.name, sample_id): (task, sample_id) for task, sample_id in asked}.values():
+        try:
+            sample = task[sample_id]
+            prompt = task.prompt(sample)
+            check_prompt(prompt)
+        except SampleError as error:
+            failed[task.name, sample_id] = str(error)
+            continue
+        question = PictureQuestion(task, sample_id, prompt_ids(model, prompt))
+        picture = question.key if sample.image is None else picture_digest(sample.image)
+        by_picture.setdefault(picture, []).append(question)
+    return list(by_picture.values()), failed
+
+
+def picture_digest(image: Image.Image) -> str:
+    """The same for the same pixels."""
+    digest = hashlib.sha256(f"{image.mode} {image.size}".encode())
+    digest.update(image.tobytes())
+    return digest.hexdigest()
+
+
+# Most messages name their sample, so that there may be as many as samples.
+REASONS_SHOWN = 3
+
+
+STATES = FileKind("controller_states", 1, "states.pt")
+
+
+# Of one sample: prompt [H], last [T, P, H] and tokens [T, P, L, H].
+_States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RecordedStates:
+    """S samples, T tiers, P pauses, L budgets; all on the host in float32.
+
+    Attributes:
+        keys: (task, sample id) of each sample.
+        prompts: [S, H].
+        last: [S, T, P, H], the prompt's last token.
+        tokens: [S, T, P, L, H], the budget token.
+        budgets_s: [L], float64.
+        budget: weights of the `BudgetToken`.
+        failed: "task id" -> why it could not be used.
+        model: name and digest, so that states of other weights are told apart.
+        splits: task -> the split that its samples are of; None in a file from before splits were kept.
+    """
+
+    keys: tuple[tuple[str, int], ...]
+    prompts: torch.Tensor
+    last: torch.Tensor
+    tokens: torch.Tensor
+    budgets_s: torch.Tensor
+    space: ActionSpace
+    budget: Mapping[str, torch.Tensor]
+    failed: Mapping[str, str]
+    model: Mapping[str, str]
+    splits: Mapping[str, str] | None = None
+
+    def save(self, path: Path) -> None:
+        """Raises ResultsNotSaved where the disk does not take it."""
+        content = {name: getattr(self, name) for name in vars(self) if name != "space"}
+        write_tensor_file(path, STATES, {**content, "space": asdict(self.space)})
+
+
+def load_states(path: Path) -> RecordedStates:
+    """What `RecordedStates.save` wrote; raises ResultsError for anything else."""
+    content = read_tensor_file(path, STATES)
+    with broken_content_named(path, STATES):
+        return RecordedStates(**{**content, "space": space_of(content["space"])})
+
+
+def space_of(content: Mapping[str, Any]) -> ActionSpace:
+    """The action space that `asdict` made a mapping of; raises ResultsError for anything else."""
+    try:
+        return ActionSpace(**{**content, "knobs": KnobSpace(**content["knobs"])})
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"this is not an action space of a controller ({error}); train it again") from error
+
+
+@torch.no_grad()
+def record_states(
+    model: MolmoeStagedModel,
+    asked: Sequence[tuple[Task, int]],
+    networks: TwoStageNetworks,
+    budgets_s: Sequence[float],
+    source: Mapping[str, str],
+    progress: LogLines | None = None,
+) -> RecordedStates:
+    """Run vision and the first blocks at every tier: once for each picture, and behind it each sample's text.
+
+    Args:
+        asked: task and sample id; those that come back are in this order.
+        networks: their budget token is recorded; on the model's device.
+        progress: is told of each sample that is done, failed ones among them.
+
+    Raises:
+        ResultsError: no sample could be used.
+    """
+    budgets = torch.tensor(budgets_s, dtype=torch.float64)
+    recorder = _Recorder(model, networks.space, networks.budget_token(budgets))
+    pictures, failed = questions_by_picture(model, asked)
+    found: dict[SampleKey, _States] = {}
+    if progress is not None:
+        progress.update(len(failed))
+    with model.restored_afterwards():
+        for questions in pictures:
+            seen, refused = recorder.states(questions)
+            found.update(seen)
+            failed.update(refused)
+            if progress is not None:
+                progress.update(len(questions))
+    if not found:
+        raise ResultsError(f"none of {len(asked)} samples could be used: {next(iter(failed.values()), 'none given')}")
+    keys = tuple(key for key in dict.fromkeys((task.name, sample_id) for task, sample_id in asked) if key in found)
+    prompts, last, tokens = (torch.stack(column) for column in zip(*(found[key] for key in keys), strict=True))
+    weights = {name: tensor.cpu() for name, tensor in networks.budget.state_dict().items()}
+    reasons = {f"{task} {sample_id}": reason for (task, sample_id), reason in failed.items()}
+    splits = {task.name: task.split for task, _ in asked}
+    return RecordedStates(keys, prompts, last, tokens, budgets, networks.space, weights, reasons, dict(source), splits)
+
+
+def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Sequence[int]) -> dict[str, str]:
+    """Each of the samples that has no states, as "task id" -> why."""
+    recorded = set(states.keys)
+    return {
+        f"{task} {at}": states.failed.get(f"{task} {at}", "it was not requested when the states were recorded")
+        for task, at in zip(tasks, sample_ids, strict=True)
+        if (task, at) not in recorded
+    }
+
+
+def lacking_lines(lacking: Mapping[str, str], number: int) -> list[str]:
+    """How many of so many samples have no states, and the most frequent reasons; no line where all have some."""
+    if not lacking:
+        return []
+    reasons = Counter(lacking.values()).most_common()
+    known = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_SHOWN])
+    more = f"; and {len(reasons) - REASONS_SHOWN} other reasons" if len(reasons) > REASONS_SHOWN else ""
+    return [f"{len(lacking)} of {number} samples have no states: {known}{more}"]
+
+
+class _Recorder:
+    """What both stages would see of the samples of one picture."""
+
+    def __init__(self, model: MolmoeStagedModel, space: ActionSpace, rows: torch.Tensor) -> None:
+        self._model = model
+        self._space = space
+        self._rows = rows
+        self._places = torch.tensor(space.pauses) - 1
+
+    def states(self, questions: Sequence[PictureQuestion]) -> tuple[dict[SampleKey, _States], dict[SampleKey, str]]:
+        """States of each sample, or why there are none."""
+        try:
+            return dict(zip((each.key for each in questions), self._of_picture(questions), strict=True)), {}
+        except SampleError as error:
+            if len(questions) == 1:
+                return {}, {questions[0].key: str(error)}
+        # One by one: each has its own reason, and a text that is too long is none for the others.
+        found: dict[SampleKey, _States] = {}
+        failed: dict[SampleKey, str] = {}
+        for question in questions:
+            alone, refused = self.states([question])
+            found.update(alone)
+            failed.update(refused)
+        return found, failed
+
+    def _of_picture(self, questions: Sequence[PictureQuestion]) -> list[_States]:
+        """Raises SampleError where one of them cannot be used."""
+        sample = questions[0].read()
+        traced = [self._traced(sample, tier, questions) for tier in self._space.knobs.tiers]
+        return [
+            (
+                mean_embedding(self._model.host_embeddings, question.text),
+                torch.stack([tier[place].last.float().cpu()[self._places] for tier in traced]),
+                torch.stack([tier[place].appended.float().cpu()[self._places] for tier in traced]),
+            )
+            for place, question in enumerate(questions)
+        ]
+
+    def _traced(self, sample: Sample, tier: str, questions: Sequence[PictureQuestion]) -> list[TracedPrefill]:
+        """The sample's picture without its text, and each text behind it."""
+        model = self._model
+        prepared = model.prepare(sample, "", tier_target(tier).crops)
+        for question in questions:
+            model.refuse_longer_prompt(question.key[1], prepared.shape.prompt_tokens + len(question.text))
+        inputs = model.to_device(prepared.inputs)
+        texts = [question.text.to(model.device) for question in questions]
+        features = model.encode_image(inputs)
+        return model.prompt_traces.trace(inputs["input_ids"], features, texts, self._space.pauses[-1], self._rows)

@@ -1,0 +1,88 @@
+"""In: a full measured grid and recorded states of its samples; out: an environment that replays them.
+
+What the grid measured ran at one top-k in all blocks after the first. An adaptive run behind a pause of more than one
+block has run the others before it with the model's own top-k; that difference is not in the replay, nor is the time of
+the networks themselves.
+"""
+
+from itertools import product
+
+import numpy as np
+import torch
+
+from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.knobs import TIERS
+from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.training.recorded_states import RecordedStates
+from experiments.controller.training.tabled_environment import TabledEnvironment, Tables
+
+
+def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> KnobSpace:
+    """The values of the knobs that the grid has; raises ResultsError where combinations of them are missing."""
+    tiers = tuple(tier for tier in TIERS if any(choice.tier == tier for choice in grid.choices))
+    top_ks = tuple(sorted({choice.top_k for choice in grid.choices}))
+    counts = tuple(sorted({choice.num_active_blocks for choice in grid.choices}))
+    missing = {KnobChoice(*values) for values in product(tiers, top_ks, counts)} - set(grid.choices)
+    if missing:
+        names = ", ".join(sorted(choice.key for choice in missing)[:3])
+        raise ResultsError(
+            f"the grid lacks {len(missing)} combinations of its own values, such as {names}; profile them too"
+        )
+    return KnobSpace(tiers, top_ks, counts, num_total_blocks, first_top_k)
+
+
+def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:
+    """[N], which requests of the grid have states."""
+    recorded = set(states.keys)
+    return np.array([key in recorded for key in zip(grid.tasks, grid.sample_ids, strict=True)], dtype=bool)
+
+
+def usable(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
+    """The samples that have a score and a time at every choice, and states; raises ResultsError for none."""
+    whole = grid.complete()
+    used = whole.take(has_states(whole, states))
+    if not len(used):
+        raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
+    return used
+
+
+def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvironment:
+    """The usable samples.
+
+    Raises:
+        ResultsError: there are none, or the states are of other knobs than the grid.
+    """
+    knobs = states.space.knobs
+    if grid_space(grid, knobs.num_total_blocks, knobs.first_top_k) != knobs:
+        raise ResultsError("the states were recorded for other values of the knobs than the grid's; record them again")
+    used = usable(grid, states)
+    recorded = {key: place for place, key in enumerate(states.keys)}
+    places = torch.tensor([recorded[key] for key in zip(used.tasks, used.sample_ids, strict=True)])
+    tiers, _, top_ks, counts = states.space.sizes
+    shape = len(used), tiers, top_ks, counts
+    tables = Tables(
+        prompts=states.prompts[places],
+        last=states.last[places],
+        tokens=states.tokens[places],
+        budgets_s=states.budgets_s,
+        accuracy=torch.tensor(used.shares.T.reshape(shape)),
+        latency_s=torch.tensor(used.total_s.T.reshape(shape)),
+    )
+    described = {
+        "kind": "replay",
+        "tasks": sorted(set(used.tasks)),
+        "num_samples": len(used),
+        "samples": {
+            task: fingerprint_of_ids([at for name, at in zip(used.tasks, used.sample_ids, strict=True) if name == task])
+            for task in sorted(set(used.tasks))
+        },
+        "budgets_ms": [1000 * float(budget) for budget in states.budgets_s],
+        "model": dict(states.model),
+        # Absent of older states, so that a training on them still goes on.
+        **({} if states.splits is None else {"splits": {task: states.splits[task] for task in set(used.tasks)}}),
+        "mean_latency_ms": 1000 * float(used.total_s.mean()),
+        "mean_accuracy": float(used.shares.mean()),
+    }
+    return TabledEnvironment(states.space, tables, described, budget_token_is_fixed=True)

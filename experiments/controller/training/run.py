@@ -1,0 +1,207 @@
+"""In: an environment, recipes, a folder; out: trained networks, their curves and checkpoints to go on from.
+
+On one machine the same seed gives the same networks, up to rounding, where the environment gives the same latencies,
+in one go or with stops in between.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.training.environment import Environment, RewardRecipe, rewards
+from experiments.controller.training.grpo import GrpoRecipe, update
+from experiments.controller.training.recorded_states import space_of
+from experiments.controller.training.tensor_file import (
+    FileKind,
+    broken_content_named,
+    read_tensor_file,
+    write_tensor_file,
+)
+
+CHECKPOINT = "checkpoint.pt"
+
+
+TRAINING = FileKind("controller_training", 1, CHECKPOINT)
+
+
+# What a training began from; of one that began from a checkpoint see `start_of`.
+DRAWN: Mapping[str, Any] = {"kind": "drawn"}
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """All that decides what comes out, beside the environment.
+
+    Attributes:
+        seed: of the initial weights, of asks and of draws.
+        warm_start: how the networks were taught before; None for not at all.
+    """
+
+    grpo: GrpoRecipe
+    reward: RewardRecipe
+    updates: int
+    seed: int
+    warm_start: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_within("--updates", self.updates, 1, MOST_TIMES)
+
+
+class TrainingRun:
+    """One training.
+
+    Args:
+        networks: as they are to start; trained in place.
+        start: where they are from, by `start_of`; kept in the checkpoint.
+
+    Attributes:
+        rows: one for each update done: `update`, `reward`, `accuracy`, `latency_ms`, `violation_rate` (means over its
+            roll-outs, drawn, not the likeliest), `advantage_groups` (share of groups whose rewards differ) and what
+            `grpo.update` returns.
+    """
+
+    def __init__(
+        self,
+        networks: TwoStageNetworks,
+        environment: Environment,
+        plan: TrainingPlan,
+        start: Mapping[str, Any] = DRAWN,
+    ) -> None:
+        self.networks = networks
+        self.environment = environment
+        self.plan = plan
+        self._start: Mapping[str, Any] | None = start
+        networks.budget.requires_grad_(not environment.budget_token_is_fixed)
+        self._reference = copy.deepcopy(networks).requires_grad_(False)
+        trained = [each for each in networks.parameters() if each.requires_grad]
+        self._optimiser = torch.optim.Adam(trained, lr=plan.grpo.learning_rate)
+        self._generator = torch.Generator().manual_seed(plan.seed)
+        self.rows: list[dict[str, float]] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """All updates are done."""
+        return len(self.rows) >= self.plan.updates
+
+    def step(self) -> dict[str, float]:
+        """One update; returns its row."""
+        recipe = self.plan.grpo
+        budgeted = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
+        rolled = self.environment.roll_out(self.networks, budgeted, self._generator)
+        gained = rewards(self.plan.reward, rolled.accuracy, rolled.latency_s, budgeted.budgets_s)
+        left = 1.0 - len(self.rows) / self.plan.updates
+        found = update(
+            self.networks, self._reference, self._optimiser, rolled, gained, recipe, recipe.entropy_weight * left
+        )
+        groups = gained.view(-1, recipe.group_size)
+        row = {
+            "update": len(self.rows) + 1,
+            "reward": float(gained.mean()),
+            "accuracy": float(rolled.accuracy.mean()),
+            "latency_ms": 1000 * float(rolled.latency_s.mean()),
+            "violation_rate": float((rolled.latency_s > budgeted.budgets_s).double().mean()),
+            "advantage_groups": float((groups.amax(dim=1) > groups.amin(dim=1)).double().mean()),
+            **found,
+        }
+        self.rows.append(row)
+        return row
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint whole or not at all; raises ResultsNotSaved where the disk does not take it."""
+        content = {
+            "plan": asdict(self.plan),
+            "environment": self.environment.describe(),
+            "start": self._start,
+            "space": asdict(self.environment.space),
+            "hidden_size": self.networks.hidden_size,
+            "networks": self.networks.state_dict(),
+            "reference": self._reference.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+            "rows": self.rows,
+        }
+        write_tensor_file(path, TRAINING, content)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint of this very training.
+
+        Raises:
+            ConfigurationError: it is of another plan or environment.
+            ResultsError: it is not a checkpoint.
+        """
+        content = read_tensor_file(path, TRAINING)
+        with broken_content_named(path, TRAINING):
+            self._go_on_from(content, path)
+
+    def _go_on_from(self, content: Mapping[str, Any], path: Path) -> None:
+        for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):
+            if content[name] != own:
+                differing = sorted(key for key in own if content[name].get(key) != own[key]) or sorted(content[name])
+                raise ConfigurationError(
+                    f"{path} is of a training with another {name} ({', '.join(differing)}); give the same flags, or "
+                    "another --controller_dir"
+                )
+        self.networks.load_state_dict(content["networks"])
+        self._reference.load_state_dict(content["reference"])
+        self._optimiser.load_state_dict(content["optimiser"])
+        self._generator.set_state(content["generator"])
+        # None in a checkpoint from before starts were kept.
+        self._start = content.get("start")
+        self.rows = content["rows"]
+
+
+def stored_environment(path: Path) -> Mapping[str, Any] | None:
+    """What the environment of a checkpoint said of itself; None without a file, ResultsError for any other file."""
+    if not path.exists():
+        return None
+    content = read_tensor_file(path, TRAINING)
+    with broken_content_named(path, TRAINING):
+        environment: Mapping[str, Any] = content["environment"]
+    return environment
+
+
+def start_of(init_from: Path | None) -> Mapping[str, Any]:
+    """What a training keeps of its start: that its networks were drawn, or what the checkpoint that they are from says
+    of its environment and of its own start (None where it does not say).
+
+    Raises:
+        ResultsError: the file is not a checkpoint.
+    """
+    if init_from is None:
+        return DRAWN
+    content = read_tensor_file(init_from, TRAINING)
+    with broken_content_named(init_from, TRAINING):
+        return {"kind": "checkpoint", "environment": content["environment"], "start": content.get("start")}
+
+
+def earlier_trainings(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
+    """What the environments of all trainings of a checkpoint's networks said of themselves, the last one first, and
+    whether these are all: a checkpoint from before starts were kept does not tell.
+
+    Raises:
+        ResultsError: the file is not a checkpoint.
+    """
+    content = read_tensor_file(path, TRAINING)
+    with broken_content_named(path, TRAINING):
+        found, start = [content["environment"]], content.get("start")
+        while start is not None and start["kind"] == "checkpoint":
+            found.append(start["environment"])
+            start = start["start"]
+        # A synthetic training takes no other networks to start from.
+        return found, start is not None or found[-1]["kind"] == "synthetic"
+
+
+def load_networks(path: Path) -> TwoStageNetworks:
+    """The networks of a checkpoint, on the host; raises ResultsError for any other file."""
+    content = read_tensor_file(path, TRAINING)
+    with broken_content_named(path, TRAINING):
+        networks = TwoStageNetworks(space_of(content["space"]), content["hidden_size"], 1.0, seed=0)
+        networks.load_state_dict(content["networks"])
+    return networks

@@ -1,0 +1,174 @@
+"""In: a finished training; out: what its networks choose on all asks, against tables and the best per sample."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from experiment_core_utils.meters.host_facts import command_line
+from experiment_core_utils.primitives.csv_tables import csv_of_rows
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiments.analyses.charts.style import BLUE, LIGHT_GREY, new_figure, save_figure, styled
+from experiments.controller.training.environment import BudgetedRequests, RewardRecipe, rewards
+from experiments.controller.training.jobs import TrainingJob
+from experiments.controller.training.run import TrainingRun
+from experiments.controller.training.tabled_environment import TabledEnvironment
+
+
+def summary_of(job: TrainingJob, run: TrainingRun, spent: Mapping[str, float]) -> dict[str, Any]:
+    """The content of training.json; `parts` is empty for an environment without tables."""
+    parts = []
+    environment, recipe = job.environment, run.plan.reward
+    if isinstance(environment, TabledEnvironment):
+        for name, tabled in (("trained", environment), ("held_out", job.held_out)):
+            if tabled is not None:
+                parts += [{"part": name, **row} for row in policies_on(tabled, environment, run, recipe)]
+    return {
+        "schema_version": 1,
+        "kind": "controller_training_summary",
+        "command": command_line(),
+        "plan": asdict(run.plan),
+        "environment": environment.describe(),
+        "space": asdict(environment.space),
+        "num_parameters": sum(each.numel() for each in run.networks.parameters()),
+        "budget_token_is_fixed": environment.budget_token_is_fixed,
+        "spent": dict(spent),
+        "left_out": dict(job.left_out),
+        "parts": parts,
+    }
+
+
+def policies_on(
+    tabled: TabledEnvironment, trained_on: TabledEnvironment, run: TrainingRun, recipe: RewardRecipe
+) -> list[dict[str, Any]]:
+    """Every sample at every budget: the networks' likeliest choices, the table by budget and the best for similar
+    prompts of the samples trained on, and each sample's best, which no policy can know."""
+    budgeted = tabled.every_ask()
+    chosen = {
+        "two_stage": tabled.roll_out(run.networks, budgeted, None).actions[:, [0, 2, 3]],
+        "per_budget": trained_on.trained_choices(recipe, "per_budget")[0, budgeted.levels],
+        "per_neighbours": trained_on.best_for_prompts(tabled.tables.prompts, recipe)[budgeted.samples, budgeted.levels],
+        "per_sample": tabled.trained_choices(recipe, "per_sample")[budgeted.samples, budgeted.levels],
+    }
+    return [{"policy": name, **_figures(tabled, budgeted, choices, recipe)} for name, choices in chosen.items()]
+
+
+def _figures(
+    tabled: TabledEnvironment, budgeted: BudgetedRequests, choices: torch.Tensor, recipe: RewardRecipe
+) -> dict[str, float]:
+    """Means over the asks of the choices [B, 3]; `violation_rate_possible` over those that some choice can meet."""
+    at = (budgeted.samples, *choices.unbind(dim=1))
+    accuracy, latency_s = tabled.tables.accuracy[at], tabled.tables.latency_s[at]
+    over = (latency_s > budgeted.budgets_s).double()
+    could = tabled.tables.latency_s[budgeted.samples].flatten(1).amin(dim=1) <= budgeted.budgets_s
+    return {
+        "reward": float(rewards(recipe, accuracy, latency_s, budgeted.budgets_s).mean()),
+        "accuracy": float(accuracy.mean()),
+        "accuracy_in_time": float((accuracy * (1 - over)).mean()),
+        "latency_ms": 1000 * float(latency_s.mean()),
+        "violation_rate": float(over.mean()),
+        "violation_rate_possible": float(over[could].mean()),
+    }
+
+
+NAME = "learning_curves"
+
+
+COLUMNS = (
+    "update",
+    "reward",
+    "accuracy",
+    "latency_ms",
+    "violation_rate",
+    "advantage_groups",
+    "loss",
+    "entropy",
+    "kl",
+    "clipped_share",
+    "grad_norm",
+)
+
+
+DRAWN = {"reward": "reward", "accuracy": "accuracy (fraction of best)", "latency_ms": "latency in ms",
+         "violation_rate": "fraction over the budget"}  # fmt: skip
+
+
+# Updates that a drawn mean is over.
+WINDOW = 20
+
+
+Rows = Sequence[Mapping[str, float]]
+
+
+def write_curves(rows: Rows, folder: Path, caption: str) -> None:
+    """Write learning_curves.csv, .png and .svg into the folder; raises ResultsNotSaved where the disk refuses."""
+    write_text_atomically(csv_of_rows(rows, COLUMNS), folder / f"{NAME}.csv")
+    save_figure(draw_curves(rows, caption), folder, NAME)
+
+
+def draw_curves(rows: Rows, caption: str) -> Figure:
+    """Reward, accuracy, latency and violations over the updates: each update, and the mean of the last WINDOW ones."""
+    figure = new_figure(8.0, 5.2, caption)
+    updates = [row["update"] for row in rows]
+    with styled():
+        axes = figure.subplots(2, 2, sharex=True)
+        for place, (axis, (name, label)) in enumerate(zip(axes.flat, DRAWN.items(), strict=True)):
+            values = [row[name] for row in rows]
+            axis.plot(updates, values, color=LIGHT_GREY, linewidth=0.8, label="an update")
+            axis.plot(updates, running_means(values, WINDOW), color=BLUE, label=f"mean of the last {WINDOW}")
+            axis.set_title(label)
+            if place >= 2:
+                axis.set_xlabel("update")
+        axes[0, 0].legend()
+    return figure
+
+
+def running_means(values: Sequence[float], window: int) -> np.ndarray:
+    """Mean of each value with the up to `window` - 1 ones before it."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+
+
+def summary_writer() -> Any:
+    """The class that writes for TensorBoard; raises ConfigurationError without the package."""
+    try:
+        # Optional: nobody else needs it.
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigurationError(
+            "--tensorboard needs the package tensorboard; install it, or leave the flag out"
+        ) from error
+    return SummaryWriter
+
+
+class TensorboardCurves:
+    """The columns of learning_curves.csv over the updates, in `folder`/tensorboard.
+
+    A training that goes on takes back what is there and writes all of its rows anew: what ran after its last checkpoint
+    is not in them, and some may have been trained without TensorBoard.
+
+    Args:
+        writer: what `summary_writer` gave.
+    """
+
+    def __init__(self, writer: Any, folder: Path, rows: Rows) -> None:
+        self._writer = writer(str(folder / "tensorboard"), purge_step=1)
+        for row in rows:
+            self.add(row)
+        self.flush()
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """One update."""
+        for name in COLUMNS[1:]:
+            self._writer.add_scalar(name, row[name], int(row["update"]))
+
+    def flush(self) -> None:
+        """Whatever was added is in the file."""
+        self._writer.flush()

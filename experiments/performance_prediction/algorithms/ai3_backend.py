@@ -1,0 +1,42 @@
+"""In: an algorithm and a convolution on the CPU; out: the same by the ai3 library. The one file that imports ai3.
+
+ai3 (on PyPI: aithree) copies every tensor of a GPU to the host and back, names algorithms in its GPU builds that it
+does not run, and ends the process where CUDA fails: it is a second engine for two algorithms on the CPU, and no more.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from ai3 import swap_torch  # noqa: F401 - registers torch.ops.ai3.conv2d
+from torch import Tensor
+
+from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
+
+# What ai3 runs on the CPU, by the project's names; smm is its im2col and matrix product.
+AI3_NAMES: Mapping[AlgorithmName, str] = {"direct": "direct", "gemm": "smm"}
+
+
+_ZEROS = 0
+
+
+def refusal(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
+    """None where ai3 covers this convolution in float32 or float64; else the reason, to stand after its name."""
+    if algorithm not in AI3_NAMES:
+        return f"is not in ai3 on the CPU; {' and '.join(AI3_NAMES)} are"
+    return f"takes 1 group in ai3, this has {shape.groups}" if shape.groups != 1 else None
+
+
+def convolve(algorithm: AlgorithmName, shape: ConvShape, given: Tensor, weight: Tensor) -> Tensor:
+    """Contiguous input [N,C,H,W] and weight [K,C,R,S] to output [N,K,Ho,Wo]; no gradient."""
+    # It reads bare addresses, so that any other layout would give wrong numbers.
+    steps = (*shape.padding, *shape.stride, *shape.dilation)
+    output: Tensor = torch.ops.ai3.conv2d(
+        given.detach().contiguous(),
+        weight.detach().contiguous(),
+        None,
+        *steps,
+        _ZEROS,
+        shape.groups,
+        AI3_NAMES[algorithm],
+    )
+    return output

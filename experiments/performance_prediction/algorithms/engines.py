@@ -1,0 +1,155 @@
+"""In: an algorithm, a convolution and where it shall run; out: the prepared convolution, or the reason against it.
+
+On the CPU an algorithm is plain torch operations, or ai3's on request. On a GPU it is cuDNN's, and where cuDNN does not
+grant `direct` or `winograd`, the project's own kernel. No algorithm ever stands for another, except that `guess` stands
+for a choice.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+
+from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.performance_prediction.algorithms.convolution import (
+    AlgorithmName,
+    AlgorithmRefused,
+    ConvShape,
+    Precision,
+    PreparedConvolution,
+)
+from experiments.performance_prediction.algorithms.cudnn import prepare_cudnn
+from experiments.performance_prediction.algorithms.cudnn_library import loaded_cudnn
+from experiments.performance_prediction.algorithms.on_cpu import CPU_ALGORITHMS, supports, torch_choice
+
+Backend = Literal["own", "ai3"]
+
+
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+
+# Algorithms with a kernel of the project's own, for GPUs on which cuDNN does not grant them.
+OWN_KERNELS: tuple[AlgorithmName, ...] = ("direct", "winograd")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where convolutions run, and in what numbers.
+
+    Attributes:
+        device: the CPU, or a GPU with its index.
+        dtype: of input, weight and output.
+        precision: on the CPU always `fma`.
+        backend: `ai3` in place of the project's own operations, on the CPU only.
+
+    Raises:
+        ConfigurationError: what does not go together.
+    """
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    precision: Precision = "fma"
+    backend: Backend = "own"
+
+    def __post_init__(self) -> None:
+        if self.device.type == "cpu":
+            if self.dtype not in (torch.float32, torch.float64) or self.precision != "fma":
+                raise ConfigurationError(
+                    f"{self.dtype} with precision {self.precision} does not run on the CPU; float32 with fma does"
+                )
+            return
+        if self.device.type != "cuda" or self.device.index is None:
+            raise ConfigurationError(f"device {self.device} is not covered; take cpu or a GPU with its index")
+        if self.backend != "own":
+            raise ConfigurationError(f"backend {self.backend} runs on the CPU only; take --device cpu or backend own")
+
+
+def prepare(algorithm: AlgorithmName, shape: ConvShape, placement: Placement) -> PreparedConvolution:
+    """The convolution by this algorithm. On a GPU it has run once when this returns.
+
+    Raises:
+        AlgorithmRefused: the algorithm does not cover it there.
+        OutOfMemory: no memory for input, output and workspace.
+        CudnnFailed: cuDNN broke off.
+        ConfigurationError: no cuDNN that works, or ai3 is not installed.
+    """
+    if placement.backend == "ai3" and algorithm not in ("torch", "guess"):
+        return _prepare_ai3(algorithm, shape)
+    if algorithm == "torch":
+        return PreparedConvolution(shape, algorithm, "torch", "torch", None, partial(torch_choice, shape=shape))
+    if placement.device.type == "cpu":
+        return _prepare_operations(algorithm, shape)
+    library = loaded_cudnn()
+    try:
+        return prepare_cudnn(library, algorithm, shape, placement.dtype, placement.precision, placement.device)
+    except AlgorithmRefused as refused:
+        return _prepare_triton(algorithm, shape, placement, refused)
+
+
+def _prepare_operations(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
+    reason = supports(algorithm, shape)
+    if reason is not None:
+        raise AlgorithmRefused(f"{algorithm} {reason}")
+    run = partial(CPU_ALGORITHMS[algorithm], shape=shape)
+    if algorithm == "guess":
+        return PreparedConvolution(shape, algorithm, "torch", "torch", None, run)
+    return PreparedConvolution(shape, algorithm, algorithm, "operations", None, run)
+
+
+def _prepare_ai3(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
+    try:
+        from experiments.performance_prediction.algorithms import ai3_backend
+    except ImportError as error:
+        raise ConfigurationError(
+            f"backend ai3 needs the package ai3 (pip install aithree), or take backend own: {error}"
+        ) from error
+    reason = ai3_backend.refusal(algorithm, shape)
+    if reason is not None:
+        raise AlgorithmRefused(f"{algorithm} {reason}")
+    run = partial(ai3_backend.convolve, algorithm, shape)
+    return PreparedConvolution(shape, algorithm, algorithm, "ai3", None, run)
+
+
+def _prepare_triton(
+    algorithm: AlgorithmName, shape: ConvShape, placement: Placement, refused: AlgorithmRefused
+) -> PreparedConvolution:
+    """The project's own kernel of an algorithm that cuDNN has refused; the refusal again for one without a kernel."""
+    if algorithm not in OWN_KERNELS:
+        raise refused
+    try:
+        from experiments.performance_prediction.algorithms import triton_direct, triton_winograd
+    except ImportError as error:
+        raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
+    direct = algorithm == "direct"
+    reason = triton_direct.refusal(shape) if direct else triton_winograd.refusal(shape)
+    if reason is not None:
+        raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
+    run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)
+    with out_of_memory_named():
+        given = torch.zeros(shape.input_shape, dtype=placement.dtype, device=placement.device)
+        weight = torch.zeros(shape.weight_shape, dtype=placement.dtype, device=placement.device)
+        run(given, weight)
+        synchronize(placement.device)
+    # Winograd's transformed weight: 16 float32 for each kernel of 3x3.
+    workspace = 0 if direct else 16 * 4 * shape.out_channels * shape.weight_shape[1]
+    return PreparedConvolution(shape, algorithm, algorithm, "triton", workspace, run)
+
+
+@contextmanager
+def torch_precision(precision: Precision) -> Iterator[None]:
+    """Inside, torch's own convolutions and matrix products on a GPU use TF32 for `tf32` only; for the whole process."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    _allow_tf32(precision == "tf32", precision == "tf32")
+    try:
+        yield
+    finally:
+        _allow_tf32(*before)
+
+
+def _allow_tf32(convolutions: bool, products: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.backends.cuda.matmul.allow_tf32 = products

@@ -1,0 +1,222 @@
+"""In: measurements on one device; out: predictions of any layer, and of whole networks, there. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
+from experiments.performance_prediction.algorithms.support import FALLBACK
+from experiments.performance_prediction.prediction.layer_latency import (
+    LEAST_SHAPES,
+    LayerLatency,
+    PredictedLatency,
+    seconds_by_shape,
+)
+from experiments.performance_prediction.prediction.measurements import Measurements
+from experiments.performance_prediction.prediction.operations import NetworkOperations, network_operations
+from experiments.performance_prediction.prediction.support import Support, SupportRules, observed
+from experiments.performance_prediction.prediction.whole import (
+    ConvolutionWork,
+    EnergyModel,
+    HostModel,
+    RestModel,
+    fit_energy,
+    fit_host,
+    fit_rest,
+)
+
+
+@dataclass(frozen=True)
+class PredictedLayer:
+    """One convolution.
+
+    Attributes:
+        asked: the algorithm that was requested, or that a mix chose.
+        runs: the same, or `guess` where it is not expected to be granted.
+        support: why.
+        energy_j: None where energy was not fitted.
+    """
+
+    layer: str
+    shape: ConvShape
+    asked: AlgorithmName
+    runs: AlgorithmName
+    support: Support
+    latency: PredictedLatency
+    energy_j: float | None
+
+
+@dataclass(frozen=True)
+class PredictedInference:
+    """One network with one algorithm, or a mix of them, at one size.
+
+    Attributes:
+        asked: None for a mix.
+        convolutions_s, rest_s: sum of the layers, and the other operations on the device.
+        device_s: both.
+        host_s: in which the host issues everything; None where it was never waited for.
+        whole_s: the longer of the two.
+        energy_j: None with a reason.
+    """
+
+    model: str
+    asked: AlgorithmName | None
+    input_size: int
+    batch_size: int
+    layers: tuple[PredictedLayer, ...]
+    convolutions_s: float
+    rest_s: float
+    device_s: float
+    host_s: float | None
+    whole_s: float
+    energy_j: float | None
+    energy_reason: str | None
+
+
+@dataclass(frozen=True)
+class DevicePredictor:
+    """Everything fitted for one device.
+
+    Attributes:
+        latencies: by algorithm; one that ran in too few shapes is not in it.
+        support: by algorithm that was requested.
+        energy: None with a reason.
+    """
+
+    device: str
+    precision: str
+    latencies: Mapping[AlgorithmName, LayerLatency]
+    support: Mapping[AlgorithmName, SupportRules]
+    rest: RestModel
+    host: HostModel | None
+    energy: EnergyModel | None
+    energy_reason: str | None
+
+    @property
+    def algorithms(self) -> tuple[AlgorithmName, ...]:
+        """Algorithms that can be requested."""
+        return tuple(each for each in self.support if each in self.latencies)
+
+    def support_of(self, shape: ConvShape, algorithm: AlgorithmName) -> Support:
+        """Raises ConfigurationError for an algorithm that was not measured here."""
+        if algorithm not in self.algorithms:
+            raise ConfigurationError(
+                f"{algorithm} was not fitted for {self.device}; there are: {', '.join(self.algorithms)}"
+            )
+        return self.support[algorithm].of(shape)
+
+    def predict(self, model: str, requested: AlgorithmName, input_size: int, batch_size: int = 1) -> PredictedInference:
+        """A network with one algorithm, `guess` where it is not expected to be granted.
+
+        Raises:
+            ConfigurationError: an algorithm that was not fitted, a network that is not there, an input too small.
+        """
+        operations = network_operations(model, input_size, batch_size)
+        names = dict.fromkeys(operations.convolutions, requested)
+        return self.predict_layers(model, names, input_size, batch_size, requested)
+
+    def predict_layers(
+        self,
+        model: str,
+        chosen: Mapping[str, AlgorithmName],
+        input_size: int,
+        batch_size: int = 1,
+        requested: AlgorithmName | None = None,
+    ) -> PredictedInference:
+        """A network with an algorithm for each layer by name. Raises as `predict`."""
+        operations = network_operations(model, input_size, batch_size)
+        shapes = operations.convolutions
+        support = {name: self.support_of(shape, chosen[name]) for name, shape in shapes.items()}
+        runs = {name: chosen[name] if support[name].granted else FALLBACK for name in shapes}
+        latencies = self._latencies(shapes, runs)
+        convolutions_s = sum(each.seconds for each in latencies.values())
+        rest_s = self.rest.seconds(operations)
+        device_s = convolutions_s + rest_s
+        host_s = None if self.host is None else self.host.seconds(list(runs.values()), operations)
+        whole_s = device_s if host_s is None else max(device_s, host_s)
+        work = [ConvolutionWork(runs[name], latencies[name].seconds, shape) for name, shape in shapes.items()]
+        joules, reason = None, self.energy_reason
+        if self.energy is not None:
+            joules, reason = self.energy.joules(whole_s, rest_s, work)
+        layers = tuple(
+            PredictedLayer(
+                name,
+                shape,
+                chosen[name],
+                runs[name],
+                support[name],
+                latencies[name],
+                None if joules is None else joules * latencies[name].seconds / device_s,
+            )
+            for name, shape in shapes.items()
+        )
+        return PredictedInference(
+            model,
+            requested,
+            input_size,
+            batch_size,
+            layers,
+            convolutions_s,
+            rest_s,
+            device_s,
+            host_s,
+            whole_s,
+            joules,
+            reason,
+        )
+
+    def _latencies(
+        self, shapes: Mapping[str, ConvShape], runs: Mapping[str, AlgorithmName]
+    ) -> dict[str, PredictedLatency]:
+        found: dict[str, PredictedLatency] = {}
+        for algorithm in dict.fromkeys(runs.values()):
+            if algorithm not in self.latencies:
+                raise ConfigurationError(
+                    f"{algorithm} is to replace an unsupported layer, but was not fitted for {self.device}; fit tables "
+                    f"with {FALLBACK} too"
+                )
+            names = [name for name in shapes if runs[name] == algorithm]
+            distinct = list(dict.fromkeys(shapes[name] for name in names))
+            by_shape = dict(zip(distinct, self.latencies[algorithm].predict(distinct), strict=True))
+            found.update({name: by_shape[shapes[name]] for name in names})
+        return found
+
+
+def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozenset()) -> DevicePredictor:
+    """Fits everything to measurements of one device.
+
+    Args:
+        left_out: shapes whose layers no latency and no rule of support may see.
+
+    Raises:
+        ResultsError: several devices, or no algorithm that ran in enough shapes.
+    """
+    if len(measured.devices) != 1:
+        raise ResultsError(f"a fit is for one device, these tables are of {', '.join(measured.devices) or 'none'}")
+    device = measured.devices[0]
+    layers = [each for one in measured.inferences for each in one.layers if each.shape not in left_out]
+    latencies = {}
+    for algorithm in ALGORITHMS:
+        seconds = seconds_by_shape(layers, algorithm)
+        if len(seconds) >= LEAST_SHAPES:
+            latencies[algorithm] = LayerLatency(algorithm, device, seconds)
+    if not latencies:
+        raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
+    requested = dict.fromkeys(each.asked for each in measured.inferences)
+    operations = operations_of(measured)
+    energy, energy_reason = fit_energy(measured)
+    return DevicePredictor(
+        device=device,
+        precision=measured.inferences[0].precision,
+        latencies=latencies,
+        support={algorithm: SupportRules(algorithm, observed(layers, algorithm)) for algorithm in requested},
+        rest=fit_rest(measured.inferences, operations),
+        host=fit_host(measured.inferences, operations),
+        energy=energy,
+        energy_reason=energy_reason,
+    )
+
+
+def operations_of(measured: Measurements) -> Sequence[NetworkOperations]:
+    """Operations of each measured inference."""
+    return [network_operations(each.model, each.input_size, each.batch_size) for each in measured.inferences]

@@ -1,0 +1,262 @@
+"""In: scores, gains and predictions; out: what a terminal shows of them. Pure."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import check_within
+from experiments.performance_prediction.algorithms.convolution import AlgorithmName, algorithm_named
+from experiments.performance_prediction.algorithms.support import FALLBACK
+from experiments.performance_prediction.networks.registry import model_named
+from experiments.performance_prediction.prediction.device import DevicePredictor, PredictedInference, fit_device
+from experiments.performance_prediction.prediction.figures import save_figures
+from experiments.performance_prediction.prediction.measurements import Measurements, agreement_lines, read_measurements
+from experiments.performance_prediction.prediction.mix import MeasuredGain, best_mix, counts_of, measured_gains
+from experiments.performance_prediction.prediction.predictor_file import FittedDevice, load_fitted, save_fitted
+from experiments.performance_prediction.prediction.validation import (
+    ALL,
+    DEVICE,
+    ENERGY,
+    INNER_SIZES,
+    LAYER,
+    LEVELS,
+    METHODS,
+    MODEL,
+    WHOLE,
+    FoldResult,
+    ScoreRow,
+    folds,
+    score_of,
+    score_rows,
+    validate,
+)
+from experiments.performance_prediction.profiling.config import MOST_IMAGES, MOST_PIXELS
+
+NO_ERROR = "not validated"
+
+
+def fold_lines(results: Sequence[FoldResult]) -> list[str]:
+    """What each fold left out, and how well it knew beforehand what is granted."""
+    lines = []
+    for each in results:
+        layers = sum(len(one.layers) for one in each.fold.test.inferences)
+        lines.append(
+            f"{each.fold.kind} left out: {each.fold.name}; {len(each.fold.test.inferences)} inferences, {layers} "
+            f"layers, {each.layers_known:.0%} of them of a shape known from another size, {each.layers_covered:.0%} "
+            f"within their interval of 95 %, {each.support_wrong} granted or refused other than expected"
+        )
+    return lines
+
+
+def score_lines(rows: Sequence[ScoreRow]) -> list[str]:
+    """A table for each kind of fold and level: mean error and hits within 10 %, this model and the plain ones."""
+    lines: list[str] = []
+    for kind in dict.fromkeys(row.fold_kind for row in rows):
+        for level in LEVELS:
+            of_level = [row for row in rows if row.fold_kind == kind and row.level == level]
+            if of_level:
+                lines += ["", f"{kind} left out · {level}: mean error (MAPE), and fraction within 10 %"]
+                lines.append(f"  {'':24}{'n':>6}" + "".join(f"{method:>22}" for method in METHODS))
+                lines += [_score_line(of_level, *key) for key in _keys(of_level)]
+    return lines
+
+
+def _keys(rows: Sequence[ScoreRow]) -> list[tuple[str, str]]:
+    """Fold and algorithm: algorithms first, then models left out, then everything."""
+    keys = list(dict.fromkeys((row.fold, row.algorithm) for row in rows))
+    return [key for key in keys if key != (ALL, ALL)] + [(ALL, ALL)]
+
+
+def _score_line(rows: Sequence[ScoreRow], fold: str, algorithm: str) -> str:
+    found = {row.method: row for row in rows if (row.fold, row.algorithm) == (fold, algorithm)}
+    count = max(row.n for row in found.values())
+    cells = [f"{found[name].mape:.1%} {found[name].hit_rate:4.0%}" if name in found else "-" for name in METHODS]
+    label = ALL if (fold, algorithm) == (ALL, ALL) else algorithm if fold == ALL else f"without {fold}"
+    return f"  {label:24}{count:>6}" + "".join(f"{cell:>22}" for cell in cells)
+
+
+def gain_lines(gains: Sequence[MeasuredGain]) -> list[str]:
+    """A line for each network and size."""
+    if not gains:
+        return []
+    lines = ["", "best mix, chosen without having seen the size: convolutions in ms, measured"]
+    lines.append(f"  {'':20}{'guess':>9}{'mix':>9}{'gain':>8}{'expected':>10}{'at best':>9}  layers changed")
+    for each in gains:
+        expected, best = each.predicted_guess_s / each.predicted_mix_s - 1, each.guess_s / each.best_s - 1
+        refused = f", {each.refused} refused" if each.refused else ""
+        lines.append(
+            f"  {each.model:14}{each.input_size:>6}{1e3 * each.guess_s:>9.3f}{1e3 * each.mix_s:>9.3f}"
+            f"{each.speedup - 1:>8.1%}{expected:>10.1%}{best:>9.1%}  {each.changed} of {each.layers}{refused}"
+        )
+    return lines
+
+
+def prediction_lines(fitted: FittedDevice, predictions: Sequence[PredictedInference]) -> list[str]:
+    """A line for each prediction, with the validation's error beside it."""
+    if not predictions:
+        return []
+    kind = INNER_SIZES if predictions[0].model in fitted.models else MODEL
+    lines = [
+        f"{predictions[0].model} on {fitted.predictor.device}, {fitted.predictor.precision}, batch "
+        f"{predictions[0].batch_size}; ± is the mean error of the validation with {kind} left out",
+        f"  {'size':>5}  {'algorithm':22}{'device, ms':>20}{'with host, ms':>20}{'energy, J':>18}  fell back",
+    ]
+    for each in predictions:
+        name = each.asked or "best mix"
+        cells = [
+            _with_error(fitted, kind, level, each.asked or ALL, value)
+            for level, value in ((DEVICE, 1e3 * each.device_s), (WHOLE, 1e3 * each.whole_s), (ENERGY, each.energy_j))
+        ]
+        fell_back = [layer for layer in each.layers if layer.runs != layer.asked]
+        lines.append(
+            f"  {each.input_size:>5}  {name:22}{cells[0]:>20}{cells[1]:>20}{cells[2]:>18}  "
+            f"{len(fell_back)} of {len(each.layers)}"
+        )
+    lines += [f"  {line}" for line in _notes(fitted, predictions)]
+    return lines
+
+
+def _with_error(fitted: FittedDevice, kind: str, level: str, algorithm: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    found = score_of(fitted.scores, kind, level, algorithm) or score_of(fitted.scores, kind, level)
+    return f"{value:.3f} " + (NO_ERROR if found is None else f"± {found.mape:.1%}")
+
+
+def _notes(fitted: FittedDevice, predictions: Sequence[PredictedInference]) -> list[str]:
+    notes = []
+    first = predictions[0]
+    beyond = sorted({each.input_size for each in predictions if not _within(each.input_size, fitted.input_sizes)})
+    if beyond:
+        notes.append(
+            f"size {', '.join(map(str, beyond))} is outside the measured {min(fitted.input_sizes)} to "
+            f"{max(fitted.input_sizes)} pixels: a guess beyond the data"
+        )
+    if first.batch_size not in fitted.batch_sizes:
+        measured = ", ".join(map(str, fitted.batch_sizes))
+        notes.append(f"batch size {first.batch_size} was not measured ({measured} was): a guess beyond the data")
+    reasons = dict.fromkeys(each.energy_reason for each in predictions if each.energy_reason is not None)
+    notes += [f"no energy: {reason}" for reason in reasons]
+    if fitted.predictor.energy is not None:
+        notes.append(f"energy was fitted to {fitted.predictor.energy.basis}")
+    return notes
+
+
+def _within(size: int, sizes: Sequence[int]) -> bool:
+    return min(sizes) <= size <= max(sizes)
+
+
+def mix_lines(guess: PredictedInference, mix: PredictedInference) -> list[str]:
+    """What a mix is and is expected to gain."""
+    gain = guess.convolutions_s / mix.convolutions_s - 1
+    return [
+        f"  best mix at {mix.input_size}: {counts_of([layer.runs for layer in mix.layers])}; convolutions "
+        f"{1e3 * mix.convolutions_s:.3f} ms, {1e3 * guess.convolutions_s:.3f} ms with guess: {gain:.1%} expected"
+    ]
+
+
+def layer_lines(predicted: PredictedInference) -> list[str]:
+    """A line for each layer, with the model's own interval of 95 %."""
+    head = f"  {predicted.asked or 'best mix'} at {predicted.input_size}"
+    lines = [f"{head}: {'layer':40}{'runs':>24}{LAYER + ', ms':>12}{'95 % interval':>20}{'energy, J':>12}  support"]
+    for each in predicted.layers:
+        latency = each.latency
+        joules = "-" if each.energy_j is None else f"{each.energy_j:.4f}"
+        interval = f"{1e3 * latency.low:.4f} – {1e3 * latency.high:.4f}"
+        lines.append(
+            f"  {each.layer:50}{each.runs:>24}{1e3 * latency.seconds:>12.4f}{interval:>20}{joules:>12}  "
+            f"{each.support.basis}"
+        )
+    return lines
+
+
+def fit(results: Sequence[Path], output: Path, held_out_sizes: Sequence[int], figures: Path | None) -> None:
+    """Fits each device of the tables, prints its validation, writes the file.
+
+    Raises:
+        ConfigurationError: a held-out size that was not measured.
+        ResultsError: tables that are none, or too few.
+        ResultsNotSaved: the disk does not take the file.
+    """
+    measured = read_measurements(results)
+    fitted = [_fit_device(measured.of_device(device), held_out_sizes, figures) for device in measured.devices]
+    save_fitted(fitted, output)
+    print(f"\n{output} written")
+
+
+def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: Path | None) -> FittedDevice:
+    predictor = fit_device(measured)
+    print(f"{predictor.device}: {len(measured.inferences)} inferences, {len(measured.energies)} with energy")
+    if predictor.energy_reason is not None:
+        print(f"no energy: {predictor.energy_reason}")
+    for line in agreement_lines(layer for each in measured.inferences for layer in each.layers):
+        print(line)
+    results: list[FoldResult] = []
+    for fold in folds(measured, held_out_sizes):
+        print(f"validating: {fold.kind} {fold.name} left out", file=sys.stderr, flush=True)
+        results.append(validate(fold))
+    rows = score_rows(results)
+    gains = [
+        gain for each in results if each.fold.kind != MODEL for gain in measured_gains(each.predictor, each.fold.test)
+    ]
+    for line in (*fold_lines(results), *score_lines(rows), *gain_lines(gains)):
+        print(line)
+    if figures is not None:
+        for path in save_figures(measured, predictor, results, figures):
+            print(f"{path} drawn")
+    return FittedDevice(
+        predictor,
+        tuple(dict.fromkeys(each.model for each in measured.inferences)),
+        tuple(sorted({each.input_size for each in measured.inferences})),
+        tuple(sorted({each.batch_size for each in measured.inferences})),
+        tuple(rows),
+    )
+
+
+def predict(
+    file: Path,
+    model: str,
+    input_sizes: Sequence[int],
+    algorithms: Sequence[str],
+    device: str | None,
+    batch_size: int,
+    with_layers: bool,
+) -> None:
+    """Prints a line for each size and algorithm, and the best mix where all are requested.
+
+    Raises:
+        ConfigurationError: a network, algorithm, device or size that is not there.
+        ResultsError: a file that is not one of `fit`.
+    """
+    smallest = model_named(model).smallest_input
+    check_within("--batch-size", batch_size, 1, MOST_IMAGES)
+    for size in input_sizes:
+        check_within(f"--input-size of {model}", size, smallest, MOST_PIXELS)
+    fitted = load_fitted(file, device)
+    requested = _asked(fitted.predictor, algorithms)
+    predictions = [
+        fitted.predictor.predict(model, each, size, batch_size) for size in input_sizes for each in requested
+    ]
+    mixes = []
+    if list(algorithms) == ["all"] and FALLBACK in fitted.predictor.algorithms:
+        mixes = [best_mix(fitted.predictor, model, size, batch_size)[0] for size in input_sizes]
+    lines = prediction_lines(fitted, [*predictions, *mixes])
+    for mix in mixes:
+        lines += mix_lines(fitted.predictor.predict(model, FALLBACK, mix.input_size, batch_size), mix)
+    if with_layers:
+        for each in (*predictions, *mixes):
+            lines += layer_lines(each)
+    print("\n".join(lines))
+
+
+def _asked(predictor: DevicePredictor, names: Sequence[str]) -> tuple[AlgorithmName, ...]:
+    if list(names) == ["all"]:
+        return predictor.algorithms
+    requested = tuple(dict.fromkeys(map(algorithm_named, names)))
+    for each in requested:
+        if each not in predictor.algorithms:
+            raise ConfigurationError(
+                f"{each} was not fitted for {predictor.device}; there are: {', '.join(predictor.algorithms)}"
+            )
+    return requested

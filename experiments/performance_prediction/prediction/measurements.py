@@ -1,0 +1,260 @@
+"""In: tables of profiles; out: what they measured, one record an inference with its layers. Seconds, joules.
+
+Only sizes that were measured count. Where a combination and size stands in several tables, the first one tells its
+time; each that has energy tells that.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiment_core_utils.primitives.csv_tables import Cell, read_table_file
+from experiment_core_utils.primitives.errors import ResultsError
+from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape, Pair, algorithm_named
+from experiments.performance_prediction.profiling.tables import LAYER_COLUMNS, OVERALL_COLUMNS
+
+Row = Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class MeasuredLayer:
+    """One convolution of a measured inference.
+
+    Attributes:
+        runs: the algorithm that ran; for `guess` its choice.
+        fell_back: `guess` ran because the algorithm that was requested refused, for the reason `refusal`.
+        latency_s: mean of the layer pass, bias included.
+    """
+
+    layer: str
+    shape: ConvShape
+    asked: AlgorithmName
+    runs: AlgorithmName
+    fell_back: bool
+    refusal: str | None
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredInference:
+    """One row of an overall table with its layers.
+
+    Attributes:
+        device_s: mean of the layer pass; on a GPU without waiting for the host.
+        whole_s: mean of the whole-model pass.
+        energy_j: of one inference; None where it was not measured.
+        energy_s: an inference in the energy window; None likewise.
+    """
+
+    device: str
+    precision: str
+    model: str
+    asked: AlgorithmName
+    input_size: int
+    batch_size: int
+    layers: tuple[MeasuredLayer, ...]
+    device_s: float
+    whole_s: float
+    energy_j: float | None
+    energy_s: float | None
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int]:
+        """What makes two inferences the same."""
+        return self.device, self.model, self.asked, self.input_size, self.batch_size
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a predictor is fitted to.
+
+    Attributes:
+        inferences: each combination and size once.
+        energies: those with energy; some of them may be no members of `inferences`.
+    """
+
+    inferences: tuple[MeasuredInference, ...]
+    energies: tuple[MeasuredInference, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names in the order of their first occurrence."""
+        return tuple(dict.fromkeys(each.device for each in self.inferences))
+
+    def of_device(self, device: str) -> "Measurements":
+        """The measurements of one device."""
+        return Measurements(
+            tuple(each for each in self.inferences if each.device == device),
+            tuple(each for each in self.energies if each.device == device),
+        )
+
+
+def read_measurements(paths: Sequence[Path]) -> Measurements:
+    """Everything measured in these folders (searched to the bottom) and `*_overall.csv` files.
+
+    Raises:
+        ResultsError: no such file, a table of another version, nothing measured, or more than one precision.
+    """
+    found = [inference for path in paths for table in _overall_tables(path) for inference in _inferences(table)]
+    if not found:
+        raise ResultsError(f"nothing measured in {', '.join(map(str, paths))}; run_profile.py writes such tables")
+    precisions = sorted({each.precision for each in found})
+    if len(precisions) > 1:
+        raise ResultsError(f"the tables are of precisions {', '.join(precisions)}; fit one at a time")
+    first: dict[tuple[str, str, str, int, int], MeasuredInference] = {}
+    for each in found:
+        first.setdefault(each.key, each)
+    return Measurements(tuple(first.values()), tuple(each for each in found if each.energy_j is not None))
+
+
+def _overall_tables(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise ResultsError(f"{path} does not exist; give a results folder of run_profile.py or an *_overall.csv")
+    tables = sorted(path.rglob("*_overall.csv"))
+    if not tables:
+        raise ResultsError(f"{path} contains no *_overall.csv; give a results folder of run_profile.py or such a file")
+    return tables
+
+
+def _inferences(overall: Path) -> Iterable[MeasuredInference]:
+    rows = _rows(overall, OVERALL_COLUMNS)
+    measured = [row for row in rows if row["status"] == "ok"]
+    if not measured:
+        return
+    layers: dict[Cell, list[MeasuredLayer]] = {}
+    for row in _rows(overall.with_name(overall.name.replace("_overall.csv", "_layers.csv")), LAYER_COLUMNS):
+        layers.setdefault(row["input_size"], []).append(_layer(row))
+    for row in measured:
+        if row["input_size"] not in layers:
+            raise ResultsError(
+                f"{overall} has size {row['input_size']} without its layers; the table next to it is incomplete"
+            )
+        yield _inference(row, tuple(layers[row["input_size"]]))
+
+
+def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
+    if not path.exists():
+        raise ResultsError(f"{path} is not there; the two tables of a combination belong together")
+    rows = read_table_file(path)
+    if rows and tuple(rows[0]) != tuple(columns):
+        raise ResultsError(f"{path} has other columns than this version's; profile again")
+    return rows
+
+
+def _inference(row: Row, layers: tuple[MeasuredLayer, ...]) -> MeasuredInference:
+    joules, watts = row["energy_per_inference_j"], row["power_mean_w"]
+    return MeasuredInference(
+        device=str(row["device_name"]),
+        precision=str(row["precision"]),
+        model=str(row["model"]),
+        asked=algorithm_named(str(row["algorithm"])),
+        input_size=_whole(row["input_size"]),
+        batch_size=_whole(row["batch_size"]),
+        layers=layers,
+        device_s=_number(row["layer_pass_mean_ms"]) / 1e3,
+        whole_s=_number(row["mean"]) / 1e3,
+        energy_j=None if joules is None or watts is None else _number(joules),
+        energy_s=None if joules is None or watts is None else _number(joules) / _number(watts),
+    )
+
+
+def _layer(row: Row) -> MeasuredLayer:
+    return MeasuredLayer(
+        layer=str(row["layer"]),
+        shape=ConvShape(
+            batch=_whole(row["batch_size"]),
+            in_channels=_whole(row["in_channels"]),
+            height=_whole(row["input_height"]),
+            width=_whole(row["input_width"]),
+            out_channels=_whole(row["out_channels"]),
+            kernel=_pair(row["kernel_size"]),
+            stride=_pair(row["stride"]),
+            padding=_pair(row["padding"]),
+            dilation=_pair(row["dilation"]),
+            groups=_whole(row["groups"]),
+        ),
+        asked=algorithm_named(str(row["algorithm_asked"])),
+        runs=algorithm_named(str(row["algorithm_run"])),
+        fell_back=row["fell_back"] is True,
+        refusal=None if row["refusal"] is None else str(row["refusal"]),
+        latency_s=_number(row["mean_ms"]) / 1e3,
+    )
+
+
+def _pair(cell: Cell) -> Pair:
+    """ "3x3"."""
+    vertical, _, horizontal = str(cell).partition("x")
+    if not (vertical.isdecimal() and horizontal.isdecimal()):
+        raise ResultsError(f"{cell!r} is not a pair such as 3x3; the table is not one of this version's")
+    return int(vertical), int(horizontal)
+
+
+def _whole(cell: Cell) -> int:
+    if not isinstance(cell, int):
+        raise ResultsError(f"{cell!r} is not a whole number; the table is not one of this version's")
+    return cell
+
+
+def _number(cell: Cell) -> float:
+    if not isinstance(cell, int | float):
+        raise ResultsError(f"{cell!r} is not a number; the table is not one of this version's")
+    return float(cell)
+
+
+# Times the median of the other tables.
+FAR_LONGER = 2.0
+
+
+# Of the shapes that a table shares with others.
+LARGE_FRACTION = 0.1
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Tables of one algorithm against all others.
+
+    Attributes:
+        asked: the algorithm that was requested.
+        far_longer: shapes whose layers took more than `FAR_LONGER` times the others' median.
+        shared: shapes that other tables have too, run by the same algorithm.
+        worst: the largest of the ratios.
+    """
+
+    asked: AlgorithmName
+    far_longer: int
+    shared: int
+    worst: float
+
+
+def disagreements(layers: Iterable[MeasuredLayer]) -> list[Disagreement]:
+    """Algorithms in whose tables more than `LARGE_FRACTION` of the shared shapes took far longer."""
+    seconds: dict[tuple[ConvShape, AlgorithmName], dict[AlgorithmName, list[float]]] = {}
+    for layer in layers:
+        seconds.setdefault((layer.shape, layer.runs), {}).setdefault(layer.asked, []).append(layer.latency_s)
+    ratios: dict[AlgorithmName, list[float]] = {}
+    for by_requested in seconds.values():
+        means = {requested: float(np.mean(each)) for requested, each in by_requested.items()}
+        for requested, mean in means.items():
+            others = [other for name, other in means.items() if name != requested]
+            if others:
+                ratios.setdefault(requested, []).append(mean / float(np.median(others)))
+    found = []
+    for requested, each in ratios.items():
+        far_longer = sum(ratio > FAR_LONGER for ratio in each)
+        if far_longer > LARGE_FRACTION * len(each):
+            found.append(Disagreement(requested, far_longer, len(each), max(each)))
+    return found
+
+
+def agreement_lines(layers: Iterable[MeasuredLayer]) -> list[str]:
+    """A line for each algorithm whose tables disagree with the others."""
+    return [
+        f"caution: in the tables of {each.asked}, {each.far_longer} of {each.shared} shapes took over "
+        f"{FAR_LONGER:g} times as long as the same algorithm did elsewhere (up to {each.worst:.0f} times); something "
+        "disturbed one of them: measure again, or leave tables out"
+        for each in disagreements(layers)
+    ]

@@ -1,0 +1,75 @@
+"""In: the name of a network and an input size; out: its convolutions and other operations, without computing any."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from experiments.performance_prediction.algorithms.convolution import ConvShape
+from experiments.performance_prediction.algorithms.support import conv_shapes
+from experiments.performance_prediction.networks.registry import model_named
+
+_ELEMENT_BYTES = 4
+
+
+# Operators that only look at memory in another way, or that convolutions are counted by.
+_FREE = frozenset({"view", "_unsafe_view", "t", "transpose", "permute", "empty", "detach", "as_strided", "alias"})
+
+
+_CONVOLUTION, _PRODUCT = "convolution", "addmm"
+
+
+@dataclass(frozen=True)
+class NetworkOperations:
+    """One forward pass.
+
+    Attributes:
+        convolutions: by layer in the order of their calls.
+        others: operations that are none: normalisation, activation, pooling, sums, products.
+        other_bytes: what those read and write, in float32, without the fully connected layers.
+        product_bytes: of the fully connected layers, weights above all.
+    """
+
+    convolutions: Mapping[str, ConvShape]
+    others: int
+    other_bytes: int
+    product_bytes: int
+
+
+@cache
+def network_operations(model: str, input_size: int, batch_size: int) -> NetworkOperations:
+    """Raises ConfigurationError for a network that is not there, or an input too small for it."""
+    with torch.device("meta"):
+        network = model_named(model).build().eval()
+    given = (batch_size, 3, input_size, input_size)
+    convolutions = conv_shapes(network, given)
+    with torch.no_grad(), _Traffic() as traffic:
+        network(torch.empty(given, device="meta"))
+    return NetworkOperations(convolutions, traffic.others, traffic.other_bytes, traffic.product_bytes)
+
+
+class _Traffic(TorchDispatchMode):
+    """Counts operators and the bytes of their tensors while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = self.other_bytes = self.product_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name not in _FREE and name != _CONVOLUTION:
+            tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+            moved = _ELEMENT_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
+            self.others += 1
+            if name == _PRODUCT:
+                self.product_bytes += moved
+            else:
+                self.other_bytes += moved
+        return result

@@ -1,0 +1,313 @@
+"""In: measurements of one device; out: how to part them so that what is predicted was never seen. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
+from experiments.performance_prediction.prediction.baselines import LinearLatency, Roofline
+from experiments.performance_prediction.prediction.device import DevicePredictor, PredictedInference, fit_device
+from experiments.performance_prediction.prediction.layer_latency import seconds_by_shape
+from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
+from experiments.performance_prediction.prediction.operations import network_operations
+
+INNER_SIZES, END_SIZES, MODEL = "sizes between", "sizes at the ends", "model"
+
+
+# Of sizes in ascending order every third is left out, from the second on.
+_EVERY, _FIRST = 3, 1
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What is fitted to, and what is predicted.
+
+    Attributes:
+        kind: one of the three names above.
+        name: the sizes or the model left out.
+        train: without any inference of `test`.
+        test: what was left out.
+        left_out: shapes that the fit may not see either: those of a model left out, in whatever other model.
+    """
+
+    kind: str
+    name: str
+    train: Measurements
+    test: Measurements
+    left_out: frozenset[ConvShape] = frozenset()
+
+
+def folds(measured: Measurements, inner_sizes: Sequence[int] = ()) -> list[Fold]:
+    """Sizes within the range, its two ends, and each model in turn; those for which enough is left.
+
+    Args:
+        inner_sizes: which sizes to leave out in the first; () for every third.
+
+    Raises:
+        ConfigurationError: an inner size that was not measured.
+    """
+    sizes = sorted({each.input_size for each in measured.inferences})
+    unknown = sorted(set(inner_sizes) - set(sizes))
+    if unknown:
+        raise ConfigurationError(
+            f"size {', '.join(map(str, unknown))} cannot be held out: it was not measured; measured are "
+            f"{', '.join(map(str, sizes))}"
+        )
+    found = []
+    if len(sizes) >= _EVERY:
+        inner = sorted(set(inner_sizes)) or sizes[_FIRST:-1:_EVERY]
+        found.append(_without_sizes(INNER_SIZES, measured, inner))
+    if len(sizes) > _EVERY:
+        found.append(_without_sizes(END_SIZES, measured, [sizes[0], sizes[-1]]))
+    models = list(dict.fromkeys(each.model for each in measured.inferences))
+    if len(models) > 1:
+        found += [_without_model(measured, model) for model in models]
+    return found
+
+
+def _without_sizes(kind: str, measured: Measurements, sizes: Sequence[int]) -> Fold:
+    train, test = (
+        Measurements(
+            tuple(each for each in measured.inferences if (each.input_size in sizes) is out),
+            tuple(each for each in measured.energies if (each.input_size in sizes) is out),
+        )
+        for out in (False, True)
+    )
+    return Fold(kind, ", ".join(map(str, sizes)), train, test)
+
+
+def _without_model(measured: Measurements, model: str) -> Fold:
+    train, test = (
+        Measurements(
+            tuple(each for each in measured.inferences if (each.model == model) is out),
+            tuple(each for each in measured.energies if (each.model == model) is out),
+        )
+        for out in (False, True)
+    )
+    shapes = frozenset(layer.shape for each in test.inferences for layer in each.layers)
+    return Fold(MODEL, model, train, test, shapes)
+
+
+HIT = 0.1
+
+
+OURS, ROOFLINE, LINEAR = "this model", "roofline", "linear"
+
+
+LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host", "energy"
+
+
+@dataclass(frozen=True)
+class PredictedAndMeasured:
+    """One predicted figure beside the measured one, in seconds or joules.
+
+    Attributes:
+        fold_kind, fold: which fold left it out.
+        method, level: of the names above.
+        layer: None for a whole network.
+    """
+
+    fold_kind: str
+    fold: str
+    method: str
+    level: str
+    model: str
+    algorithm: AlgorithmName
+    input_size: int
+    layer: str | None
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """|predicted - measured| / measured."""
+        return abs(self.predicted / self.measured - 1)
+
+
+@dataclass(frozen=True)
+class PredictionScore:
+    """Over n comparisons.
+
+    Attributes:
+        mape: mean of the relative errors.
+        hit_rate: share of them within 10 %.
+        bias: mean of predicted / measured - 1.
+    """
+
+    n: int
+    mape: float
+    hit_rate: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What a fold gave.
+
+    Attributes:
+        predictor: fitted to its training part.
+        layers_known: share of the layers left out whose shape was in the training part, at another size.
+        layers_covered: share of them that lie within the interval of 95 % that was predicted.
+        support_wrong: layers for which another algorithm was expected to run than did.
+    """
+
+    fold: Fold
+    predictor: DevicePredictor
+    comparisons: tuple[PredictedAndMeasured, ...]
+    layers_known: float
+    layers_covered: float
+    support_wrong: int
+
+
+def score(comparisons: Iterable[PredictedAndMeasured]) -> PredictionScore | None:
+    """None of nothing."""
+    ratios = np.array([each.predicted / each.measured - 1 for each in comparisons])
+    if not len(ratios):
+        return None
+    errors = np.abs(ratios)
+    return PredictionScore(len(ratios), float(errors.mean()), float((errors <= HIT).mean()), float(ratios.mean()))
+
+
+class _Figures(NamedTuple):
+    """Seconds that one method says of an inference."""
+
+    layers: Sequence[float]
+    device_s: float
+    whole_s: float
+
+
+def validate(fold: Fold) -> FoldResult:
+    """Fits to the training part alone and predicts the rest of it."""
+    predictor = fit_device(fold.train, fold.left_out)
+    trained = [each for one in fold.train.inferences for each in one.layers if each.shape not in fold.left_out]
+    linear = LinearLatency({name: seconds_by_shape(trained, name) for name in predictor.latencies})
+    roofline = Roofline(predictor.device, predictor.precision)
+    known = {layer.shape for layer in trained}
+    found: list[PredictedAndMeasured] = []
+    wrong = layers = seen = covered = 0
+    for inference in fold.test.inferences:
+        if inference.asked not in predictor.algorithms:
+            continue
+        ours = predictor.predict(inference.model, inference.asked, inference.input_size, inference.batch_size)
+        pairs = list(zip(ours.layers, inference.layers, strict=True))
+        wrong += sum((mine.runs != mine.asked) is not its.fell_back for mine, its in pairs)
+        layers += len(pairs)
+        seen += sum(its.shape in known for _, its in pairs)
+        covered += sum(mine.latency.low <= its.latency_s <= mine.latency.high for mine, its in pairs)
+        for method, figures in _figures(ours, linear, roofline).items():
+            found += _compared(fold, method, inference, figures)
+    found += _energies(fold, predictor)
+    count = max(layers, 1)
+    return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong)
+
+
+def _figures(ours: PredictedInference, linear: LinearLatency, roofline: Roofline) -> dict[str, _Figures]:
+    """Figures by method; the line has this model's rest and host, the roofline nothing that was fitted."""
+    in_line = [linear.layer_s(each.shape, each.runs) for each in ours.layers]
+    line_s = sum(in_line) + ours.rest_s
+    found = {
+        OURS: _Figures([each.latency.seconds for each in ours.layers], ours.device_s, ours.whole_s),
+        LINEAR: _Figures(in_line, line_s, max(line_s, ours.host_s or 0.0)),
+    }
+    if roofline.reason is None:
+        in_roof = [roofline.layer_s(each.shape) for each in ours.layers]
+        roof_s = sum(in_roof) + roofline.rest_s(network_operations(ours.model, ours.input_size, ours.batch_size))
+        found[ROOFLINE] = _Figures(in_roof, roof_s, roof_s)
+    return found
+
+
+def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _Figures) -> list[PredictedAndMeasured]:
+    def comparison(level: str, layer: str | None, predicted: float, measured: float) -> PredictedAndMeasured:
+        known = (inference.model, inference.asked, inference.input_size)
+        return PredictedAndMeasured(fold.kind, fold.name, method, level, *known, layer, predicted, measured)
+
+    layers = zip(inference.layers, figures.layers, strict=True)
+    return [
+        *(comparison(LAYER, its.layer, predicted, its.latency_s) for its, predicted in layers),
+        comparison(DEVICE, None, figures.device_s, inference.device_s),
+        comparison(WHOLE, None, figures.whole_s, inference.whole_s),
+    ]
+
+
+def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasured]:
+    """Predicted from predicted times."""
+    found = []
+    for each in fold.test.energies:
+        if predictor.energy is None or each.energy_j is None or each.asked not in predictor.algorithms:
+            continue
+        ours = predictor.predict(each.model, each.asked, each.input_size, each.batch_size)
+        if ours.energy_j is None:
+            continue
+        known = (each.model, each.asked, each.input_size)
+        found.append(
+            PredictedAndMeasured(fold.kind, fold.name, OURS, ENERGY, *known, None, ours.energy_j, each.energy_j)
+        )
+    return found
+
+
+ALL = "all"
+
+
+LEVELS = (LAYER, DEVICE, WHOLE, ENERGY)
+
+
+METHODS = (OURS, ROOFLINE, LINEAR)
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One score.
+
+    Attributes:
+        fold: the model or the sizes left out, or `all` folds of the kind together.
+        algorithm: that was requested, or `all`.
+        n, mape, hit_rate, bias: as in `Score`.
+    """
+
+    fold_kind: str
+    fold: str
+    method: str
+    level: str
+    algorithm: str
+    n: int
+    mape: float
+    hit_rate: float
+    bias: float
+
+
+def score_rows(results: Sequence[FoldResult]) -> list[ScoreRow]:
+    """Scores by kind of fold, level and method: of each algorithm and of all; of each model left out, of all
+    algorithms.
+    """
+    found = []
+    for kind in dict.fromkeys(result.fold.kind for result in results):
+        of_kind = [result for result in results if result.fold.kind == kind]
+        comparisons = [each for result in of_kind for each in result.comparisons]
+        for algorithm in (*ALGORITHMS, ALL):
+            found += _rows(kind, ALL, algorithm, [each for each in comparisons if algorithm in (ALL, each.algorithm)])
+        if kind == MODEL:
+            for result in of_kind:
+                found += _rows(kind, result.fold.name, ALL, result.comparisons)
+    return found
+
+
+def score_of(rows: Sequence[ScoreRow], kind: str, level: str, algorithm: str = ALL) -> ScoreRow | None:
+    """This model's, over all folds of a kind; None where there is none."""
+    wanted = (kind, ALL, OURS, level, algorithm)
+    for row in rows:
+        if (row.fold_kind, row.fold, row.method, row.level, row.algorithm) == wanted:
+            return row
+    return None
+
+
+def _rows(kind: str, fold: str, algorithm: str, comparisons: Sequence[PredictedAndMeasured]) -> list[ScoreRow]:
+    found = []
+    for level in LEVELS:
+        for method in METHODS:
+            its = score(each for each in comparisons if each.level == level and each.method == method)
+            if its is not None:
+                found.append(ScoreRow(kind, fold, method, level, algorithm, its.n, its.mape, its.hit_rate, its.bias))
+    return found

@@ -1,0 +1,202 @@
+"""In: measured inferences; out: what networks cost beside their convolutions: other operations, and the host. Pure.
+
+On the device an inference is the sum of its convolutions and of a rest: so much for each other operation and for each
+byte that it moves. With the host it is the longer of that and of the time in which the host issues everything: so much
+for each convolution, by algorithm, and for each other operation.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
+from experiments.performance_prediction.algorithms.support import FALLBACK
+from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
+from experiments.performance_prediction.prediction.operations import NetworkOperations
+
+# An inference that took this much longer than its work on the device waited for the host.
+_WAITED = 1.15
+
+
+# A network, its input size and its batch size.
+NetworkKey = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class RestModel:
+    """Seconds for each operation, for each byte that it moves, and for each byte of a fully connected layer."""
+
+    per_operation_s: float
+    per_byte_s: float
+    per_product_byte_s: float
+
+    def seconds(self, operations: NetworkOperations) -> float:
+        """Seconds of everything but the convolutions."""
+        return (
+            self.per_operation_s * operations.others
+            + self.per_byte_s * operations.other_bytes
+            + self.per_product_byte_s * operations.product_bytes
+        )
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """Seconds that the host needs to issue a convolution, by the algorithm that is requested, and another operation.
+
+    An algorithm that never let the device wait is not in it: its convolutions count 0.
+    """
+
+    per_convolution_s: Mapping[AlgorithmName, float]
+    per_operation_s: float
+
+    def seconds(self, requested: Sequence[AlgorithmName], operations: NetworkOperations) -> float:
+        """Seconds of a whole inference whose convolutions have these algorithms."""
+        convolutions = sum(self.per_convolution_s.get(each, 0.0) for each in requested)
+        return convolutions + self.per_operation_s * operations.others
+
+
+def fit_rest(inferences: Sequence[MeasuredInference], operations: Sequence[NetworkOperations]) -> RestModel:
+    """Relative least squares, coefficients of 0 and more, over the median rest of each network and size."""
+    rests: dict[NetworkKey, list[float]] = {}
+    of_key: dict[NetworkKey, NetworkOperations] = {}
+    for inference, its in zip(inferences, operations, strict=True):
+        key = (inference.model, inference.input_size, inference.batch_size)
+        rests.setdefault(key, []).append(inference.device_s - sum(layer.latency_s for layer in inference.layers))
+        of_key[key] = its
+    medians = {key: float(np.median(found)) for key, found in rests.items()}
+    positive = [key for key, median in medians.items() if median > 0]
+    if not positive:
+        return RestModel(0.0, 0.0, 0.0)
+    target = np.array([medians[key] for key in positive])
+    counted = np.array([_columns(of_key[key]) for key in positive], dtype=np.float64)
+    found, _ = nnls(counted / target[:, None], np.ones(len(target)))
+    return RestModel(*(float(each) for each in found))
+
+
+def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[NetworkOperations]) -> HostModel | None:
+    """Relative least squares over the inferences that waited for the host; None where none did."""
+    waited = [
+        (inference, its)
+        for inference, its in zip(inferences, operations, strict=True)
+        if inference.whole_s > _WAITED * inference.device_s
+    ]
+    if not waited:
+        return None
+    counts = [Counter(run_as(inference)) for inference, _ in waited]
+    algorithms = sorted({algorithm for count in counts for algorithm in count})
+    target = np.array([inference.whole_s for inference, _ in waited])
+    columns = np.array(
+        [
+            [*(count[algorithm] for algorithm in algorithms), its.others]
+            for count, (_, its) in zip(counts, waited, strict=True)
+        ],
+        dtype=np.float64,
+    )
+    found, _ = nnls(columns / target[:, None], np.ones(len(target)))
+    return HostModel(dict(zip(algorithms, map(float, found[:-1]), strict=True)), float(found[-1]))
+
+
+def run_as(inference: MeasuredInference) -> list[AlgorithmName]:
+    """What each convolution runs as: the algorithm that was requested, or `guess` where it fell back."""
+    return ["guess" if layer.fell_back else layer.asked for layer in inference.layers]
+
+
+def _columns(operations: NetworkOperations) -> tuple[int, int, int]:
+    return operations.others, operations.other_bytes, operations.product_bytes
+
+
+# Fewer inferences than this are no basis for a fit.
+LEAST_ENERGIES = 8
+
+
+@dataclass(frozen=True)
+class ConvolutionWork:
+    """One convolution: what runs, for how long, and how much it is."""
+
+    runs: AlgorithmName
+    seconds: float
+    shape: ConvShape
+
+
+@dataclass(frozen=True)
+class EnergyModel:
+    """Coefficients of 0 and more, beyond those of the seconds of a whole inference.
+
+    Attributes:
+        convolution_w, per_flop_j: by algorithm that ran; one whose energy was not measured is not in them.
+        guess: the algorithm that `guess` ran as most often; None where it was not measured.
+        basis: what the model was fitted to, in words.
+    """
+
+    whole_w: float
+    rest_w: float
+    convolution_w: Mapping[AlgorithmName, float]
+    per_flop_j: Mapping[AlgorithmName, float]
+    guess: AlgorithmName | None
+    basis: str
+
+    def joules(
+        self, whole_s: float, rest_s: float, convolutions: Iterable[ConvolutionWork]
+    ) -> tuple[float | None, str | None]:
+        """Joules of one inference in a row of them; None with the reason where an algorithm's energy was not measured.
+
+        Args:
+            whole_s: with the host.
+            rest_s: of the other operations on the device.
+        """
+        total = self.whole_w * whole_s + self.rest_w * rest_s
+        for each in convolutions:
+            runs = self.guess if each.runs == FALLBACK else each.runs
+            if runs is None or runs not in self.convolution_w:
+                return None, f"energy of {each.runs} was not measured, of {', '.join(self.convolution_w)} it was"
+            total += self.convolution_w[runs] * each.seconds + self.per_flop_j[runs] * each.shape.flops
+        return total, None
+
+
+def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
+    """The model by relative least squares, or None with the reason."""
+    energies = measured.energies
+    if len(energies) < LEAST_ENERGIES:
+        return None, f"energy was measured of {len(energies)} inferences; a fit needs {LEAST_ENERGIES}"
+    algorithms = sorted({layer.runs for each in energies for layer in each.layers})
+    target = np.array([each.energy_j for each in energies], dtype=np.float64)
+    columns = np.array([_energy_columns(each, algorithms) for each in energies], dtype=np.float64)
+    scale = columns.mean(axis=0)
+    scaled, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
+    found = [float(each) for each in scaled / scale]
+    count = len(algorithms)
+    return EnergyModel(
+        whole_w=found[0],
+        rest_w=found[1],
+        convolution_w=dict(zip(algorithms, found[2 : 2 + count], strict=True)),
+        per_flop_j=dict(zip(algorithms, found[2 + count :], strict=True)),
+        guess=_choice([*measured.inferences, *energies]),
+        basis=_basis(energies),
+    ), None
+
+
+def _energy_columns(inference: MeasuredInference, algorithms: Sequence[AlgorithmName]) -> list[float]:
+    """Seconds whole and of the rest, then seconds and FLOPs of the convolutions by algorithm."""
+    assert inference.energy_s is not None
+    of = {name: [layer for layer in inference.layers if layer.runs == name] for name in algorithms}
+    rest_s = max(inference.device_s - sum(layer.latency_s for layer in inference.layers), 0.0)
+    seconds = [sum(layer.latency_s for layer in its) for its in of.values()]
+    flops = [float(sum(layer.shape.flops for layer in its)) for its in of.values()]
+    return [inference.energy_s, rest_s, *seconds, *flops]
+
+
+def _choice(inferences: Sequence[MeasuredInference]) -> AlgorithmName | None:
+    runs = [layer.runs for each in inferences for layer in each.layers if layer.fell_back or layer.asked == FALLBACK]
+    return Counter(runs).most_common(1)[0][0] if runs else None
+
+
+def _basis(energies: Sequence[MeasuredInference]) -> str:
+    models = dict.fromkeys(each.model for each in energies)
+    algorithms = dict.fromkeys(each.asked for each in energies)
+    sizes = sorted({each.input_size for each in energies})
+    return (
+        f"{len(energies)} inferences: {', '.join(models)}; {', '.join(algorithms)}; {', '.join(map(str, sizes))} pixels"
+    )

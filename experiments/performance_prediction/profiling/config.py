@@ -1,0 +1,213 @@
+"""In: command line; out: what to profile, validated once."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.device import choose_device
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, check_above, check_within
+from experiments.performance_prediction.algorithms.convolution import (
+    ALGORITHMS,
+    PRECISIONS,
+    AlgorithmName,
+    algorithm_named,
+)
+from experiments.performance_prediction.algorithms.engines import BACKENDS, Placement
+from experiments.performance_prediction.algorithms.support import ON_UNSUPPORTED, OnUnsupported
+from experiments.performance_prediction.networks.registry import MODELS, model_named
+from experiments.performance_prediction.profiling.records import ProfileSettings
+
+# The most of a side of an input, and of images in a batch.
+MOST_PIXELS, MOST_IMAGES = 100_000, 1_000_000
+
+
+def evenly_spread(smallest: int, largest: int, count: int) -> tuple[int, ...]:
+    """`count` whole numbers from `smallest` to `largest`, both among them; a single one is the smallest.
+
+    Raises:
+        ConfigurationError: no size, or fewer whole numbers in the range than sizes.
+    """
+    if count < 1 or largest - smallest + 1 < count:
+        raise ConfigurationError(
+            f"{count} different input sizes do not fit between {smallest} and {largest}; take fewer or a wider range"
+        )
+    if count == 1:
+        return (smallest,)
+    return tuple(smallest + round(place * (largest - smallest) / (count - 1)) for place in range(count))
+
+
+def checked_sizes(sizes: tuple[int, ...], model: str, least: int) -> tuple[int, ...]:
+    """Input sizes in ascending order, each once; raises ConfigurationError for one below what the network takes."""
+    too_small = [size for size in sizes if size < least]
+    if too_small:
+        raise ConfigurationError(f"{model} takes inputs of {least} pixels and more, not {too_small[0]}")
+    return tuple(sorted(set(sizes)))
+
+
+Energy = Literal["off", "optional", "required"]
+
+
+ENERGY: tuple[Energy, ...] = ("off", "optional", "required")
+
+
+SANITY, QUICK, FULL = "1_sanity", "2_quick", "3_full"
+
+
+_SIZES_OF_STAGE = {SANITY: 1, QUICK: 10, FULL: 100}
+
+
+SMALLEST, LARGEST = 224, 512
+
+
+@dataclass(frozen=True)
+class ProfiledPair:
+    """One model with one algorithm, and the input sizes in ascending order."""
+
+    settings: ProfileSettings
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """What a command asks for.
+
+    Attributes:
+        stage: folder of the results below `output_dir`.
+        gpu: label that the device must have; None for whatever is there.
+        energy_window_s: least length of an energy window.
+    """
+
+    combinations: tuple[ProfiledPair, ...]
+    stage: str
+    output_dir: Path
+    gpu: str | None
+    energy: Energy
+    energy_window_s: float
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of run_profile.py."""
+    parser = OneLineParser(
+        prog="run_profile.py", description="Profile convolutional networks by algorithm and input size."
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", nargs="+", metavar="MODEL", help=f"all, or of: {', '.join(MODELS)}")
+    what.add_argument("--algorithm", nargs="+", metavar="ALGORITHM", help=f"all, or of: {', '.join(ALGORITHMS)}")
+    what.add_argument(
+        "--on-unsupported",
+        choices=ON_UNSUPPORTED,
+        default="fail",
+        help="what to do when a layer does not support the algorithm: end the combination, or run guess, which is "
+        "recorded (default: %(default)s)",
+    )
+    stage = parser.add_argument_group("input sizes").add_mutually_exclusive_group()
+    stage.add_argument("--test", action="store_true", help=f"one size, into {SANITY}")
+    stage.add_argument("--quick", action="store_true", help=f"10 sizes, into {QUICK}")
+    sizes = parser.add_argument_group("input sizes: which")
+    sizes.add_argument(
+        "--num-sizes",
+        type=int,
+        help="number of input sizes, evenly spread (default: 100, or as --test and --quick set)",
+    )
+    sizes.add_argument("--min-size", type=int, default=SMALLEST, help="side of the smallest input (%(default)s)")
+    sizes.add_argument("--max-size", type=int, default=LARGEST, help="side of the largest (%(default)s)")
+    sizes.add_argument("--sizes", type=int, nargs="+", help="input sizes to measure, instead of a range")
+    how = parser.add_argument_group("how")
+    how.add_argument("--batch-size", type=int, default=1, help="batch size of an inference (default: %(default)s)")
+    how.add_argument(
+        "--precision", choices=PRECISIONS, default="fma", help="precision of matrix products (default: %(default)s)"
+    )
+    how.add_argument("--backend", choices=BACKENDS, default="own", help="ai3: its algorithms on the CPU (%(default)s)")
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
+    how.add_argument("--gpu", help="label of the GPU to run on, such as h100; exit on any other GPU")
+    how.add_argument("--warmup", type=int, default=5, help="fewest warm-up inferences; 0: none (default: %(default)s)")
+    how.add_argument("--measure", type=int, default=15, help="measured inferences of each pass (%(default)s)")
+    how.add_argument("--energy", choices=ENERGY, default="optional", help="(%(default)s)")
+    how.add_argument(
+        "--energy-window", type=float, default=2.0, help="shortest energy window in seconds (default: %(default)s)"
+    )
+    how.add_argument("--seed", type=int, default=0, help="seed of weights and images (default: %(default)s)")
+    how.add_argument("--output-dir", type=Path, default=Path("results"), help="folder of the stages (%(default)s)")
+    lists = parser.add_argument_group("lists, and nothing else")
+    lists.add_argument("--list-models", action="store_true", help="names and smallest inputs")
+    lists.add_argument("--list-algorithms", action="store_true", help="names")
+    lists.add_argument("--check-cuda", action="store_true", help="what torch and cuDNN find here; 1 where no GPU works")
+    return parser
+
+
+def profile_config(arguments: argparse.Namespace) -> ProfileConfig:
+    """Everything that can be validated before a model is built.
+
+    Raises:
+        ConfigurationError: what is unknown, missing, or does not go together.
+    """
+    if not arguments.model or not arguments.algorithm:
+        raise ConfigurationError("--model and --algorithm are needed; --list-models and --list-algorithms name them")
+    _require_positive(arguments)
+    device = choose_device(arguments.device)
+    dtype = torch.float16 if arguments.precision == "half" else torch.float32
+    placement = Placement(device, dtype, arguments.precision, arguments.backend)
+    stage = SANITY if arguments.test else QUICK if arguments.quick else FULL
+    combinations = tuple(
+        ProfiledPair(_settings(model, algorithm, placement, arguments), _sizes(arguments, stage, model))
+        for model in _models(arguments.model)
+        for algorithm in _algorithms(arguments.algorithm)
+    )
+    return ProfileConfig(
+        combinations, stage, arguments.output_dir, arguments.gpu, arguments.energy, arguments.energy_window
+    )
+
+
+def _models(names: Sequence[str]) -> tuple[str, ...]:
+    if list(names) == ["all"]:
+        return tuple(MODELS)
+    for name in names:
+        model_named(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _algorithms(names: Sequence[str]) -> tuple[AlgorithmName, ...]:
+    return ALGORITHMS if list(names) == ["all"] else tuple(dict.fromkeys(map(algorithm_named, names)))
+
+
+def _settings(
+    model: str, algorithm: AlgorithmName, placement: Placement, arguments: argparse.Namespace
+) -> ProfileSettings:
+    on_unsupported: OnUnsupported = arguments.on_unsupported
+    return ProfileSettings(
+        model=model,
+        algorithm=algorithm,
+        placement=placement,
+        on_unsupported=on_unsupported,
+        batch_size=arguments.batch_size,
+        warmup=arguments.warmup,
+        measure=arguments.measure,
+        seed=arguments.seed,
+    )
+
+
+def _sizes(arguments: argparse.Namespace, stage: str, model: str) -> tuple[int, ...]:
+    least = model_named(model).smallest_input
+    if arguments.sizes is not None:
+        return checked_sizes(tuple(arguments.sizes), model, least)
+    count = arguments.num_sizes if arguments.num_sizes is not None else _SIZES_OF_STAGE[stage]
+    return evenly_spread(max(arguments.min_size, least), arguments.max_size, count)
+
+
+def _require_positive(arguments: argparse.Namespace) -> None:
+    check_within("--batch-size", arguments.batch_size, 1, MOST_IMAGES)
+    check_within("--measure", arguments.measure, 1, MOST_TIMES)
+    check_within("--warmup", arguments.warmup, 0, MOST_TIMES)
+    check_above("--energy-window", arguments.energy_window, 0)
+    check_within("--energy-window", arguments.energy_window, 0, MOST_SECONDS)
+    check_within("--seed", arguments.seed, 0, LARGEST_SEED)
+    for size in (arguments.min_size, arguments.max_size, *(arguments.sizes or ())):
+        check_within("input size", size, 1, MOST_PIXELS)
+    if arguments.num_sizes is not None:
+        check_within("--num-sizes", arguments.num_sizes, 1, MOST_PIXELS)

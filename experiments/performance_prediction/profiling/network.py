@@ -1,0 +1,193 @@
+"""In: a network and an algorithm; out: the same network with its convolutions run by it, and a record of each layer."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.performance_prediction.algorithms.convolution import (
+    AlgorithmName,
+    AlgorithmRefused,
+    ConvShape,
+    PreparedConvolution,
+    shape_of_call,
+)
+from experiments.performance_prediction.algorithms.engines import Placement
+from experiments.performance_prediction.algorithms.reference import float64_reference
+from experiments.performance_prediction.algorithms.support import (
+    CombinationReport,
+    LayerSupport,
+    OnUnsupported,
+    combination_report,
+    prepare_layer,
+)
+from experiments.performance_prediction.profiling.records import ProfileSettings
+
+
+class AlgorithmConv2d(nn.Module):
+    """A convolution by a chosen algorithm, then the bias where there is one; no gradient.
+
+    Args:
+        replaced: whose weight and bias are used.
+        prepared: for inputs of one shape; an input that is not contiguous is copied first.
+    """
+
+    def __init__(self, replaced: nn.Conv2d, prepared: PreparedConvolution) -> None:
+        super().__init__()
+        self.replaced = replaced
+        self.prepared = prepared
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Raises ConfigurationError for an input of another shape than the prepared one."""
+        if tuple(given.shape) != self.prepared.shape.input_shape:
+            raise ConfigurationError(
+                f"the layer is prepared for an input of {self.prepared.shape.input_shape}, not {tuple(given.shape)}"
+            )
+        with torch.no_grad():
+            output = self.prepared.run(given.contiguous(), self.replaced.weight)
+            if self.replaced.bias is not None:
+                output += self.replaced.bias.view(1, -1, 1, 1)
+        return output
+
+
+class SwappedConvolutions:
+    """A network whose convolutions run by `algorithm` from here to `restore`, or to the end of `with`.
+
+    Args:
+        model: changed in place; on `placement`'s device and in its dtype, weights contiguous.
+        shapes: of the convolutions to swap, by layer name, as `conv_shapes` gives them.
+        algorithm: asked for in every layer.
+        placement: where.
+        on_unsupported: `fail` leaves the network as it was and raises; `fallback` runs `guess` in the layer.
+        model_name: for the report.
+
+    Attributes:
+        report: what runs in each layer.
+
+    Raises:
+        AlgorithmRefused: a layer is not covered (`fail`), with all layers and reasons in the message's lines.
+        OutOfMemory, CudnnFailed, ConfigurationError: as `engines.prepare`; the network is as it was.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shapes: Mapping[str, ConvShape],
+        algorithm: AlgorithmName,
+        placement: Placement,
+        on_unsupported: OnUnsupported = "fail",
+        model_name: str = "the network",
+    ) -> None:
+        self._model = model
+        self._prepared: dict[str, PreparedConvolution] = {}
+        self._swapped: dict[str, AlgorithmConv2d] = {}
+        try:
+            layers = [self._prepare(*layer, algorithm, placement, on_unsupported) for layer in shapes.items()]
+            self.report = CombinationReport(model_name, algorithm, tuple(layers))
+            if any(layer.runs is None for layer in layers):
+                raise AlgorithmRefused("\n".join(self.report.lines()))
+            for name, prepared in self._prepared.items():
+                self._swap(name, prepared)
+        except BaseException:
+            self.restore()
+            raise
+
+    def __enter__(self) -> "SwappedConvolutions":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    @property
+    def modules(self) -> Mapping[str, AlgorithmConv2d]:
+        """The modules that run now, by layer name."""
+        return self._swapped
+
+    def restore(self) -> None:
+        """Put the network's own convolutions back and release what the others hold; a second call does nothing."""
+        for name, module in self._swapped.items():
+            self._model.set_submodule(name, module.replaced)
+        self._swapped.clear()
+        for prepared in self._prepared.values():
+            prepared.close()
+        self._prepared.clear()
+
+    def _prepare(
+        self,
+        layer: str,
+        shape: ConvShape,
+        algorithm: AlgorithmName,
+        placement: Placement,
+        on_unsupported: OnUnsupported,
+    ) -> LayerSupport:
+        support, prepared = prepare_layer(layer, algorithm, shape, placement, on_unsupported)
+        if prepared is not None:
+            self._prepared[layer] = prepared
+        return support
+
+    def _swap(self, name: str, prepared: PreparedConvolution) -> None:
+        replaced = self._model.get_submodule(name)
+        if not isinstance(replaced, nn.Conv2d):
+            raise ConfigurationError(f"layer {name} is {type(replaced).__name__}, not a convolution")
+        requested = shape_of_call(replaced, torch.empty(prepared.shape.input_shape, device="meta"))
+        if requested != prepared.shape:
+            raise ConfigurationError(f"layer {name} is {requested}, prepared was {prepared.shape}")
+        self._swapped[name] = AlgorithmConv2d(replaced, prepared)
+        self._model.set_submodule(name, self._swapped[name])
+
+
+@dataclass(frozen=True)
+class RunningLayer:
+    """A convolution layer as it runs.
+
+    Attributes:
+        module: what is called; bias included.
+        convolution: the network's own module, whose weight and bias are used.
+    """
+
+    module: nn.Module
+    convolution: nn.Conv2d
+    shape: ConvShape
+
+    def reference(self, given: torch.Tensor) -> torch.Tensor:
+        """The layer's output in float64."""
+        output = float64_reference(given, self.convolution.weight, self.shape)
+        if self.convolution.bias is not None:
+            output += self.convolution.bias.double().view(1, -1, 1, 1)
+        return output
+
+
+@dataclass(frozen=True)
+class RunningNetwork:
+    """A network with an algorithm in force; `layers` in the order of their calls."""
+
+    model: nn.Module
+    report: CombinationReport
+    layers: Mapping[str, RunningLayer]
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """What to hook, by layer."""
+        return {name: layer.module for name, layer in self.layers.items()}
+
+
+@contextmanager
+def running(model: nn.Module, shapes: Mapping[str, ConvShape], settings: ProfileSettings) -> Iterator[RunningNetwork]:
+    """Inside, the network's convolutions run as asked. For `torch` it is left as it is: the baseline.
+
+    Raises:
+        AlgorithmRefused, OutOfMemory, CudnnFailed, ConfigurationError: as `SwappedConvolutions`.
+    """
+    own = {name: module for name in shapes if isinstance(module := model.get_submodule(name), nn.Conv2d)}
+    if settings.algorithm == "torch":
+        report = combination_report(settings.model, settings.algorithm, shapes, settings.placement)
+        yield RunningNetwork(model, report, {name: RunningLayer(own[name], own[name], shapes[name]) for name in shapes})
+        return
+    with SwappedConvolutions(
+        model, shapes, settings.algorithm, settings.placement, settings.on_unsupported, settings.model
+    ) as swapped:
+        layers = {name: RunningLayer(swapped.modules[name], own[name], shapes[name]) for name in shapes}
+        yield RunningNetwork(model, swapped.report, layers)

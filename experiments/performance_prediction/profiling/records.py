@@ -1,0 +1,222 @@
+"""In: –; out: what a profile asks for and what its passes measure, one frozen record each. Seconds, joules, bytes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch
+
+from experiment_core_utils.meters.host_facts import Peaks, cpu_name, git_commit, known_peaks
+from experiment_core_utils.meters.nvml import NvmlGpu
+from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.device import gpu_uuid
+from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.records.energy import PowerTrace
+from experiment_core_utils.records.requests import MemoryReading
+from experiments.performance_prediction.algorithms.convolution import AlgorithmName
+from experiments.performance_prediction.algorithms.engines import Placement
+from experiments.performance_prediction.algorithms.support import CombinationReport, OnUnsupported
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """How a network is profiled, whatever the input size.
+
+    Attributes:
+        on_unsupported: what happens to a layer that refuses `algorithm`.
+        warmup: least number of inferences before those that are measured; more follow until they are stable; 0: none.
+        measure: inferences of the whole-model pass, and of the layer pass.
+        seed: of the weights and the images.
+    """
+
+    model: str
+    algorithm: AlgorithmName
+    placement: Placement
+    on_unsupported: OnUnsupported = "fail"
+    batch_size: int = 1
+    warmup: int = 5
+    measure: int = 15
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class WholeTimes:
+    """The whole-model pass; nothing is hooked.
+
+    Attributes:
+        inferences_s: of each measured inference, from an idle device to the last operation's end.
+        num_warmup: inferences before.
+        is_stable: whether the last of those agreed; None without warm-up.
+        memory: high-water mark of the measured inferences, weights included.
+    """
+
+    inferences_s: tuple[float, ...]
+    num_warmup: int
+    is_stable: bool | None
+    memory: MemoryReading
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """The layer pass.
+
+    Attributes:
+        inferences_s: of each inference of this pass. On a GPU the host has queued it before it begins, so that it can
+            be shorter than one of the whole-model pass.
+        layers_s: by layer, one for each inference; bias included.
+    """
+
+    inferences_s: tuple[float, ...]
+    layers_s: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class PowerWindow:
+    """What a power monitor saw between start and stop.
+
+    Attributes:
+        seconds: from start to stop; None where nothing was read.
+        traces: the readings, one trace for each device.
+        joules: integral of the readings by the trapezoid rule, over the devices; None with a `reason`.
+        bound_j: of its error; see `power_integral.trapezoid_j`.
+        power_mean_w: joules / seconds.
+    """
+
+    seconds: float | None
+    traces: tuple[PowerTrace, ...]
+    joules: float | None
+    bound_j: float | None
+    power_mean_w: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class InferenceEnergy:
+    """Energy of one inference, from a window in which it was repeated without a pause.
+
+    Attributes:
+        joules, bound_j, power_w: idle power included; None with a `reason`.
+        window_s: length of the window.
+        source, basis: as in `EnergyOrigin`.
+        remark: what the figure is weakened by.
+    """
+
+    joules: float | None
+    bound_j: float | None
+    power_w: float | None
+    window_s: float | None
+    source: str | None
+    basis: str | None
+    reason: str | None
+    remark: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Relative L2 distance of a layer's output from a float64 reference on the same input; None with a `reason`."""
+
+    relative: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class SizeProfile:
+    """Everything about one input size.
+
+    Attributes:
+        errors: by layer.
+        kernels: names by layer in the order of their start; None where they are not known (no GPU).
+    """
+
+    input_size: int
+    report: CombinationReport
+    whole: WholeTimes
+    layers: LayerPass
+    energy: InferenceEnergy
+    errors: Mapping[str, LayerError]
+    kernels: Mapping[str, tuple[str, ...]] | None
+
+
+# Rows of one table agree in these.
+IDENTITY = (
+    "model", "algorithm", "device_name", "precision", "dtype", "batch_size", "backend", "on_unsupported", "seed",
+    "warmup_asked", "measure", "torch", "cudnn",
+)  # fmt: skip
+
+
+_FAMILIES = ("NVIDIA ", "Tesla ", "GeForce ", "RTX ")
+
+
+def device_name(device: torch.device) -> str:
+    """As the driver or the kernel tells it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name() or "CPU"
+
+
+def device_label(device: torch.device) -> str:
+    """Label of the device for folder names: `cpu`, or the GPU's model in lower case, such as `h100` of "NVIDIA H100
+    80GB HBM3".
+    """
+    if device.type != "cuda":
+        return "cpu"
+    name = torch.cuda.get_device_name(device)
+    for family in _FAMILIES:
+        name = name.removeprefix(family)
+    return name.replace("-", " ").split()[0].lower()
+
+
+def peaks_of(placement: Placement) -> Peaks:
+    """Peaks from the GPU's data sheet; None for the CPU."""
+    if placement.device.type != "cuda":
+        return Peaks(None, None, None, None, "the peaks of a CPU are not known")
+    products = {"fma": "float32", "tf32": "tf32"}.get(placement.precision, str(placement.dtype).removeprefix("torch."))
+    return known_peaks(torch.cuda.get_device_name(placement.device), products)
+
+
+def identity_cells(settings: ProfileSettings) -> dict[str, Cell]:
+    """The columns `IDENTITY`."""
+    place = settings.placement
+    return {
+        "model": settings.model,
+        "algorithm": settings.algorithm,
+        "device_name": device_name(place.device),
+        "precision": place.precision,
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "batch_size": settings.batch_size,
+        "backend": place.backend,
+        "on_unsupported": settings.on_unsupported,
+        "seed": settings.seed,
+        "warmup_asked": settings.warmup,
+        "measure": settings.measure,
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version() if place.device.type == "cuda" else None,
+    }
+
+
+def provenance_cells(settings: ProfileSettings) -> Mapping[str, Cell]:
+    """The columns `IDENTITY`, then those that may differ between rows; the time of the row's end is not among them."""
+    driver, power_limit_w = _driver(settings.placement.device)
+    return {
+        **identity_cells(settings),
+        "cuda": torch.version.cuda,
+        "driver": driver,
+        "power_limit_w": power_limit_w,
+        "cpu_threads": torch.get_num_threads(),
+        "commit": git_commit(),
+    }
+
+
+def timestamp() -> str:
+    """Now, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _driver(device: torch.device) -> tuple[str | None, float | None]:
+    """Version and enforced power limit; None where the driver does not tell."""
+    uuid = gpu_uuid(device)
+    if uuid is None:
+        return None, None
+    try:
+        known = NvmlGpu(uuid).describe()
+    except MeterUnavailable:
+        return None, None
+    return known.driver_version, known.power_limit_w

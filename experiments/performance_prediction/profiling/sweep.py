@@ -1,0 +1,211 @@
+"""In: combinations of models and algorithms; out: their tables, one combination after the other."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from experiment_core_utils.meters.windows import WindowGoal
+from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    MeterUnavailable,
+    OutOfMemory,
+    SettingError,
+    first_line,
+)
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiments.performance_prediction.algorithms.convolution import AlgorithmRefused
+from experiments.performance_prediction.algorithms.support import CombinationReport
+from experiments.performance_prediction.networks.registry import build_model
+from experiments.performance_prediction.profiler import PowerMonitor, UnifiedProfiler, instruments_of
+from experiments.performance_prediction.profiling.config import ProfileConfig, ProfiledPair
+from experiments.performance_prediction.profiling.records import (
+    device_label,
+    identity_cells,
+    peaks_of,
+    provenance_cells,
+    timestamp,
+)
+from experiments.performance_prediction.profiling.tables import (
+    ResultTables,
+    Status,
+    complete_row,
+    layer_rows,
+    measured_row,
+    unmeasured_row,
+)
+
+Rows = tuple[dict[str, Cell], list[dict[str, Cell]]]
+
+
+@dataclass(frozen=True)
+class SweepCount:
+    """Sizes of a combination: measured now, not measurable, there already."""
+
+    measured: int
+    unmeasured: int
+    found: int
+
+
+def check_support(profiler: UnifiedProfiler, sizes: Sequence[int]) -> list[str]:
+    """Asks at the smallest and the largest size, between which an algorithm's limit may lie, before anything is timed.
+
+    Returns:
+        Lines for the user where layers are not covered; such sizes become rows, or layers of them fall back.
+
+    Raises:
+        AlgorithmRefused: without fallback, where neither size is covered; all layers and reasons in the lines. With it,
+            where the fallback is refused as well.
+        ConfigurationError: as `UnifiedProfiler.support`.
+    """
+    ends = sorted({min(sizes), max(sizes)})
+    reports = {size: report for size in ends if (report := _report(profiler, size)) is not None}
+    lines = [
+        line
+        for size, report in reports.items()
+        if report.refused
+        for line in [f"at {size} pixels: {report.lines()[0]}", *report.lines()[1:]]
+    ]
+    uncovered = [report for report in reports.values() if report.refused]
+    if profiler.settings.on_unsupported == "fail" and uncovered and len(uncovered) == len(reports):
+        raise AlgorithmRefused("\n".join([*lines, "--on-unsupported fallback runs guess in these layers"]))
+    return lines
+
+
+def _report(profiler: UnifiedProfiler, size: int) -> CombinationReport | None:
+    """None where it cannot be asked for, for lack of memory or because cuDNN broke off: the size's row will say so."""
+    try:
+        return profiler.support(size)
+    except AlgorithmRefused:
+        raise
+    except SettingError:
+        return None
+    finally:
+        release_cached_memory(profiler.settings.placement.device)
+
+
+def sweep(
+    profiler: UnifiedProfiler, tables: ResultTables, sizes: Sequence[int], gpu: str, stop: StopRequest
+) -> SweepCount:
+    """Every size that has no row yet.
+
+    Raises:
+        Stopped: someone asked for it, between two sizes.
+        ResultsError, ResultsNotSaved: as `ResultTables`.
+    """
+    done = tables.done_sizes()
+    provenance = {**provenance_cells(profiler.settings), "gpu": gpu, "sizes_asked": len(sizes)}
+    missing = [size for size in sizes if size not in done]
+    measured = 0
+    # On a terminal only; elsewhere the lines tell.
+    with tqdm(total=len(sizes), initial=len(sizes) - len(missing), unit="size", disable=None) as bar:
+        bar.set_description(tables.folder.name)
+        for size in missing:
+            stop.raise_if_requested("between two input sizes")
+            overall, layers = _rows_of(profiler, size, provenance)
+            tables.append(overall, layers)
+            measured += overall["status"] == "ok"
+            bar.write(_line(tables.folder.name, overall))
+            bar.update()
+    return SweepCount(measured, len(missing) - measured, len(sizes) - len(missing))
+
+
+def _rows_of(profiler: UnifiedProfiler, size: int, provenance: Mapping[str, Cell]) -> Rows:
+    settings = profiler.settings
+    try:
+        profile = profiler.profile(size)
+    except SettingError as error:
+        overall, layers = unmeasured_row(size, _status(error), first_line(error)), []
+    else:
+        overall = measured_row(profile, settings.batch_size)
+        known = {name: provenance[name] for name in ("model", "device_name", "precision")}
+        peak = peaks_of(settings.placement).flops_per_s
+        layers = layer_rows(profile, settings.placement.dtype.itemsize, peak, known)
+    release_cached_memory(settings.placement.device)
+    return complete_row(overall, {**provenance, "timestamp": timestamp()}), layers
+
+
+def _status(error: SettingError) -> Status:
+    if isinstance(error, OutOfMemory):
+        return "out_of_memory"
+    return "refused" if isinstance(error, AlgorithmRefused) else "failed"
+
+
+def _line(name: str, row: Mapping[str, Cell]) -> str:
+    if row["status"] != "ok":
+        return f"{name} @{row['input_size']}: {row['status']}: {row['reason']}"
+    power = (
+        "" if row["power_mean_w"] is None else f", {row['power_mean_w']:.0f} W, {row['energy_per_inference_j']:.4g} J"
+    )
+    return (
+        f"{name} @{row['input_size']}: {row['mean']:.3f} ms (layers {row['layers_sum_ms']:.3f}){power}, "
+        f"{row['layers_fell_back']} of {row['num_layers']} layers fell back"
+    )
+
+
+# Of a combination that is not covered: it cannot be done as asked.
+NOT_COVERED = 2
+
+
+def run_profiles(config: ProfileConfig, stop: StopRequest) -> int:
+    """Exit code: 0, or 2 where a combination is not covered; the others are measured all the same.
+
+    Raises:
+        ConfigurationError: the device here is not the one that was requested.
+        MeterUnavailable: energy is required and nothing measures it.
+        Stopped, ResultsError, ResultsNotSaved: as `sweep`.
+    """
+    device = config.combinations[0].settings.placement.device
+    label = device_label(device)
+    if config.gpu is not None and config.gpu.lower() != label:
+        raise ConfigurationError(
+            f"--gpu {config.gpu} was given, but the device here is {label}; drop --gpu to run on it"
+        )
+    monitor = _monitor(config, device)
+    code = 0
+    model, built = "", nn.Module()
+    for combination in config.combinations:
+        if combination.settings.model != model:
+            model = combination.settings.model
+            built = build_model(model, combination.settings.seed)
+        code = max(code, _run_one(UnifiedProfiler(built, combination.settings, monitor), combination, config, stop))
+    return code
+
+
+def _run_one(profiler: UnifiedProfiler, combination: ProfiledPair, config: ProfileConfig, stop: StopRequest) -> int:
+    label = device_label(profiler.settings.placement.device)
+    tables = ResultTables(config.output_dir / config.stage, label, identity_cells(profiler.settings))
+    missing = set(combination.sizes) - tables.done_sizes()
+    if missing:
+        stop.raise_if_requested("before anything was timed")
+        try:
+            lines = check_support(profiler, combination.sizes)
+        except AlgorithmRefused as refused:
+            print(f"error: {refused}", file=sys.stderr)
+            return NOT_COVERED
+        for line in lines:
+            print(line)
+    count = sweep(profiler, tables, combination.sizes, label, stop)
+    print(
+        f"{tables.overall_path}: {count.measured} sizes measured, {count.unmeasured} not measurable, "
+        f"{count.found} there already"
+    )
+    return 0
+
+
+def _monitor(config: ProfileConfig, device: torch.device) -> PowerMonitor:
+    if config.energy == "off":
+        return PowerMonitor(None)
+    using = instruments_of(device)
+    try:
+        using.require_any()
+    except MeterUnavailable as error:
+        if config.energy == "required":
+            raise MeterUnavailable(f"--energy required: {error}; use --energy optional to run without it") from error
+        print(f"no energy: {error}", file=sys.stderr)
+    return PowerMonitor(using.calibrated(), WindowGoal(least_s=config.energy_window_s))

@@ -1,0 +1,89 @@
+"""What E2 takes from stored results and from the table of a full grid."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.setting_result import SampleResult
+from experiments.analyses.knobs.grid import grids_of, levels_of, load_study, request_flops
+from experiments.analyses.sweeps import load_sweep
+from tests.experiments.hand_made_grid import point
+from tests.experiments.hand_made_sweep import FLOPS, PROVENANCE, result, setting, write
+from tests.hand_made_records import answered_sample, measured_sample, staged_run
+
+TABLE = REPOSITORY / "docs" / "core_exp" / "pareto_table.json"
+
+
+def test_a_grid_has_every_sample_at_every_setting_or_nan(tmp_path: Path) -> None:
+    right = measured_sample(0, staged_run(), prediction="1.0", flops=FLOPS)
+    wrong = measured_sample(2, staged_run(vision_s=1.0), prediction="0.0", image_id="picture-0")
+    folder = write(
+        tmp_path, result(setting("low"), [right, wrong]), result(setting("high"), [right, answered_sample(1)])
+    )
+    (found,) = grids_of(load_sweep(folder))
+    assert [each.key for each in found.points] == ["tier-low_topk2_blocks3", "tier-high_topk2_blocks3"]
+    assert found.sample_ids == (0, 1, 2) and found.pictures == ("picture-0", "picture-1", "picture-0")
+    np.testing.assert_array_equal(found.scores, [[1.0, np.nan, 0.0], [1.0, 1.0, np.nan]])
+    # 0.5 + 0.25 + 0.25 s; with a second of vision 1.5; an answer in a batch has no time.
+    np.testing.assert_array_equal(found.total_ms, [[1000.0, np.nan, 1500.0], [1000.0, np.nan, np.nan]])
+    # 1e9 + 2e9 + 2 x 1e7.
+    assert found.flops[0, 0] == 3.02e9 and np.isnan(found.flops[0, 2])
+    assert np.isnan(found.energy_j).all()
+    # The control setting took 1.25 times as long.
+    assert found.drift == pytest.approx(0.25)
+
+
+def test_operations_of_a_request_are_those_of_its_stages() -> None:
+    sample = SampleResult.model_construct(
+        vision_flops=100, prefill_flops=10, decode_flops_per_token=2.0, output_tokens=4
+    )
+    assert request_flops(sample) == 116.0
+    alone = sample.with_keys(vision_flops=None, decode_flops_per_token=None, output_tokens=1)
+    assert request_flops(alone) == 10.0
+    assert request_flops(sample.with_keys(prefill_flops=None)) is None
+
+
+def test_values_of_knobs_are_in_order() -> None:
+    points = [point("low", 8), point("low", 16), point("high", 4)]
+    assert levels_of(points, "vision") == ("low", "high")
+    assert levels_of(points, "top_k") == (4, 8, 16)
+
+
+def test_settings_scored_by_two_metrics_are_refused(tmp_path: Path) -> None:
+    other = result(setting("high")) | {"metric": "em"}
+    with pytest.raises(ResultsError, match="scored by em and read_off"):
+        grids_of(load_sweep(write(tmp_path, result(setting("low")), other)))
+
+
+def test_several_folders_are_one_study_and_each_counts_once(tmp_path: Path) -> None:
+    counts = PROVENANCE["task"] | {"name": "counts"}
+    one = write(tmp_path / "one", result(setting()))
+    two = write(tmp_path / "two", result(setting(), task=counts, fingerprint="beef"))
+    found = load_study([one, two, one])
+    assert [(each.task, len(each.points)) for each in found.grids] == [("counts", 1), ("signs", 1)]
+    assert found.source["num_settings"] == 2 and "2 settings" in found.caption
+
+
+def test_a_table_is_a_study_without_energy_and_operations() -> None:
+    found = load_study([TABLE])
+    (only,) = found.grids
+    assert (only.task, only.scores.shape, only.drift) == ("reference_vqa", (60, 150), None)
+    assert only.points[0].value("top_k") == 1 and levels_of(only.points, "vision") == ("low", "medium", "high")
+    content = json.loads(TABLE.read_text())
+    assert only.total_ms[0, 0] == pytest.approx(content["settings"][only.points[0].key]["milliseconds"][0])
+    assert np.isnan(only.flops).all() and found.source["num_samples"] == 9000
+
+
+def test_a_table_stands_alone_and_is_one(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="give folders of runs, or one table alone"):
+        load_study([TABLE, tmp_path])
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    with pytest.raises(ResultsError, match="no table"):
+        load_study([other])
+    with pytest.raises(ResultsError):
+        load_study([tmp_path / "nowhere"])

@@ -1,0 +1,120 @@
+"""Which samples settings are compared on, and what counts as surely better."""
+
+import numpy as np
+import pytest
+
+from experiments.analyses.knobs.objectives import (
+    ENERGY,
+    FLOPS,
+    LATENCY_MEAN,
+    LATENCY_P95,
+    NoObjectives,
+    draw_counts,
+    interval,
+    objectives,
+)
+from tests.experiments.hand_made_grid import grid, measured, point
+
+NAN = float("nan")
+POINTS = [point("low"), point("high")]
+
+
+def test_settings_are_compared_on_the_samples_that_all_have() -> None:
+    scores = [[1.0, 1.0, NAN, 0.0], [0.0, 1.0, 1.0, NAN]]
+    times = [[10.0, NAN, 30.0, NAN], [20.0, 40.0, 60.0, NAN]]
+    found = measured(grid(POINTS, scores, times))
+    # Scores on samples 0 and 1, times on 0 and 2.
+    assert found.accuracy.tolist() == [1.0, 0.5]
+    assert found.cost.tolist() == [20.0, 40.0]
+    assert (found.num_score_samples, found.num_cost_samples, found.num_dropped_samples) == (2, 2, 2)
+    assert found.left_out == {}
+
+
+def test_a_setting_without_times_is_left_out_and_said_so() -> None:
+    made = grid(POINTS, [[1.0, 0.0], [1.0, 1.0]], [[10.0, 20.0], [NAN, NAN]])
+    found = measured(made)
+    assert [each.key for each in found.points] == [POINTS[0].key]
+    assert found.left_out == {POINTS[1].key: "no sample has mean end-to-end latency"}
+
+
+def test_absent_energy_is_a_reason_and_no_number() -> None:
+    found = objectives(grid(POINTS, [[1.0], [1.0]], [[1.0], [2.0]]), ENERGY, 100, 0)
+    assert isinstance(found, NoObjectives) and "--energy" in found.reason
+
+
+def test_settings_that_share_no_sample_cannot_be_paired() -> None:
+    found = objectives(grid(POINTS, [[1.0, NAN], [NAN, 1.0]], [[1.0, 1.0], [1.0, 1.0]]), LATENCY_MEAN, 100, 0)
+    assert isinstance(found, NoObjectives)
+    assert found.reason == "no sample has a score at all 2 settings, so none can be paired"
+    found = objectives(grid(POINTS, [[NAN], [NAN]], [[1.0], [1.0]]), LATENCY_MEAN, 100, 0)
+    assert isinstance(found, NoObjectives) and found.reason == "no sample has a score by read_off"
+
+
+def test_costs_are_taken_by_their_statistic() -> None:
+    made = grid(POINTS[:1], [[1.0] * 21], [[float(each) for each in range(21)]])
+    # 0 to 20: the mean is 10, 95 % of the way is 19; operations are ten times as many.
+    assert [measured(made, of).cost[0] for of in (LATENCY_MEAN, LATENCY_P95, FLOPS)] == [10.0, 19.0, 100.0]
+    draws = measured(made, LATENCY_P95).cost_draws[:, 0]
+    assert draws.shape == (400,) and draws.max() <= 20.0 and 15 < np.median(draws) < 20
+
+
+def test_draws_give_all_settings_the_same_pictures_and_keep_those_with_times() -> None:
+    # Samples 0 and 1 show one picture; only the first four samples have times (pattern 3).
+    counts = draw_counts(["a", "a", "b", "c", "d", "e"], np.array([3, 3, 3, 3, 1, 1]), 200, seed=1)
+    assert (counts[:, 0] == counts[:, 1]).all()
+    # Pictures a, b and c are drawn three times in all, d and e twice.
+    assert (counts[:, 0] + counts[:, 2] + counts[:, 3] == 3).all()
+    assert (counts[:, 4] + counts[:, 5] == 2).all()
+    assert np.unique(counts[:, 0]).tolist() == [0, 1, 2, 3]
+
+
+def test_every_draw_has_times_where_few_samples_have() -> None:
+    times = np.full((2, 40), NAN)
+    times[:, :2] = 10.0
+    found = measured(grid(POINTS, np.ones((2, 40)), times))
+    assert found.num_cost_samples == 2 and (found.cost_draws == 10.0).all()
+
+
+def test_what_is_common_to_the_settings_does_not_blur_their_difference() -> None:
+    # Times from 10 to 300 ms, the second setting always 1 % longer.
+    times = np.linspace(10, 300, 30)
+    found = measured(grid(POINTS, np.ones((2, 30)), np.stack([times, 1.01 * times])))
+    assert [found.cheaper(at).tolist() for at in (0, 1)] == [[False, True], [False, False]]
+    low, high = interval(found.cost_draws[:, 0])
+    assert low < 130 and high > 175
+
+
+@pytest.mark.parametrize(("drift", "is_cheaper"), [(None, True), (0.15, True), (0.25, False)])
+def test_a_latency_is_lower_only_by_more_than_the_drift(drift: float | None, is_cheaper: bool) -> None:
+    # 10 and 12 ms: 20 % more.
+    made = grid(POINTS, np.ones((2, 20)), [[10.0] * 20, [12.0] * 20], energy_j=[[10.0] * 20, [12.0] * 20], drift=drift)
+    assert measured(made).cheaper(0)[1] == is_cheaper
+    # Operations do not drift.
+    assert measured(made, FLOPS).cheaper(0)[1] and measured(made, ENERGY).drift_allowance == 0.0
+
+
+def test_few_pictures_prove_no_lower_cost() -> None:
+    five, six = ([[10.0] * n, [12.0] * n] for n in (5, 6))
+    assert not measured(grid(POINTS, np.ones((2, 5)), five)).cheaper(0).any()
+    assert measured(grid(POINTS, np.ones((2, 6)), six)).cheaper(0)[1]
+
+
+def test_accuracy_is_higher_where_answers_differ_often_enough() -> None:
+    def better(more: int) -> bool:
+        scores = [[1.0] * (10 + more) + [0.0] * (50 - more), [1.0] * 10 + [0.0] * 50]
+        return bool(measured(grid(POINTS, scores, np.ones((2, 60)))).more_accurate(0)[1])
+
+    # An exact sign test has 0.0625 for 5 of 5, 0.0312 for 6 of 6, 0.0039 for 9 of 9.
+    assert [better(more) for more in (1, 4, 9)] == [False, False, True]
+
+
+def test_scores_above_one_are_taken_as_they_are() -> None:
+    scores = [[4.0, 6.0] * 10, [1.0, 3.0] * 10]
+    found = measured(grid(POINTS, scores, np.ones((2, 20)), best=10.0))
+    assert found.accuracy.tolist() == [5.0, 2.0] and found.best == 10.0
+    assert [found.more_accurate(at).tolist() for at in (0, 1)] == [[False, True], [False, False]]
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    made = grid(POINTS, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]], [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    np.testing.assert_allclose(measured(made).cost_draws, measured(made).cost_draws, rtol=1e-12)

@@ -1,0 +1,115 @@
+"""A device that is an affine change away is recovered from few samples; what was monotone stays so."""
+
+import numpy as np
+import pytest
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.analyses.latency.features import RequestSetting
+from experiments.analyses.latency.model import measured_times
+from experiments.analyses.latency.recalibration import (
+    METHODS,
+    SYNTHETIC,
+    errors_against_samples,
+    recalibrate,
+    study_of_synthetic,
+    synthetic_device,
+)
+from experiments.analyses.latency.settings_left_out import relative_error
+from tests.experiments.analyses.latency.synthetic_samples import (
+    launching_estimator,
+    launching_samples,
+    samples_of,
+    working_estimator,
+    working_samples,
+)
+
+
+def test_the_synthetic_device_by_hand() -> None:
+    samples = working_samples()
+    changed = synthetic_device(samples)
+    assert SYNTHETIC["T_LLM_prefill"] == (1.4, 3.0)
+    assert changed.times["T_LLM_prefill"] == pytest.approx(1.4 * samples.times["T_LLM_prefill"] + 3.0)
+    total = changed.times["T_vision_total"] + changed.times["T_LLM_prefill"]
+    steps = samples.requests.output_tokens - 1
+    assert changed.times["T_total"] == pytest.approx(total + steps * changed.times["T_decode_per_token"])
+
+
+def test_a_line_for_each_stage_is_recovered() -> None:
+    target = synthetic_device(working_samples())
+    found = recalibrate(working_estimator(), target, "stage_affine").predict(target.requests)
+    for name, measured in measured_times(target).items():
+        # The constant is drawn towards 0 by one pseudo-sample of 108.
+        assert relative_error(found.times[name], measured) < 0.01
+
+
+def test_one_line_for_all_is_recovered() -> None:
+    samples = working_samples()
+    vision, prefill, token = (2.0 * samples.times[name] for name in SYNTHETIC)
+    target = samples_of(samples.requests, samples.settings, vision, prefill, token)
+    found = recalibrate(working_estimator(), target, "global_affine").predict(target.requests)
+    assert relative_error(found.times["T_LLM_prefill"], prefill) < 0.01
+    assert relative_error(found.times["T_vision_total"], vision) < 0.01
+
+
+def test_refit_forgets_the_source() -> None:
+    target = synthetic_device(working_samples())
+    found = recalibrate(working_estimator(), target, "refit").predict(target.requests)
+    assert found.times["T_total"] == pytest.approx(target.times["T_total"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_more_is_not_faster_after_recalibration_to_noise(method: str) -> None:
+    source = launching_estimator(0.05)
+    target = synthetic_device(launching_samples(noise=0.4, seed=3))
+    drawn = target.take(np.arange(0, 100, 10))
+    found = recalibrate(source, drawn, method).predict(
+        [
+            RequestSetting(288, 1, 12, 4, 12, 9),
+            RequestSetting(1376, 15, 12, 4, 12, 9),
+            RequestSetting(1376, 15, 12, 8, 16, 9),
+        ]
+    )
+    for name in ("T_vision_total", "T_first_token", "T_decode_per_token", "T_total"):
+        assert (np.diff(found.times[name]) >= -1e-9).all() and (found.times[name] >= 0).all()
+
+
+def test_errors_fall_with_samples_and_are_of_those_not_drawn() -> None:
+    target = synthetic_device(working_samples(noise=0.1, seed=5, samples_each=8))
+    found = {
+        (each.method, each.num_samples): each
+        for each in errors_against_samples(working_estimator(), target, ["T_total"], draws=12)
+    }
+    # 216 samples: 100 can be drawn and leave 116.
+    assert {size for _, size in found} == {10, 25, 50, 100}
+    assert found["none", 10].median > 0.15
+    assert found["stage_affine", 100].median < 0.1
+    assert found["refit", 100].high - found["refit", 100].low <= found["refit", 10].high - found["refit", 10].low
+    assert all(each.low <= each.median <= each.high for each in found.values())
+
+
+def test_an_unknown_method_is_refused_and_a_recalibration_is_named() -> None:
+    samples = working_samples()
+    with pytest.raises(ConfigurationError, match="no recalibration 'quadratic'; choose among none, global_affine"):
+        recalibrate(working_estimator(), samples, "quadratic")
+    caveats = recalibrate(working_estimator(), samples, "refit").fitted.caveats
+    assert caveats[-1].startswith("recalibrated by refit with 108 samples")
+
+
+def test_a_run_that_is_too_short_to_be_split_says_so() -> None:
+    samples = working_samples()
+    few = samples.take(np.isin(samples.settings, np.unique(samples.settings)[:8]))
+    study = study_of_synthetic(few, 0.9)
+    assert not study.errors and study.reason == "the run has too few settings or samples to be split in two"
+
+
+def test_launches_that_vision_hides_are_rescaled_from_the_beginning_of_the_request() -> None:
+    samples = launching_samples()
+    # Vision 1.2 times as long; launches 1.5 times as long, of which the longer vision hides more.
+    vision = 1.2 * samples.times["T_vision_total"]
+    prefill = 1.5 * (10.0 + 1.5 * samples.requests.num_active_blocks) - vision
+    token = samples.times["T_decode_per_token"]
+    target = samples_of(samples.requests, samples.settings, vision, prefill, token)
+    found = recalibrate(LatencyEstimator().fit(samples), target, "stage_affine").predict(target.requests)
+    assert relative_error(found.times["T_LLM_prefill"], prefill) < 0.01
+    assert relative_error(found.times["T_first_token"], vision + prefill) < 0.01

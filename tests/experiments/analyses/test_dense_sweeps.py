@@ -1,0 +1,42 @@
+"""A dense model's results, where top-k is null and the number of vision tokens may be the model's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
+from experiments.analyses.sweeps import load_sweep, samples_frame, settings_frame
+from experiments.core_exp import e1_stage_latency, e2_knob_pareto, report
+from tests.experiments.hand_made_sweep import result, write
+
+
+@pytest.fixture(params=["tiers", "own tokens"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    targets = [tier_target("low"), tier_target("high")] if request.param == "tiers" else [own_target()]
+    settings = [KnobSetting(target, None, tuple(range(blocks))) for target in targets for blocks in (3, 4)]
+    return write(tmp_path / "run", *(result(each) for each in settings))
+
+
+def test_top_k_is_absent_in_the_frames(folder: Path) -> None:
+    sweep = load_sweep(folder)
+    assert settings_frame(sweep)["top_k"].isna().all()
+    assert samples_frame(sweep)["top_k"].isna().all()
+    assert sorted(set(settings_frame(sweep)["num_active_blocks"])) == [3, 4]
+
+
+def test_stages_and_fronts_of_a_model_without_experts(folder: Path) -> None:
+    assert e1_stage_latency.main([str(folder)]) == 0
+    assert e2_knob_pareto.main([str(folder), "--num_draws", "100"]) == 0
+    grid = json.loads((folder / "analysis" / "e2_knob_grid_results.json").read_text())
+    points = grid["tasks"][0]["settings"]
+    assert {point["top_k"] for point in points} == {None}
+    breakdown = json.loads((folder / "analysis" / "e1_stage_latency_breakdown.json").read_text())
+    # 0.5 s vision, 0.25 s prefill and 0.25 s decode in every sample.
+    assert all(each["stages"]["vision"]["share"] == pytest.approx(0.5) for each in breakdown["settings"])
+
+
+def test_a_report_of_a_model_without_experts(folder: Path) -> None:
+    page = folder / "page.html"
+    assert report.main([str(folder), "--output", str(page)]) == 0
+    assert "topknone" in page.read_text()

@@ -1,0 +1,73 @@
+"""What is left out of the analyses of many settings, that it is said, and that the fast ways find what the plain do."""
+
+import numpy as np
+import pytest
+
+from experiment_core_utils.sweep.front_search import mean_bound
+from experiments.analyses.files import Steps, draws_for
+from experiments.analyses.knobs.effects import effects
+from experiments.analyses.knobs.fronts import on_front
+from experiments.analyses.knobs.objectives import TAIL, _lower_bounds
+from experiments.analyses.latency.features import MEASURED, RequestColumns, TimedSamples, of_fewer_settings
+
+
+@pytest.mark.parametrize(("settings", "draws"), [(1, 1000), (1000, 1000), (2000, 500), (5000, 200), (100_000, 100)])
+def test_draws_for_many_settings(settings: int, draws: int) -> None:
+    assert draws_for(settings, 1000) == draws
+
+
+@pytest.mark.parametrize("allowance", [0.0, 0.3])
+def test_a_front_is_what_no_other_setting_dominates(allowance: float) -> None:
+    random = np.random.default_rng(0)
+    # Few values, so that many are equal; and some absent.
+    cost, accuracy = random.integers(0, 6, (50, 12)).astype(float), random.integers(0, 4, (50, 12)) / 4
+    cost[0, 3] = np.nan
+    expected = [
+        [
+            not any(
+                other * (1 + allowance) <= own and its >= right and (other * (1 + allowance) < own or its > right)
+                for other, its in zip(costs, rights, strict=True)
+            )
+            for own, right in zip(costs, rights, strict=True)
+        ]
+        for costs, rights in zip(cost, accuracy, strict=True)
+    ]
+    assert on_front(cost, accuracy, allowance).tolist() == expected
+
+
+def test_bounds_of_many_rows_are_those_of_each() -> None:
+    random = np.random.default_rng(1)
+    differences, clusters = random.choice([-1.0, 0.0, 0.3, 1.0], (30, 17)), random.integers(0, 6, 17)
+    clusters = np.unique(clusters, return_inverse=True)[1]
+    expected = [mean_bound(row, clusters, TAIL, 1.0).low for row in differences]
+    # The same sums in another order: a few units in the last place of numbers around 1.
+    assert _lower_bounds(differences, clusters, 1.0) == pytest.approx(expected, abs=1e-14)
+    assert _lower_bounds(differences, np.zeros(17, dtype=int), 1.0).tolist() == [-np.inf] * 30
+
+
+def test_a_spread_that_is_too_large_is_not_split_and_says_so() -> None:
+    levels = {"vision": [f"{n % 40} tokens" for n in range(1040)], "top_k": [n // 40 + 1 for n in range(1040)]}
+    found = effects(levels, np.arange(1040.0), np.ones((3, 1040)))
+    assert found.reason == "not split: more than 1000 settings" and not found.terms and len(found.level_means) == 66
+    many = effects({"vision": list(range(200))}, np.arange(200.0), np.ones((3, 200)))
+    assert many.reason == "not split: more than 100 values of a knob" and not many.level_means
+
+
+def test_an_estimator_is_fitted_to_some_of_many_settings() -> None:
+    settings = np.array([f"signs tokens{number // 2}_topk2_blocks3" for number in range(2002)])
+    requests = RequestColumns(*(np.full(2002, 2.0) for _ in range(6)))
+    samples = TimedSamples(requests, {name: np.ones(2002) for name in MEASURED}, settings, np.full(2002, "signs"))
+    # A thousand are all taken.
+    thousand = samples.take(np.arange(2000))
+    assert of_fewer_settings(thousand, 5) == (thousand, None)
+    fewer, output = of_fewer_settings(samples, 5)
+    # Each setting with both of its samples.
+    assert len(fewer) == 10 and len(set(fewer.knobs)) == 5
+    assert output == "fitted to and validated on 5 of 1001 settings, drawn at random; 996 left out"
+
+
+def test_progress_is_said_of_many_settings_only(capsys: pytest.CaptureFixture[str]) -> None:
+    Steps().say(12, "fronts")
+    assert capsys.readouterr().err == ""
+    Steps().say(5000, "fronts")
+    assert capsys.readouterr().err == "0 s: fronts\n"

@@ -1,0 +1,107 @@
+"""What a run's folder is read as, which folders are refused and in which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiments.analyses.sweeps import SETTING_END, load_sweep, samples_frame, settings_frame
+from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
+from tests.hand_made_records import measured_sample, staged_run
+
+
+def test_settings_are_in_order_of_the_knobs_and_samples_with_them(tmp_path: Path) -> None:
+    knobs = [("high", 2), ("low", 4), ("low", 2), ("medium", 2)]
+    sweep = load_sweep(write(tmp_path, *(result(setting(tier, top_k)) for tier, top_k in knobs)))
+    keys = [
+        "tier-low_topk2_blocks3", "tier-low_topk4_blocks3", "tier-medium_topk2_blocks3", "tier-high_topk2_blocks3",
+    ]  # fmt: skip
+    assert [each.key for each in sweep.settings] == keys
+    assert [row["setting"] for row in sweep.samples] == [key for key in keys for _ in range(2)]
+
+
+def test_the_provenance_is_what_all_settings_share(tmp_path: Path) -> None:
+    found = load_sweep(write(tmp_path, result(setting()), result(setting("high")))).provenance
+    assert (found.device, found.is_gpu, found.model, found.dtype) == ("Scripted GPU", True, "folder/tiny", "bfloat16")
+    assert (found.tasks, found.fingerprints) == (("signs",), {"signs": "f00d"})
+    assert found.caveats == ("2 samples stand behind a comparison",)
+    assert (found.peak_flops_per_s, found.peak_bytes_per_s, found.peak_reason) == (1e12, 1e11, None)
+
+
+def test_frames_have_units_and_absent_is_nan(tmp_path: Path) -> None:
+    single = measured_sample(1, staged_run(inter_token_s=()))
+    sweep = load_sweep(write(tmp_path, result(setting(), [measured_sample(0), single])))
+    samples, settings = samples_frame(sweep), settings_frame(sweep)
+    assert list(samples["T_vision_total_ms"]) == [500.0, 500.0]
+    assert samples["T_LLM_decode_ms"][0] == 250.0 and pd.isna(samples["T_LLM_decode_ms"][1])
+    assert (samples["T_LLM_decode_ms"].dtype, samples["top_k"].dtype) == ("float64", "int64")
+    assert list(settings.columns[:2]) == ["task", "setting"]
+    assert tuple(settings.columns[-len(SETTING_END) :]) == SETTING_END
+    # 0.5 + 0.25 + 0.25 s and 0.5 + 0.25 s: 1000 and 750 ms.
+    assert settings["T_total_mean_ms"][0] == 875.0
+    assert pd.isna(settings["energy_vision_j"][0]) and settings["drift_ratio_max"][0] == 1.25
+
+
+def test_each_dataset_may_have_a_sub_folder_and_rescored_ones_are_left_out(tmp_path: Path) -> None:
+    other = PROVENANCE["task"] | {"name": "counts"}
+    write(tmp_path / "signs", result(setting()))
+    write(tmp_path / "counts", result(setting(), task=other, fingerprint="beef"))
+    write(tmp_path / "rescored_other", result(setting()))
+    sweep = load_sweep(tmp_path)
+    assert sweep.provenance.tasks == ("counts", "signs")
+    assert sweep.provenance.fingerprints == {"counts": "beef", "signs": "f00d"}
+    assert [each.task for each in sweep.settings] == ["counts", "signs"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": PROVENANCE["model"] | {"name": "other"}}, "their model is folder/tiny and other"),
+        ({"hardware": PROVENANCE["hardware"] | {"gpu_name": None}}, "their GPU is None and Scripted GPU"),
+        ({"fingerprint": "beef"}, "have different fingerprints"),
+    ],
+)
+def test_results_of_two_sweeps_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    changed, plain = result(setting("high"), **change), result(setting("low"))
+    if "gpu_name" in words or "GPU" in words:
+        changed, plain = result(setting("low"), **change), result(setting("high"))
+    with pytest.raises(ResultsError, match=words) as caught:
+        load_sweep(write(tmp_path, changed, plain))
+    assert "tier-low" in str(caught.value) and "tier-high" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_same_setting_twice_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "first", result(setting()))
+    write(tmp_path / "second", result(setting()))
+    with pytest.raises(ResultsError, match="tier-low_topk2_blocks3 of signs is in .*first.* and in .*second"):
+        load_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "missing", ["provenance", "tier", "fingerprint", "per_sample_results", "max_crops", "num_total_blocks"]
+)
+def test_a_broken_file_is_named(tmp_path: Path, missing: str) -> None:
+    write(tmp_path, result(setting("high")))
+    broken = {key: value for key, value in result(setting("low")).items() if key != missing}
+    path = tmp_path / "signs_imgsizetier-low_crops2_topk2_blocks3.json"
+    path.write_text(json.dumps(broken))
+    with pytest.raises(ResultsError, match=f"'{missing}'") as caught:
+        settings_frame(load_sweep(tmp_path))
+    assert path.name in str(caught.value)
+
+
+def test_other_contents_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="nowhere is not a folder"):
+        load_sweep(tmp_path / "nowhere")
+    with pytest.raises(ResultsError, match="contains no results"):
+        load_sweep(tmp_path)
+    path = tmp_path / "signs_imgsizetier-low_crops2_topk2_blocks3.json"
+    path.write_text("{")
+    with pytest.raises(ResultsError, match=f"{path.name} cannot be read"):
+        load_sweep(tmp_path)
+    path.write_text(json.dumps(result(setting()) | {"schema_version": 2}))
+    with pytest.raises(ResultsError, match=f"{path.name} is not a result of schema 1"):
+        load_sweep(tmp_path)

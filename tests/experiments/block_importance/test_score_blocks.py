@@ -1,0 +1,118 @@
+"""The program that scores blocks, from flags to the files that the profiler reads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiment_core_utils.blocks.importance import provenance_path
+from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, read_block_sets, read_importance
+from experiment_core_utils.models.common.checkpoint_files import weights_digest
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiments.block_importance.score_blocks import main
+
+
+def run(checkpoint: Path, output: Path, *more: str) -> dict[str, Any]:
+    flags = ["--model_path", str(checkpoint), "--output", str(output), "--device", "cpu", "--num_threads", "1",
+             "--vision_tokens_list", "288"]  # fmt: skip
+    assert main([*flags, *more]) == 0
+    found: dict[str, Any] = json.loads(provenance_path(output).read_text())
+    return found
+
+
+@pytest.mark.parametrize("method", ["leave_one_out", "activation_change", "gradient"])
+def test_every_method_scores_every_block(tiny_checkpoint: Path, tmp_path: Path, method: str) -> None:
+    output = tmp_path / "scores.json"
+    tasks = ("reference_vqa", "reference_choice")
+    provenance = run(
+        tiny_checkpoint, output, "--dataset_name", *tasks, "--num_samples", "2", "--method", method, "--batch_size", "2"
+    )
+    scores = read_importance(output)
+    assert list(scores) == [0, 1, 2, 3]
+    assert provenance["method"] == method
+    assert provenance["tasks"].keys() == set(tasks)
+    assert provenance["tasks"]["reference_vqa"]["samples"] == {"scored": 2, "held_out": 0}
+    for block, score in scores.items():
+        recorded = provenance["blocks"][str(block)]
+        assert recorded["score"] == score == pytest.approx(sum(recorded["by_task"].values()) / 2)
+    if method != "leave_one_out":
+        assert min(scores.values()) > 0
+
+
+def test_scores_by_likelihood_are_compared_on_other_pictures(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "scores.json"
+    provenance = run(
+        tiny_checkpoint, output, "--dataset_name", "reference_vqa", "reference_counting", "--measure", "answer_loss",
+        "--num_samples", "12", "--held_out", "6", "--num_active_blocks", "2", "3",
+    )  # fmt: skip
+    # Six questions a picture.
+    assert provenance["tasks"]["reference_vqa"]["samples"] == {"scored": 8, "held_out": 4}
+    ranked = sorted((1, 2, 3), key=read_importance(output).__getitem__, reverse=True)
+    held_out = provenance["held_out"]
+    assert held_out["2"]["blocks"] == [0, ranked[0]]
+    gain = held_out["3"]["gain"]["score"]
+    assert gain == pytest.approx(held_out["3"]["chosen"]["score"] - held_out["3"]["first"]["score"])
+    assert "the first 3: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "answer_loss"])
+def test_a_check_compares_given_scores_by_accuracy(tiny_checkpoint: Path, tmp_path: Path, measure: str) -> None:
+    output = tmp_path / "scores.json"
+    output.write_text('{"0": 9, "1": 0.1, "2": 0.3, "3": 0.2}')
+    flags = ["--model_path", str(tiny_checkpoint), "--output", str(output), "--device", "cpu", "--num_threads", "1",
+             "--vision_tokens_list", "288", "--check", "--dataset_name", "reference_counting", "--num_samples", "2",
+             "--held_out", "2", "--num_active_blocks", "2", "3", "--measure", measure]  # fmt: skip
+    assert main(flags) == 0
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["scores.held_out.json", "scores.json"]
+    found = json.loads((tmp_path / "scores.held_out.json").read_text())
+    assert found["measure"].startswith("accuracy")
+    assert [found["held_out"][count]["blocks"] for count in ("2", "3")] == [[0, 2], [0, 2, 3]]
+    for each in found["held_out"].values():
+        assert 0 <= each["chosen"]["score"] <= 1
+
+
+def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    output = tmp_path / "sets.json"
+    provenance = run(
+        tiny_checkpoint, output, "--dataset_name", "reference_vqa", "--measure", "answer_loss", "--num_samples", "4",
+        "--select", "beam", "--beam_width", "2", "--num_active_blocks", "2", "3",
+    )  # fmt: skip
+    sets = read_block_sets(output)
+    assert set(sets) == {2, 3}
+    assert (provenance["method"], provenance["beam_width"]) == ("beam", 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--select", "greedy", "--method", "gradient"], "drop one"),
+        (["--measure", "answer_loss", "--method", "gradient"], "not for gradient"),
+        (["--held_out", "3", "--method", "gradient"], "--held_out"),
+        (["--check"], "give --held_out N"),
+        (["--num_samples", "0"], "at least 1"),
+        (["--held_out", "-1"], "--held_out -1 is not possible; give at least 0"),
+        (["--num_samples", "2000", "--held_out", "5"], "none are left"),
+        (["--measure", "answer_loss", "--num_samples", "9000"], "2250 pictures are requested and 500 are there"),
+        (["--dataset_name", "imagenet"], "unknown task"),
+        (["--execution", "graph"], "--execution graph calls no modules"),
+        (["--use_magic"], "unrecognized"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        main(["--model_path", str(tiny_checkpoint), "--output", str(tmp_path / "x.json"), "--device", "cpu", *flags])
+
+
+def test_the_embedded_models_scores_are_of_its_weights() -> None:
+    """Else they would choose blocks of a model that is no longer there."""
+    path = EMBEDDED_MODEL / OWN_SCORES_FILE
+    provenance = json.loads(provenance_path(path).read_text())
+    assert provenance["model"]["weights_sha256"] == weights_digest(EMBEDDED_MODEL)
+    assert {block: each["score"] for block, each in provenance["blocks"].items()} == json.loads(path.read_text())
+    assert list(read_importance(path)) == list(range(16))

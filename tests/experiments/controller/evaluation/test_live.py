@@ -1,0 +1,198 @@
+"""What is said beside a live evaluation: samples of a training, requests that run eagerly for want of memory."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.interface import Score
+from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
+from experiments.controller.evaluate_controller import main
+from experiments.controller.evaluation.live import (
+    LiveJob,
+    controllers_of,
+    grouped_accuracy,
+    host_caveats,
+    live_caveats,
+    open_live,
+    refusal_caveats,
+)
+from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.networks.odds import HostOdds
+from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
+from experiments.controller.policies.interface import StaticPolicy
+from experiments.controller.policies.learned import TwoStageController
+from experiments.controller.running.live import prepare_requests
+from experiments.controller.training.environment import RewardRecipe
+from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.live_environment import LiveEnvironment
+from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun
+from tests.conftest import save_tiny, tiny_config
+from tests.experiments.controller.hand_made_requests import grid
+from tests.experiments.hand_made_sweep import result, setting, write
+
+TASK = load_task("reference_vqa", "validation")
+TINY_WIDTH = 32
+
+
+def live(split: str, sample_ids: list[int]) -> dict[str, object]:
+    return {"kind": "live", "task": TASK.name, "split": split, "sample_ids": sample_ids}
+
+
+def opened(checkpoint: Path) -> LiveJob:
+    """Two requests; the published knobs are of larger models."""
+    config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--execution", "graph"])
+    model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+    space = KnobSpace(("low", "medium"), (2, 4), (3, 4), num_total_blocks=4, first_top_k=4)
+    requests, failed = prepare_requests(model, TASK, [0, 5], space.tiers)
+    blocks, both = BlockChoice(scores={1: 0.1, 2: 0.2, 3: 0.3}), tuple(requests)
+    return LiveJob(config, (), model, TASK, get_metric(TASK.metric), space, blocks, 3, both, both, failed, 0, {})
+
+
+def trained(job: LiveJob, folder: Path) -> Path:
+    """A checkpoint before its first update, of a training on the job's requests."""
+    space = action_space(job.space, job.blocks)
+    ids = [each.sample.sample_id for each in job.requests]
+    environment = LiveEnvironment(
+        job.model, job.metric, job.requests, space, job.blocks, 3, (0.1, 0.4), live(job.task.split, ids)
+    )
+    networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
+    TrainingRun(networks, environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
+    return folder / CHECKPOINT
+
+
+def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
+    """A store of 10^13 slots is more than any address can reach."""
+    job = opened(tiny_checkpoint)
+    checkpoint = trained(job, tmp_path)
+    caveats = live_caveats(job, checkpoint, controllers_of(job, checkpoint))
+    assert not any("eagerly" in caveat for caveat in caveats)
+    assert "two_stage was trained on 2 of the 2 requests that it is evaluated on" in caveats
+    without = replace(job, max_new_tokens=10**13)
+    found = live_caveats(without, checkpoint, controllers_of(without, checkpoint))
+    eager = [caveat for caveat in found if "eagerly" in caveat]
+    assert len(eager) == 1
+    assert eager[0].startswith("two_stage ran eagerly, the other policies with execution ")
+    assert "no memory left" in eager[0]
+    assert not any(caveat.startswith("two_stage") for caveat in live_caveats(without, None, []))
+
+
+def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_checkpoint: Path):
+    """A policy's own setting, without a two-stage controller; what could be warmed up is in no line."""
+    job = opened(tiny_checkpoint)
+    inputs = job.model.to_device(job.requests[0].prepared["low"].inputs)
+    for top_k, num_blocks, tokens in ((4, 4, 3), (2, 4, 10**13), (2, 3, 3)):
+        job.model.apply(job.space.setting(KnobChoice("low", top_k, num_blocks), job.blocks))
+        job.model.warm_up(inputs, tokens)
+    eager = [caveat for caveat in live_caveats(job, None, []) if "eagerly" in caveat]
+    assert len(eager) == 1
+    assert eager[0].startswith("top-k 2 with 4 blocks ran eagerly, whatever tier and whichever policy but two_stage")
+    assert "the device has no memory left to make a prompt of" in eager[0]
+
+
+def test_settings_of_the_same_reason_share_a_line():
+    found = refusal_caveats(
+        {(8, (0, 1)): "no room", (4, (0, 1)): "no room", (4, (0, 1, 2)): "no kernel", (None, (0, 1, 2)): "x"}
+    )
+    output = "ran eagerly, whatever tier and whichever policy but two_stage chose it"
+    assert found == [
+        f"top-k 8 with 2 blocks, top-k 4 with 2 blocks {output}: no room",
+        f"top-k 4 with 3 blocks {output}: no kernel",
+        f"3 blocks {output}: x",
+    ]
+
+
+def test_accuracy_of_answers_in_groups_is_a_share_of_the_best(tiny_checkpoint: Path):
+    """Every answer is worth 2 of 8; one of two requests is measured."""
+    job = opened(tiny_checkpoint)
+    policy = StaticPolicy(KnobChoice("low", 2, 3))
+    worth = AnswerMetric("worth", lambda answer: Score(2.0), best=8.0)
+    some = replace(job, policies=(policy,), metric=worth, measured=job.measured[:1])
+    assert grouped_accuracy(some, [0.5]) == {
+        "num_requests": 2,
+        "policies": {policy.name: [{"budget_ms": 500.0, "accuracy": 0.25, "num_scored": 2}]},
+    }
+    assert grouped_accuracy(replace(some, measured=some.requests), [0.5]) is None
+
+
+def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):
+    job = opened(tiny_checkpoint)
+    hardware = {"gpu_name": None, "cpu": "Scripted CPU"}
+    model = {"name": "folder/tiny", "dtype": "float32", "execution": "cpu"}
+    shown = replace(job, measured=job.measured[:1], source={"hardware": hardware, "model": model})
+    assert shown.caption == (
+        "Scripted CPU  ·  tiny  ·  float32, cpu  ·  n = 1 requests, measured live  ·  reference vqa"
+    )
+
+
+def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
+    job = opened(tiny_checkpoint)
+    checkpoint = trained(job, tmp_path)
+    space = action_space(job.space, job.blocks)
+    networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
+    assert isinstance(job.model, MolmoeStagedModel)
+    for reason, output in (
+        ("no Triton", ["two_stage computed its networks on the host and not on the model's device: no Triton"]),
+        (None, []),
+    ):
+        odds = HostOdds(networks, job.model.host_embeddings, job.model.device, reason)
+        two_stage = TwoStageController(odds, space, job.model, job.blocks, 3)
+        assert host_caveats([two_stage]) == output
+        assert [each for each in live_caveats(job, checkpoint, [two_stage]) if "on the host" in each] == output
+
+
+@pytest.mark.parametrize("other", ["grid", "controller"])
+def test_a_grid_or_a_controller_of_another_model_is_refused_before_samples_are_drawn(
+    tiny_checkpoint: Path, tmp_path: Path, other: str
+):
+    """The controller is for 4 blocks; the published knobs need 5, and the task does not exist."""
+    folder = save_tiny(tiny_config(num_hidden_layers=5), tmp_path / "small")
+    checkpoint = trained(opened(tiny_checkpoint), tmp_path)
+    flags = ["--model_path", str(folder), "--device", "cpu", "--dataset_name", "nothing"]
+    if other == "grid":
+        with pytest.raises(ConfigurationError, match="of the model folder/tiny, and the answers are of .*small; give"):
+            open_live(flags, [], replace(grid(), model="folder/tiny"))
+    else:
+        with pytest.raises(ConfigurationError, match="is for another model than .*small: blocks 4 in place of 5; give"):
+            open_live(flags, [], grid(), checkpoint)
+
+
+def test_random_weights_under_a_trained_controller_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
+    job = opened(tiny_checkpoint)
+    output = "the model's weights are random, and not those that two_stage was trained with"
+    checkpoint = trained(job, tmp_path)
+    assert output not in live_caveats(job, checkpoint, [])
+    assert output in live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint, [])
+
+
+def test_a_live_evaluation_says_that_its_grid_is_of_another_task(tmp_path: Path):
+    """The grid is of `signs`, by the model that runs; a model of 5 blocks is the smallest that is controlled."""
+    model = save_tiny(tiny_config(num_hidden_layers=5), tmp_path / "small")
+    made = [result(setting(tier, 4, 3)) for tier in ("low", "high")]
+    for each in made:
+        each["provenance"]["model"]["name"] = str(model)
+    folder = write(tmp_path / "run", *made)
+    flags = [
+        "--mode",
+        "live",
+        "--budgets_ms",
+        "500",
+        "--model_path",
+        str(model),
+        "--device",
+        "cpu",
+        "--num_threads",
+        "1",
+    ]
+    asked = ["--dataset_name", TASK.name, "--num_samples", "1", "--max_new_tokens", "2", "--num_threads", "1"]
+    assert main([str(folder), *flags, *asked]) == 0
+    content = json.loads((folder / "controller_live" / "controller_evaluation.json").read_text())
+    assert f"the grid is of signs, and {TASK.name} was measured" in content["caveats"]

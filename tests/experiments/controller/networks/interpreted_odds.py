@@ -1,0 +1,14 @@
+"""In: nothing; out: the device's odds against the host's, in Triton's interpreter, as one line of JSON.
+
+Run with TRITON_INTERPRET=1, which has to be set before Triton is imported.
+"""
+
+import json
+
+import torch
+
+from experiment_core_utils.models.common.cuda_graphs import Reruns
+from tests.experiments.controller.networks.compared_odds import compared
+
+if __name__ == "__main__":
+    print(json.dumps(compared(torch.device("cpu"), torch.float32, Reruns())))

@@ -1,0 +1,202 @@
+"""A report's content by hand-made numbers, its escaping, and what it says of what is not there."""
+
+import json
+import re
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from experiment_core_utils.records.caveats import caveat
+from experiments.analyses.charts.latency_plots import errors_plot, guardrail_plot, predicted_plot
+from experiments.analyses.charts.marks import hover, numbers, thinned, whiskers
+from experiments.analyses.latency.estimator import Prediction
+from experiments.analyses.latency.guardrail import GuardrailCounts
+from experiments.analyses.latency.model import PREDICTED
+from experiments.analyses.latency.validation import Coverage, Errors, Repeatability, Validation
+from experiments.analyses.report.analyses import analyse
+from experiments.analyses.report.content import report_of
+from experiments.analyses.report.page import page_of
+from experiments.analyses.report.parts import Plot, Report
+from experiments.core_exp.report import main
+from tests.experiments.analyses.latency.synthetic_samples import working_samples
+from tests.experiments.hand_made_sweep import result, setting, write
+from tests.experiments.reported_sweep import HOSTILE, reported_folder
+from tests.hand_made_records import answered_sample, measured_sample
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Top-k 2 with 2, 3 and 4 blocks, top-k 4 with 2 blocks: too few for a latency estimator."""
+    return report_of(analyse([reported_folder(tmp_path_factory.mktemp("run"), num_settings=4)]))
+
+
+def plots_of(report: Report, section: str) -> dict[str, Plot]:
+    return {plot.name: plot for each in report.sections if each.name == section for plot in each.plots}
+
+
+def test_the_statements_are_of_the_data(report: Report) -> None:
+    # 2 blocks: vision 100, prefill 80 x (1, 1.01, 1.02, 1.03), decode 20 x (2, 3.03, 2.04, 3.09) ms: mean 232 ms.
+    # 4 blocks: twice the prefill and decode: 100 + 2 x 132 = 364 ms.
+    assert (
+        "The fastest of 4 settings is tier-low_topk2_blocks2 with 232 ms a request on average, the slowest "
+        "tier-low_topk2_blocks4 with 364 ms, 1.57 times as long."
+    ) in report.statements
+    # Prefill is 81.2 ms with 2 blocks, 121.8 and 162.4 ms with 3 and 4.
+    assert "The stage that takes longest is vision in 2, prefill in 2 of the 4 settings." in report.statements
+    # Every sample has half of the points at every setting.
+    assert any("tier-low_topk2_blocks2" in each and "0.500" in each for each in report.statements[2:])
+    assert not any("Energy" in each or "predicted" in each for each in report.statements)
+
+
+def test_the_caveats_are_each_said_once_with_their_settings(report: Report) -> None:
+    caveats = {each.text: each for each in report.caveats}
+    assert caveats["Only 4 samples per setting: use --num_samples 500 or more before comparing accuracy."].scope is None
+    throttled = caveats["Throttling: the GPU's clocks were lowered."]
+    assert throttled.scope == "4 of 4 settings" and len(throttled.details) == 4
+    assert throttled.details[0].startswith("signs tier-low_topk2_blocks2: throttled: ")
+    assert f"({HOSTILE})" in throttled.details[0]
+    assert "With fewer than 20 samples the P95 is just the slowest one; the fewest here are 4." in caveats
+
+
+def test_failed_and_cut_samples_are_caveats(tmp_path: Path) -> None:
+    one = result(setting(), [measured_sample(0), measured_sample(1)])
+    one |= {"num_failed_samples": 3, "share_truncated": 0.5, "share_unparsed": 0.0}
+    texts = [each.text for each in report_of(analyse([write(tmp_path, one)])).caveats]
+    assert "Failed samples: 3 samples failed; figures are of those that ran." in texts
+    assert "50 % of the answers were cut at the limit of output tokens, so their own length is not known." in texts
+    assert not any("could not be read" in text for text in texts)
+
+
+def test_the_drift_of_all_settings_is_one_caveat(tmp_path: Path) -> None:
+    two = [result(setting(top_k=top_k)) for top_k in (2, 3)]
+    for each, ratio in zip(two, (0.9, 1.4), strict=True):
+        each["drift"] = [{"rank": 0, "control": "x", "before": 1.0, "after": ratio, "reason": None}]
+        found = caveat("drift", ratio=ratio, when="after")
+        each["provenance"] |= {"caveats": [found.sentence], "caveat_records": [found.model_dump()]}
+    (drift,) = [each for each in report_of(analyse([write(tmp_path, *two)])).caveats if each.text.startswith("Drift")]
+    assert "0.90 to 1.40 times" in drift.text and drift.scope == "2 of 2 settings"
+
+
+def test_the_table_has_what_some_setting_has(report: Report) -> None:
+    labels = [column.label for column in report.settings.columns]
+    assert labels[:4] == ["setting", "vision", "top-k", "blocks"] and labels[-1] == "front"
+    assert "failed" not in labels and "J a request" not in labels
+    rows = [dict(zip(labels, row, strict=True)) for row in report.settings.rows]
+    assert [row["mean ms"].text for row in rows] == ["232.0", "298.0", "364.0", "232.0"]
+    assert rows[0]["accuracy"].key == 0.5 and rows[0]["accuracy"].text.startswith("0.500 [")  # type: ignore[union-attr]
+
+
+def test_the_pictures_hold_the_numbers(report: Report) -> None:
+    plots = plots_of(report, "e1")
+    vision, prefill, decode = plots["e1-settings"].data
+    # Fastest first; equal ones keep their order.
+    assert vision["x"][0] == "tier-low_topk2_blocks2" and vision["y"] == [100.0] * 4
+    assert prefill["y"] == [81.2, 81.2, 121.8, 162.4] and decode["y"] == [50.8, 50.8, 76.2, 101.6]
+    # 50.8 ms of 232 ms.
+    assert "decode: 50.8 ms, 21.9 %" in decode["hovertext"][0]
+    front = plots_of(report, "e2")["e2-front-latency_p95-signs"]
+    assert sum(len(trace["x"]) for trace in front.data if trace["hoverinfo"] == "text") == 4
+
+
+def test_every_picture_is_one_for_plotly(report: Report) -> None:
+    for section in report.sections:
+        for plot in section.plots:
+            go.Figure({"data": plot.data, "layout": plot.layout})
+
+
+def test_what_is_missing_is_said(report: Report) -> None:
+    reasons = {each.name: " ".join(each.reasons) for each in report.sections}
+    assert "--use_profiler" in reasons["e1"]
+    assert "no sample has an energy" in reasons["e2"]
+    assert "4 settings with 16 samples are too few" in reasons["e3"] and not plots_of(report, "e3")
+
+
+def test_random_weights_have_no_fronts(tmp_path: Path) -> None:
+    report = report_of(analyse([reported_folder(tmp_path, random_weights=True, num_settings=4)]))
+    names = set(plots_of(report, "e2"))
+    assert names == {"e2-effects-signs", "e2-levels-latency_p95-signs"}
+    assert "the weights are random" in report.sections[1].reasons[0]
+    assert not any("accura" in each for each in report.statements) and report.subtitle.endswith("random weights")
+    assert "front" not in [column.label for column in report.settings.columns]
+
+
+def test_one_setting_and_answers_without_times_make_a_page(tmp_path: Path) -> None:
+    samples = [answered_sample(number) for number in range(3)]
+    report = report_of(analyse([write(tmp_path, result(setting(), samples))]))
+    reasons = {each.name: " ".join(each.reasons) for each in report.sections}
+    assert "answered in batches" in reasons["e1"] and "one setting" in reasons["e2"] and "no sample" in reasons["e3"]
+    assert "Too little was measured to say anything." in page_of(report)
+
+
+def test_no_text_of_results_is_markup(report: Report) -> None:
+    page = page_of(report)
+    start, library, rest = re.split(r"<script>(?=/\*\*)|(?<=</script>)\n<script>(?=\"use strict\")", page)
+    assert "plotly.js" in library[:200]
+    for part in (start, rest):
+        assert "<img" not in part and "document.title=2</script>" not in part
+    (plots,) = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', start)
+    # In the JSON the texts are escaped once more, for plotly, which reads tags.
+    hovers = [
+        text for plot in json.loads(plots).values() for trace in plot["data"] for text in trace.get("hovertext", [])
+    ]
+    hostile = [text for text in hovers if "example.org" in text]
+    assert hostile and all("&lt;img" in text and "<img" not in text for text in hostile)
+
+
+def test_only_the_page_s_own_scripts_may_run(report: Report) -> None:
+    page = page_of(report)
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [b64encode(sha256(each.encode()).digest()).decode() for each in scripts]
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', page)
+    assert len(hashes) == 2 and all(f"&#x27;sha256-{each}&#x27;" in policy for each in hashes)
+    assert policy.startswith("default-src &#x27;none&#x27;")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "run", result(setting()))
+    assert main([str(folder)]) == 0 and (folder / "report.html").exists()
+    assert capsys.readouterr().out.strip() == str(folder / "report.html")
+    assert main([str(tmp_path / "nothing")]) == 1
+    assert main([str(folder), "--colour", "red"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_parts_of_pictures() -> None:
+    assert hover("a<b", "c&d") == "<b>a&lt;b</b><br>c&amp;d"
+    assert numbers([1 / 3, None]) == [0.333333, None]
+    assert thinned(3, most=5) == [0, 1, 2] and thinned(9, most=3) == [0, 4, 8]
+    bars = whiskers([1.0, 2.0], [(0.5, 1.25), (2.5, 3.0)])
+    # The second interval does not hold its value: no bar points below it.
+    assert bars["array"] == [0.25, 1.0] and bars["arrayminus"] == [0.5, 0.0]
+
+
+def test_the_estimator_s_pictures() -> None:
+    samples = working_samples()
+    columns = {name: np.full(len(samples), 10.0) for name in PREDICTED}
+    left_out = Prediction(columns, columns, columns, np.zeros(len(samples), bool), np.zeros(len(samples), bool))
+    found = Validation(
+        left_out=left_out,
+        estimator={"T_total": Errors(108, 0.08, 0.07, 0.04, 0.01)},
+        linear={"T_total": Errors(108, 0.2, 0.2, 0.1, 0.0)},
+        repeatability={"T_total": Repeatability(0.05, 0.02)},
+        coverage={"T_total": Coverage(0.9, 0.3)},
+        num_folds=8,
+    )
+    estimator, linear, noise = errors_plot(found).data
+    assert (estimator["x"], linear["x"], noise["x"]) == ([4.0], [10.0], [2.0])
+    predicted = predicted_plot(samples, found, "T_total")
+    assert "4.0 % off by setting, 8.0 % by request; 90 % of the requests" in str(predicted.note)
+    assert len(predicted.data[-1]["x"]) == 27 and set(predicted.data[-1]["y"]) == {10.0}
+    curve = [GuardrailCounts(0.0, 20, 10, 2, 9, 1, 0.2, 1 / 9), GuardrailCounts(0.5, 20, 0, 0, 9, 9, None, 1.0)]
+    broken, wasted = guardrail_plot(curve).data
+    assert (broken["x"], broken["y"]) == ([0.0], [20.0]) and (wasted["x"], wasted["y"]) == (
+        [0.0, 50.0],
+        [11.1111, 100.0],
+    )
+    assert "2 of 10 admitted were over budget" in broken["hovertext"][0]
+    for plot in (errors_plot(found), predicted, guardrail_plot(curve)):
+        go.Figure({"data": plot.data, "layout": plot.layout})

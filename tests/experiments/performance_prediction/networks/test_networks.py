@@ -1,0 +1,89 @@
+"""The six networks against what is published of them: parameters, names and shapes of the state, convolutions."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.performance_prediction.algorithms.support import conv_shapes
+from experiments.performance_prediction.networks.registry import MODELS, build_model, model_named
+
+# Parameters as published; the digest is over the names and shapes of torchvision 0.28's own state in its order.
+PUBLISHED = {
+    "vgg16": (138_357_544, "8a41c838cadbc3e0"),
+    "alexnet": (61_100_840, "23c3b8d4a3e86dc8"),
+    "resnet50": (25_557_032, "614cd53ddf849669"),
+    "resnet152": (60_192_808, "9ce3831312550858"),
+    "densenet121": (7_978_856, "08ed4bd108558638"),
+    "googlenet": (6_624_904, "3cf031916e017580"),
+}
+# Convolutions: all, with stride 1, 3x3 with stride 1, 1x1.
+CONVOLUTIONS = {
+    "vgg16": (13, 13, 13, 0),
+    "alexnet": (5, 4, 3, 0),
+    "googlenet": (57, 56, 19, 37),
+    "resnet50": (53, 46, 13, 36),
+    "resnet152": (155, 148, 47, 104),
+    "densenet121": (120, 119, 58, 61),
+}
+
+
+@pytest.fixture(params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+def on_meta(name: str) -> nn.Module:
+    with torch.device("meta"):
+        return model_named(name).build()
+
+
+def test_parameters_names_and_shapes(name: str) -> None:
+    model = on_meta(name)
+    state = "\n".join(f"{key} {list(tensor.shape)}" for key, tensor in model.state_dict().items())
+    digest = hashlib.sha256(state.encode()).hexdigest()[:16]
+    assert (sum(each.numel() for each in model.parameters()), digest) == PUBLISHED[name]
+
+
+def test_convolutions(name: str) -> None:
+    shapes = list(conv_shapes(on_meta(name), (1, 3, 224, 224)).values())
+    strided = [shape for shape in shapes if shape.stride == (1, 1)]
+    threes = [shape for shape in strided if shape.kernel == (3, 3)]
+    ones = [shape for shape in shapes if shape.kernel == (1, 1)]
+    assert (len(shapes), len(strided), len(threes), len(ones)) == CONVOLUTIONS[name]
+
+
+def test_flops_of_vgg16_by_hand() -> None:
+    # Multiply-adds at 224 pixels: output pixels times 9 times channels in and out.
+    stages = [(224, [(3, 64), (64, 64)]), (112, [(64, 128), (128, 128)]), (56, [(128, 256), (256, 256), (256, 256)]),
+              (28, [(256, 512), (512, 512), (512, 512)]), (14, [(512, 512)] * 3)]  # fmt: skip
+    products = sum(side * side * 9 * a * b for side, pairs in stages for a, b in pairs)
+    assert sum(shape.flops for shape in conv_shapes(on_meta("vgg16"), (1, 3, 224, 224)).values()) == 2 * products
+
+
+def test_the_smallest_input_is_the_smallest(name: str) -> None:
+    model, side = on_meta(name).eval(), MODELS[name].smallest_input
+    assert conv_shapes(model, (1, 3, side, side))
+    if side > 1:
+        with pytest.raises(ConfigurationError):
+            conv_shapes(model, (1, 3, side - 1, side - 1))
+
+
+def test_random_weights_keep_the_signal_and_the_seed() -> None:
+    state = torch.random.get_rng_state()
+    model = build_model("resnet50")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not model.training
+    with torch.inference_mode():
+        logits = model(torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    assert logits.shape == (1, 1000) and 0.01 < float(logits.std()) < 100
+    assert torch.equal(model.conv1.weight, build_model("resnet50").conv1.weight)  # type: ignore[union-attr, arg-type]
+    assert not torch.equal(model.conv1.weight, build_model("resnet50", seed=1).conv1.weight)  # type: ignore[union-attr, arg-type]
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(ConfigurationError, match="no model 'vgg19'; there are: vgg16, densenet121"):
+        build_model("vgg19")

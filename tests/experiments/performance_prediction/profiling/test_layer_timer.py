@@ -1,0 +1,48 @@
+"""The layer pass on the CPU: which layers, how often, and that nothing of it stays."""
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.performance_prediction.profiler import CUDALayerTimer, seconds_of_layers
+
+CPU = torch.device("cpu")
+
+
+class Twice(nn.Module):
+    """Calls one layer, then another, then the first again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.a(self.b(self.a(given)))
+        return output
+
+
+def test_each_layer_has_a_time_for_each_inference_within_that_of_the_inference() -> None:
+    model = Twice()
+    calls = []
+
+    def inference() -> None:
+        calls.append(model(torch.zeros(1, 2, 8, 8)))
+
+    found = CUDALayerTimer({"a": model.a, "b": model.b}, CPU).time(inference, 3)
+    assert len(calls) == 1 + 3
+    assert list(found.layers_s) == ["a", "b"]
+    assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in found.layers_s.values())
+    for place, total_s in enumerate(found.inferences_s):
+        assert sum(seconds[place] for seconds in found.layers_s.values()) < total_s
+
+
+def test_what_lies_between_the_layers_is_in_none_of_them() -> None:
+    # before 100, a 1, up to b 200, b 2, up to a 300, a 4, behind 400
+    assert seconds_of_layers(["a", "b", "a"], [100, 1, 200, 2, 300, 4, 400]) == {"a": 5, "b": 2}
+
+
+def test_the_hooks_are_gone_after_an_inference_that_breaks_off() -> None:
+    model = Twice()
+    with pytest.raises(ZeroDivisionError):
+        CUDALayerTimer({"a": model.a}, CPU).time(lambda: 1 / 0, 1)
+    assert not model.a._forward_hooks and not model.a._forward_pre_hooks
