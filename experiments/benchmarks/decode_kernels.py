@@ -20,7 +20,7 @@ import torch
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
@@ -95,7 +95,7 @@ def kernels(decoder: DecoderWeights, top_k: int) -> None:
     kv_cache, tiles = filled_kv_cache(decoder, 1), tiles_for(decoder, top_k, MAX_SEQ_LEN)
     buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
     step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=torch.cuda.get_device_capability()[0] >= 9)
-    step.launch(DecoderKnobs(top_k, (0, 1)))
+    step.launch(EngineKnobs(top_k, (0, 1)))
     launches: dict[str, Callable[[BlockWeights, int], None]] = {
         "qkv": lambda block, row: step.launch_qkv(block, buffers.stream, embed=False),
         "attention": lambda block, row: step.launch_attention(block, row),
@@ -122,7 +122,7 @@ def kernels(decoder: DecoderWeights, top_k: int) -> None:
 @torch.inference_mode()
 def steps(decoder: DecoderWeights, top_k: int, blocks: int, batch: int) -> None:
     """One row for a whole step, or two where there are two ways."""
-    knobs = DecoderKnobs(top_k, tuple(range(blocks)))
+    knobs = EngineKnobs(top_k, tuple(range(blocks)))
     ways = {"for each": batch + 1, "once for all": batch} if batch > 1 else {"for each": batch + 1}
     for way, fewest in ways.items():
         kv_cache, engine = filled_kv_cache(decoder, batch), GraphedDecode(decoder, fewest_together=fewest)
@@ -146,7 +146,7 @@ def check() -> None:
     full = copy.deepcopy(half).float()
     full.set_experts_implementation("eager")
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
-    for knobs in (DecoderKnobs(8, (0, 1, 2, 3)), DecoderKnobs(3, (0, 2))):
+    for knobs in (EngineKnobs(8, (0, 1, 2, 3)), EngineKnobs(3, (0, 2))):
         wanted, exact = full.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
         _, rounded = half.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
         ours = {

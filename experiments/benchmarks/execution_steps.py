@@ -17,7 +17,7 @@ import torch
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.decode import FIRST_OVERLAPPING
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
@@ -54,9 +54,7 @@ def vision_steps(model: MolmoeForConditionalGeneration) -> Iterator[Step]:
         yield name, lambda engine=engine: engine.encode(pixels, masks)  # type: ignore[misc]
 
 
-def prefill_steps(
-    model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: DecoderKnobs
-) -> Iterator[Step]:
+def prefill_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
     """Prompt to the logits of its last token."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
     yield "modules", lambda: model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
@@ -66,7 +64,7 @@ def prefill_steps(
         yield name, lambda engine=engine: engine.prefill(embeddings, knobs, kv_cache)  # type: ignore[misc]
 
 
-def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: DecoderKnobs) -> Iterator[Step]:
+def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
     """So many tokens behind the prompt, each feeding the next."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
     logits, state = model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
@@ -92,7 +90,7 @@ def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights,
 
 
 def _replayed(
-    graph_capturer: GraphCapturer, step: DecodeStep, kv_cache: KVCache, knobs: DecoderKnobs
+    graph_capturer: GraphCapturer, step: DecodeStep, kv_cache: KVCache, knobs: EngineKnobs
 ) -> Callable[[], None]:
     replay = graph_capturer.record(lambda: step.launch(knobs))
 
@@ -113,7 +111,7 @@ def main() -> None:
         parser.error("torch sees no GPU, and nothing here runs without one")
     model = built(16, 23, torch.bfloat16)
     decoder = fuse_decoder_weights(model)
-    knobs = DecoderKnobs(given.top_k, tuple(range(16)))
+    knobs = EngineKnobs(given.top_k, tuple(range(16)))
     stages = {
         f"vision, {CROPS} crops": (vision_steps(model), 1),
         f"prefill, {POSITIONS} tokens": (prefill_steps(model, decoder, knobs), 1),

@@ -19,7 +19,7 @@ import torch
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
@@ -87,9 +87,9 @@ def check() -> None:
     half = built(3, 10, torch.bfloat16)
     full = copy.deepcopy(half).float()
     for tokens, knobs in (
-        (333, DecoderKnobs(8, (0, 1, 2))),
-        (1053, DecoderKnobs(3, (0, 2))),
-        (7, DecoderKnobs(1, (0, 1))),
+        (333, EngineKnobs(8, (0, 1, 2))),
+        (1053, EngineKnobs(3, (0, 2))),
+        (7, EngineKnobs(1, (0, 1))),
     ):
         ids = torch.randint(0, 50000, (1, tokens), device="cuda")
         wanted, state = full.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
@@ -152,14 +152,14 @@ def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> Non
     for tokens in (1053, 300):
         embeddings = decoder.embedding[torch.randint(0, 50000, (tokens,), device="cuda")]
         for top_k in (8, 4, 1):
-            knobs = DecoderKnobs(top_k, every)
+            knobs = EngineKnobs(top_k, every)
             engine.warm_up(knobs, kv_cache, tokens)
             ms = milliseconds(lambda: engine.prefill(embeddings, knobs, kv_cache))  # noqa: B023
             print(f"prefill {tokens} tokens, top-k {top_k}: {ms:.2f} ms", flush=True)
     taken = free - torch.cuda.mem_get_info()[0]
     started = time.perf_counter()
     for count in range(1, len(every)):
-        engine.warm_up(DecoderKnobs(8, every[:count]), kv_cache, TOKENS)
+        engine.warm_up(EngineKnobs(8, every[:count]), kv_cache, TOKENS)
     seconds = (time.perf_counter() - started) / (len(every) - 1)
     more = (free - taken - torch.cuda.mem_get_info()[0]) / (len(every) - 1)
     print(f"memory: {taken / 2**20:.0f} MiB for six settings, {more / 2**20:.1f} MiB and {seconds:.2f} s for one more")

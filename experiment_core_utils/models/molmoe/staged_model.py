@@ -21,7 +21,7 @@ from experiment_core_utils.models.costs.memory import step_weights
 from experiment_core_utils.models.hf.requests import UNUSABLE, check_prompt
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.batch_runner import BatchedExecution
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
     EagerPausedPrefill,
@@ -89,8 +89,8 @@ class MolmoeStagedModel:
         self._eager = EagerStages(model)
         self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
-        self._refused: dict[DecoderKnobs, str] = {}
-        self._unbatched: dict[DecoderKnobs, str] = {}
+        self._refused: dict[EngineKnobs, str] = {}
+        self._unbatched: dict[EngineKnobs, str] = {}
         self._split: EagerPausedPrefill | EnginePausedPrefill = (
             EagerPausedPrefill(model, self._eager)
             if self._engine_stages is None
@@ -204,8 +204,8 @@ class MolmoeStagedModel:
         }
 
     @property
-    def _knobs(self) -> DecoderKnobs:
-        return DecoderKnobs(*self.model.active_setting)
+    def _knobs(self) -> EngineKnobs:
+        return EngineKnobs(*self.model.active_setting)
 
     @property
     def _stages(self) -> EagerStages | EngineStages:
@@ -225,7 +225,7 @@ class MolmoeStagedModel:
         # Not in the handler: until its end the error holds what was half made.
         self._give_up_refused(knobs)
 
-    def _give_up_refused(self, knobs: DecoderKnobs) -> None:
+    def _give_up_refused(self, knobs: EngineKnobs) -> None:
         if self._engine_stages is not None and knobs in self._refused:
             self._engine_stages.give_up(knobs)
             release_cached_memory(self.device)
@@ -277,7 +277,7 @@ class MolmoeStagedModel:
 
     def prefill(
         self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
-    ) -> tuple[torch.Tensor, DecodeState | PrefilledRequest[DecoderKnobs]]:
+    ) -> tuple[torch.Tensor, DecodeState | PrefilledRequest[EngineKnobs]]:
         """See `StagedModel.prefill`."""
         return self._stages.prefill(self._knobs, inputs, features)
 
@@ -285,7 +285,7 @@ class MolmoeStagedModel:
         """See `Stages.decoding`; engines switch nothing."""
         return self._eager.decoding() if self._stages is self._eager else nullcontext()
 
-    def decode_step(self, token: torch.Tensor, state: DecodeState | PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: DecodeState | PrefilledRequest[EngineKnobs]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
@@ -297,11 +297,11 @@ class MolmoeStagedModel:
             return generate_async(stages.async_stages(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
-    def rewind(self, state: DecodeState | PrefilledRequest[DecoderKnobs], steps: int) -> None:
+    def rewind(self, state: DecodeState | PrefilledRequest[EngineKnobs], steps: int) -> None:
         """See `StagedModel.rewind`."""
         self._stages_of(state).rewind(state, steps)
 
-    def _stages_of(self, state: DecodeState | PrefilledRequest[DecoderKnobs]) -> Any:
+    def _stages_of(self, state: DecodeState | PrefilledRequest[EngineKnobs]) -> Any:
         return self._engine_stages if isinstance(state, PrefilledRequest) else self._eager
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:

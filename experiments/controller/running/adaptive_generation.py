@@ -19,7 +19,7 @@ from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.interface import Component
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
     EagerPausedPrefill,
     EnginePausedPrefill,
@@ -37,7 +37,7 @@ from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies.interface import check_budget
 from experiments.controller.running.deciders import Decider, FirstDecision
 
-Choose = Callable[[torch.Tensor], DecoderKnobs]
+Choose = Callable[[torch.Tensor], EngineKnobs]
 
 
 class PausedStages:
@@ -66,10 +66,10 @@ class PausedStages:
         self._split = split
         self._requested = pause, appended, max_new_tokens
         self._choose = choose
-        self._chosen: DecoderKnobs | None = None
+        self._chosen: EngineKnobs | None = None
 
     @property
-    def chosen(self) -> DecoderKnobs:
+    def chosen(self) -> EngineKnobs:
         """The knobs of the rest; raises SettingError before the prefill."""
         if self._chosen is None:
             raise SettingError("the knobs are chosen inside the prefill; run that first")
@@ -104,7 +104,7 @@ class AsyncPausedStages(PausedStages):
     def __init__(self, split: EnginePausedPrefill, *asked: Any) -> None:
         super().__init__(split, *asked)
         self._engine_stages = split
-        self._state: PrefilledRequest[DecoderKnobs] | None = None
+        self._state: PrefilledRequest[EngineKnobs] | None = None
 
     @property
     def last_token(self) -> torch.Tensor:
@@ -221,10 +221,10 @@ class AdaptiveModel:
         self._decider.warm_up(max(len(prompt_ids(self._staged, request.prompt)) for request in requests))
         if isinstance(self._staged.split, EagerPausedPrefill):
             return
-        choices: dict[str, list[tuple[int, DecoderKnobs]]] = {}
+        choices: dict[str, list[tuple[int, EngineKnobs]]] = {}
         for first, second in self._decider.possible():
             active = self._active(second.num_active_blocks)
-            choices.setdefault(first.tier, []).append((first.pause, DecoderKnobs(second.top_k, active)))
+            choices.setdefault(first.tier, []).append((first.pause, EngineKnobs(second.top_k, active)))
         self._staged.warm_up_paused_prefill(
             [
                 _shape(self._prepared(request, tier).inputs, request.max_new_tokens, own)
@@ -285,13 +285,13 @@ class AdaptiveModel:
         """Marks: start | features ready (with a picture) | pause | stage 2's decision | first token | … | last one."""
         split, ends, device = self._staged.split, self._staged.eos_token_ids, self._staged.device
 
-        def choose(states: torch.Tensor) -> DecoderKnobs:
+        def choose(states: torch.Tensor) -> EngineKnobs:
             marks.mark()
             self._decider.rehearse()
             second = self._decider.second(states)
             active = self._active(second.num_active_blocks)
             marks.mark()
-            return DecoderKnobs(second.top_k, active)
+            return EngineKnobs(second.top_k, active)
 
         asked = first.pause, token, limit, choose
         stages: PausedStages
@@ -308,7 +308,7 @@ class AdaptiveModel:
         )
 
 
-def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, DecoderKnobs]]) -> PausedPrefillShape:
+def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, EngineKnobs]]) -> PausedPrefillShape:
     crops = inputs["pixel_values"].shape[1] if "pixel_values" in inputs else None
     return PausedPrefillShape(inputs["input_ids"].shape[1], crops, limit, tuple(choices))
 

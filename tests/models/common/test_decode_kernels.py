@@ -15,14 +15,14 @@ from experiment_core_utils.models.common.decode_kernels import DecodeKernels, Ra
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages, answer_together
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.primitives.device import NoMarks
 from tests.conftest import tiny_config
 from tests.models.hf.test_generate import NEW_TOKENS, AloneStages, prompt_of, ready
 from tests.models.knob_families import TEXT_FAMILIES
 
 ELSEWHERE = torch.device("meta")
-EVERY = DecoderKnobs(4, (0, 1, 2, 3))
+EVERY = EngineKnobs(4, (0, 1, 2, 3))
 
 
 class AloneEager(EagerStages):

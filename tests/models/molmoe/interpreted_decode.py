@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.gpu.triton import grouped_gemm as grouped_product
 from experiment_core_utils.models.molmoe.engines.gpu.triton.batched_decode_forward import BatchBuffers, BatchedStep
@@ -55,7 +55,7 @@ def model_with(heads: int, kv_heads: int, width: int, experts: int, normalise: b
 
 
 def against_modules(
-    model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, prompts: list[int], steps: int, together: bool = False
+    model: MolmoeForConditionalGeneration, knobs: EngineKnobs, prompts: list[int], steps: int, together: bool = False
 ) -> dict:
     """Largest difference of a logit, whether tokens and experts are the modules', and the lengths at the end."""
     decoder = fuse_decoder_weights(model)
@@ -117,7 +117,7 @@ def many_rows() -> dict:
 
 
 def modules_step(
-    model: MolmoeForConditionalGeneration, knobs: DecoderKnobs, tokens: list[torch.Tensor], states: list[Any]
+    model: MolmoeForConditionalGeneration, knobs: EngineKnobs, tokens: list[torch.Tensor], states: list[Any]
 ) -> tuple[torch.Tensor, dict[int, list[list[int]]]]:
     """Logits [B, V], and by block the B requests' experts with the largest logits, the largest first."""
     logits: list[torch.Tensor] = []
@@ -138,12 +138,12 @@ def equal_logits(decoder: DecoderWeights) -> dict:
     kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN)
     kv_cache.next_tokens.fill_(9)
     buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, TILES)
-    DecodeStep(decoder, kv_cache, buffers, TILES, use_pdl=False).launch(DecoderKnobs(4, (0,)))
+    DecodeStep(decoder, kv_cache, buffers, TILES, use_pdl=False).launch(EngineKnobs(4, (0,)))
     topk_weights = buffers.topk_weights[0].tolist()
     several = KVCache.allocate(decoder, MAX_SEQ_LEN, 2)
     several.next_tokens.fill_(9)
     step, record = any_step(decoder, several, together=True)
-    step.launch(DecoderKnobs(4, (0,)))
+    step.launch(EngineKnobs(4, (0,)))
     return {
         "topk_ids": buffers.topk_ids[0].tolist(),
         "topk_weights": topk_weights,
@@ -160,10 +160,10 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "plain": against_modules(plain, DecoderKnobs(3, (0, 1, 3)), [8], 2),
-                "grouped": against_modules(grouped, DecoderKnobs(10, (0, 2)), [1, 7], 1),
-                "together": against_modules(plain, DecoderKnobs(3, (0, 1, 3)), [8, 1, 5, 3, 8], 2, together=True),
-                "grouped together": against_modules(grouped, DecoderKnobs(10, (0, 2)), [1, 7], 1, together=True),
+                "plain": against_modules(plain, EngineKnobs(3, (0, 1, 3)), [8], 2),
+                "grouped": against_modules(grouped, EngineKnobs(10, (0, 2)), [1, 7], 1),
+                "together": against_modules(plain, EngineKnobs(3, (0, 1, 3)), [8, 1, 5, 3, 8], 2, together=True),
+                "grouped together": against_modules(grouped, EngineKnobs(10, (0, 2)), [1, 7], 1, together=True),
                 "many": many_rows(),
                 "equal": equal_logits(fuse_decoder_weights(plain)),
             }

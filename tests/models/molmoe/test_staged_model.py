@@ -8,7 +8,7 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_processor
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
     EagerPausedPrefill,
     EnginePausedPrefill,
@@ -44,7 +44,7 @@ def test_a_split_that_is_refused_leaves_no_store_behind(tiny_checkpoint: Path, p
     """The store that grew for the first shape is freed once no memory is found for the second, unless it is used."""
     processor = load_processor(find_model(str(tiny_checkpoint)))
     staged = MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(tiny_config()).eval(), processor, "graph")
-    inputs, choices = {"input_ids": torch.tensor([[7, 20, 33]])}, ((1, DecoderKnobs(2, (0, 1))),)
+    inputs, choices = {"input_ids": torch.tensor([[7, 20, 33]])}, ((1, EngineKnobs(2, (0, 1))),)
     if plain_is_ready:
         staged.warm_up(inputs, 4)
     staged.warm_up_paused_prefill([PausedPrefillShape(600, None, 8, choices)])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, RanExperts
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
@@ -109,7 +109,7 @@ class EagerStages:
         return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
 
     def prefill(
-        self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+        self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
     ) -> tuple[torch.Tensor, DecodeState]:
         """See `StagedModel.prefill`."""
         return self._model.prefill(inputs["input_ids"], features, top_k=knobs.top_k, active_blocks=knobs.blocks)
@@ -131,7 +131,7 @@ class EagerStages:
 
     def answer_batch(
         self,
-        knobs: DecoderKnobs,
+        knobs: EngineKnobs,
         requests: Sequence[Mapping[str, Any]],
         max_new_tokens: int,
         eos_token_ids: frozenset[int],
@@ -140,7 +140,7 @@ class EagerStages:
         return answer_together(self._model, requests, eos_token_ids, max_new_tokens)
 
     @torch.inference_mode()
-    def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
+    def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`: hooks on every router and block of the *full* model count what really runs."""
         features = self.encode_image(inputs)
         ran, ran_decode = RanExperts(self._model), RanExperts(self._model)

@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class DecoderKnobs:
+class EngineKnobs:
     """The decoder's part of a setting: experts per token of every block but block 0, and the blocks that run."""
 
     top_k: int
@@ -57,12 +57,12 @@ class ExpertTrace(Protocol):
 class PrefillEngine(ExpertTrace, Protocol):
     """Runs one request's prompt."""
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """Warm up for prompts of so many tokens (of any length up to its bucket's end, where there are buckets)."""
         ...
 
     def prefill(
-        self, embeddings: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0
+        self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
         """[T, H] -> logits [1, V] of the last position, which the next call may overwrite.
 
@@ -74,13 +74,13 @@ class PrefillEngine(ExpertTrace, Protocol):
 class DecodeEngine(ExpertTrace, Protocol):
     """Runs one step of all B requests of a store."""
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
         """Warm up for steps of this KV cache at these knobs. Leaves the cache's lengths and next tokens as they
         were.
         """
         ...
 
-    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+    def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """`kv_cache.next_tokens` [B] -> logits [B, V] of the tokens after them, which the next call may overwrite.
 
         Puts the likeliest of those into `kv_cache.next_tokens` and advances `kv_cache.device_lengths` by one, all in
@@ -93,7 +93,7 @@ class DecodeEngine(ExpertTrace, Protocol):
 class PausedPrefillEngine(Protocol):
     """Runs the prompt of request 0, one after the other; made and warmed up as every engine is (`engines.py`)."""
 
-    def warm_up(self, pause: int, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """Warm up for prompts of so many tokens that pause there and go on with these knobs."""
         ...
 
@@ -106,7 +106,7 @@ class PausedPrefillEngine(Protocol):
         """
         ...
 
-    def finish(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+    def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """Go on with the prompt that began last -> logits [1, V], which the next call may overwrite.
 
         The first blocks of the setting are those that have run. The request's length is set by the caller, afterwards.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, EngineKnobs
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.runner import SLOT_STEP, EngineStages
 from experiment_core_utils.models.molmoe.engines.select import decode_engine
@@ -24,7 +24,7 @@ class BatchedExecution:
     @torch.inference_mode()
     def answer_batch(
         self,
-        knobs: DecoderKnobs,
+        knobs: EngineKnobs,
         requests: Sequence[Mapping[str, Any]],
         max_new_tokens: int,
         eos_token_ids: frozenset[int],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.records.requests import StageName
@@ -59,7 +59,7 @@ class ExpertRecord:
 
 
 def count_experts(
-    stage: StageName, used: Mapping[int, torch.Tensor], decoder: DecoderWeights, knobs: DecoderKnobs
+    stage: StageName, used: Mapping[int, torch.Tensor], decoder: DecoderWeights, knobs: EngineKnobs
 ) -> tuple[int, ...]:
     """Experts per token of each block in `used`, counted from ids [T, k]: those that exist, each once.
 

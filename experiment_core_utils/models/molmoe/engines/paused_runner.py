@@ -19,7 +19,7 @@ from experiment_core_utils.models.molmoe.eager.paused_prefill import (
     finish_prefill,
 )
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -42,7 +42,7 @@ class PausedPrefillShape:
     tokens: int
     crops: int | None
     max_new_tokens: int
-    choices: tuple[tuple[int, DecoderKnobs], ...]
+    choices: tuple[tuple[int, EngineKnobs], ...]
 
 
 class PausedPrefillStages(Protocol):
@@ -223,11 +223,11 @@ class EnginePausedPrefill:
         self._stages.begin(prompt, pause)
         return states
 
-    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, PrefilledRequest[DecoderKnobs]]:
+    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
         """See `PausedPrefillStages.finish`."""
         paused_request = self._stages.paused_request
         check_rest(tuple(active_blocks), paused_request.pause)
-        knobs = DecoderKnobs(*self._model.checked_setting(top_k, active_blocks))
+        knobs = EngineKnobs(*self._model.checked_setting(top_k, active_blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.kv_cache)
         return logits, self._stages.hold(knobs, paused_request.prompt, paused_request.pause)
 
@@ -235,7 +235,7 @@ class EnginePausedPrefill:
         """See `PausedPrefillStages.decoding`: engines switch nothing."""
         return nullcontext()
 
-    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:
         """See `PausedPrefillStages.decode_step`."""
         return self._stages.decode_step(token, state)
 
@@ -243,6 +243,6 @@ class EnginePausedPrefill:
         """Put the likeliest token where the first step reads it."""
         self.last_token.copy_(logits.argmax(dim=-1))
 
-    def advance(self, state: PrefilledRequest[DecoderKnobs]) -> None:
+    def advance(self, state: PrefilledRequest[EngineKnobs]) -> None:
         """A decode step from the last token, and the choice of the next."""
         self._stages.step(state)

@@ -10,7 +10,7 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import refused_without_memory
 from experiment_core_utils.models.molmoe.eager.paused_prefill import TracedPrefill, trace_prompts
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache, suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferencePrefill, RotaryTable
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages
@@ -129,7 +129,7 @@ def _begun(
     stages.reserve(max_seq_len)
     embedded, before = stages.embedded(shared, features), shared.shape[1] - 1
     if before:
-        knobs = DecoderKnobs(stages.decoder.default_top_k, tuple(range(blocks)))
+        knobs = EngineKnobs(stages.decoder.default_top_k, tuple(range(blocks)))
         stages.engines.prefill.warm_up(knobs, stages.kv_cache, before)
         stages.engines.prefill.prefill(embedded[:before], knobs, stages.kv_cache)
     return embedded

@@ -15,7 +15,7 @@ from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.logits_check import refuse_other_logits
 from experiment_core_utils.models.common.request_slot import PausedRequest, PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import (
     count_experts,
     last_experts_agree,
@@ -97,8 +97,8 @@ class EngineStages:
         self._decoder = fuse_decoder_weights(model)
         self._engines = choose_engines(model, self._decoder)
         self._kv_cache = KVCache.allocate(self._decoder, max_seq_len=0)
-        self._slot = RequestSlot[DecoderKnobs]("the KV cache")
-        self._ready: set[DecoderKnobs] = set()
+        self._slot = RequestSlot[EngineKnobs]("the KV cache")
+        self._ready: set[EngineKnobs] = set()
 
     @property
     def decoder(self) -> DecoderWeights:
@@ -120,7 +120,7 @@ class EngineStages:
         """Whether steps are replayed on a GPU, so that the host need not wait for each."""
         return self._engines.ways["decode"] == CUDA_GRAPH
 
-    def warm_up(self, knobs: DecoderKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+    def warm_up(self, knobs: EngineKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Prepare everything that a request of this shape needs at these knobs; a state from before is no longer
         valid.
         """
@@ -133,7 +133,7 @@ class EngineStages:
         self._slot.release()
         self._ready.add(knobs)
 
-    def give_up(self, knobs: DecoderKnobs) -> None:
+    def give_up(self, knobs: EngineKnobs) -> None:
         """The knobs will not run here: the store goes, with its captures, where no others were warmed up."""
         self._ready.discard(knobs)
         self.drop_unready()
@@ -182,8 +182,8 @@ class EngineStages:
 
     @torch.inference_mode()
     def prefill(
-        self, knobs: DecoderKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
-    ) -> tuple[torch.Tensor, PrefilledRequest[DecoderKnobs]]:
+        self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+    ) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
         """See `StagedModel.prefill`."""
         prompt = inputs["input_ids"]
         tokens = prompt.shape[1]
@@ -193,7 +193,7 @@ class EngineStages:
         logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._kv_cache)
         return logits, self.hold(knobs, prompt)
 
-    def hold(self, knobs: DecoderKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[DecoderKnobs]:
+    def hold(self, knobs: EngineKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[EngineKnobs]:
         """The state of a prompt [1, T] that fills the first slots of the store, having run with such a pause."""
         tokens = prompt.shape[1]
         self._kv_cache.set_lengths([tokens])
@@ -225,7 +225,7 @@ class EngineStages:
         return roomy[:tokens]
 
     @torch.inference_mode()
-    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:
         """See `StagedModel.decode_step`.
 
         Raises:
@@ -237,36 +237,36 @@ class EngineStages:
         self._kv_cache.next_tokens.copy_(token.flatten())
         return self.step(state)
 
-    def _resume(self, state: PrefilledRequest[DecoderKnobs]) -> None:
+    def _resume(self, state: PrefilledRequest[EngineKnobs]) -> None:
         self._slot.resume(state)
         if self._kv_cache.lengths[0] != state.length:
             self._kv_cache.set_lengths([state.length])
 
-    def step(self, state: PrefilledRequest[DecoderKnobs]) -> torch.Tensor:
+    def step(self, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:
         """A decode step of the request that is held, from the token that the last step chose."""
         logits = self._engines.decode.step(state.setting, self._kv_cache)
         self._kv_cache.note_step()
         state.length += 1
         return logits
 
-    def rewind(self, state: PrefilledRequest[DecoderKnobs], steps: int) -> None:
+    def rewind(self, state: PrefilledRequest[EngineKnobs], steps: int) -> None:
         """See `StagedModel.rewind`."""
         self._resume(state)
         state.length -= steps
         self._kv_cache.rewind(steps)
 
-    def async_stages(self, knobs: DecoderKnobs) -> "AsyncRequest":
+    def async_stages(self, knobs: EngineKnobs) -> "AsyncRequest":
         """The stages for `generate_async`: steps that feed themselves on the device."""
         return AsyncRequest(self, self._kv_cache, knobs)
 
-    def place_in(self, kv_cache: KVCache, row: int, state: PrefilledRequest[DecoderKnobs]) -> None:
+    def place_in(self, kv_cache: KVCache, row: int, state: PrefilledRequest[EngineKnobs]) -> None:
         """Copy the slots of the request that is held into a row of a store of several."""
         self._resume(state)
         kv_cache.keys[:, row, :, : state.length] = self._kv_cache.keys[:, 0, :, : state.length]
         kv_cache.values[:, row, :, : state.length] = self._kv_cache.values[:, 0, :, : state.length]
 
     @torch.inference_mode()
-    def prove(self, knobs: DecoderKnobs, inputs: Mapping[str, Any]) -> KnobProof:
+    def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`: blocks and experts as the engines note them, and slots that were filled.
 
         Every engine that is more than plain torch is held against it as well: the tower's features against those of
@@ -305,7 +305,7 @@ class EngineStages:
 
     def _compared(
         self,
-        knobs: DecoderKnobs,
+        knobs: EngineKnobs,
         inputs: Mapping[str, Any],
         features: MolmoeImageFeatures | None,
         token: torch.Tensor,
@@ -346,11 +346,11 @@ class EngineStages:
 class AsyncRequest:
     """`AsyncStages` of a request whose shape was warmed up; for one request after the other."""
 
-    def __init__(self, stages: EngineStages, kv_cache: KVCache, knobs: DecoderKnobs) -> None:
+    def __init__(self, stages: EngineStages, kv_cache: KVCache, knobs: EngineKnobs) -> None:
         self._stages = stages
         self._kv_cache = kv_cache
         self._knobs = knobs
-        self._state: PrefilledRequest[DecoderKnobs] | None = None
+        self._state: PrefilledRequest[EngineKnobs] | None = None
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.greedy import generate_async
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.paused_runner import EagerPausedPrefill, EnginePausedPrefill
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks
@@ -106,7 +106,7 @@ def test_an_answer_without_a_picture(models: dict[str, MolmoeStagedModel]) -> No
 def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
     models: dict[str, MolmoeStagedModel], request_: AdaptiveRequest, ends_at: int | None
 ) -> None:
-    model, knobs = models["graph"], DecoderKnobs(2, (0, 1, 3))
+    model, knobs = models["graph"], EngineKnobs(2, (0, 1, 3))
     split = model.split
     assert isinstance(split, EnginePausedPrefill)
     inputs = model.to_device(request_.prepared["low"].inputs)

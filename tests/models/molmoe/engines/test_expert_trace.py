@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import (
     NOT_WRITTEN,
     ExpertRecord,
@@ -16,7 +16,7 @@ from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, 
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from tests.conftest import tiny_config
 
-TOP_2 = DecoderKnobs(2, (0, 2))
+TOP_2 = EngineKnobs(2, (0, 2))
 FOUR = torch.tensor([[0, 1, 2, 3], [7, 6, 5, 4]])
 
 

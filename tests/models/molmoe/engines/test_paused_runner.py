@@ -9,7 +9,7 @@ import torch
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPausedPrefill
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
@@ -85,7 +85,7 @@ def test_states_and_logits_are_those_of_the_modules(
     inputs, row = asked(tokens)
     stages = EngineStages(model)
     reference = EnginePausedPrefill(model, stages)
-    reference.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, ((choice[0], DecoderKnobs(*choice[1:])),))])
+    reference.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, ((choice[0], EngineKnobs(*choice[1:])),))])
     # What lies in slots that nobody filled is never read.
     stages.kv_cache.keys.fill_(float("nan"))
     stages.kv_cache.values.fill_(float("nan"))
@@ -109,7 +109,7 @@ def test_requests_follow_each_other_in_the_same_slots(model: MolmoeForConditiona
 def test_the_longest_request_makes_the_room_for_all(model: MolmoeForConditionalGeneration) -> None:
     """Stores come in steps of 512 slots: 505 tokens and 7 of an answer just fit into one, 506 do not."""
     stages = EngineStages(model)
-    split, choices = EnginePausedPrefill(model, stages), ((1, DecoderKnobs(4, (0, 1))),)
+    split, choices = EnginePausedPrefill(model, stages), ((1, EngineKnobs(4, (0, 1))),)
     split.warm_up([PausedPrefillShape(tokens, None, 7, choices) for tokens in (30, 505, 9)])
     kv_cache = stages.kv_cache
     for tokens in (505, 30):
@@ -136,7 +136,7 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
 ) -> None:
     """What the first blocks left in the slots is overwritten then, and logits would be of two requests."""
     stages = EngineStages(model)
-    split, knobs = EnginePausedPrefill(model, stages), DecoderKnobs(4, (0, 1))
+    split, knobs = EnginePausedPrefill(model, stages), EngineKnobs(4, (0, 1))
     inputs, row = asked(9)
     other, _ = asked(9, seed=1)
     if between != "nothing_begun":
@@ -172,7 +172,7 @@ def test_modules_finish_what_was_begun_whatever_ran_in_between_and_once(model: M
     inputs, row = asked(9)
     expected = answered(split, inputs, row, (1, 2, (0, 1)))[1][0]
     split.begin(inputs, None, 1, row, STEPS)
-    stages.prefill(DecoderKnobs(4, (0, 1, 2, 3)), asked(9, seed=1)[0], None)
+    stages.prefill(EngineKnobs(4, (0, 1, 2, 3)), asked(9, seed=1)[0], None)
     torch.testing.assert_close(split.finish(2, (0, 1))[0], expected)
     with pytest.raises(SettingError, match="no prefill was begun, or it was finished; begin it again"):
         split.finish(2, (0, 1))
@@ -184,7 +184,7 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
 ) -> None:
     """The same prompt and knobs; block 1 ran with 1 expert in the whole one, with the model's 4 before the pause."""
     stages = EngineStages(model)
-    split, knobs = EnginePausedPrefill(model, stages), DecoderKnobs(1, (0, 1, 2))
+    split, knobs = EnginePausedPrefill(model, stages), EngineKnobs(1, (0, 1, 2))
     inputs, row = asked(5)
     logits, whole = stages.prefill(knobs, inputs, None)
     token, whole_keys = logits.argmax(dim=-1, keepdim=True), stages.kv_cache.keys[:3, :, :, :5].clone()
@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> Non
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("tokens", [1, 63, 64, 70])
 def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row: bool) -> None:
-    pause, knobs = choice[0], DecoderKnobs(*choice[1:])
+    pause, knobs = choice[0], EngineKnobs(*choice[1:])
     decoder = fuse_decoder_weights(model_on("cuda"))
     graphed, reference = (
         GraphedPausedPrefill(decoder, CudaGraphPool(8)),
@@ -245,7 +245,7 @@ def test_captured_answers_are_those_of_the_modules_at_every_choice() -> None:
     """Graphs of many shapes and choices in turn, in memory that they share."""
     model = model_on("cuda")
     graphed, eager = EnginePausedPrefill(model, EngineStages(model)), EagerPausedPrefill(model, EagerStages(model))
-    choices = tuple((pause, DecoderKnobs(top_k, blocks)) for pause, top_k, blocks in CHOICES)
+    choices = tuple((pause, EngineKnobs(top_k, blocks)) for pause, top_k, blocks in CHOICES)
     graphed.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, choices) for tokens in (130, 5, 64)])
     for seed, tokens in enumerate((5, 130, 64, 5)):
         for choice in CHOICES:
@@ -262,4 +262,4 @@ def test_a_prompt_without_room_for_a_row_is_refused() -> None:
     decoder = fuse_decoder_weights(model_on("cuda"))
     engine = GraphedPausedPrefill(decoder, CudaGraphPool(2))
     with pytest.raises(ConfigurationError, match="80 tokens and a row behind it have no room in a KV cache of 80"):
-        engine.warm_up(1, DecoderKnobs(4, (0, 1)), KVCache.allocate(decoder, 80), 80)
+        engine.warm_up(1, EngineKnobs(4, (0, 1)), KVCache.allocate(decoder, 80), 80)

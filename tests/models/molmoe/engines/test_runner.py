@@ -13,7 +13,7 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.api import batch_runner as batched_execution
 from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import untuned_reason
@@ -101,7 +101,7 @@ def test_captured_stages_prove_themselves() -> None:
     torch.manual_seed(7)
     stages = EngineStages(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda"))
     inputs = {"input_ids": torch.randint(6, 100, (1, 70), device="cuda")}
-    for knobs in (DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(2, (0, 2))):
+    for knobs in (EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(2, (0, 2))):
         proof = stages.prove(knobs, inputs)
         assert stages.engines.ways == dict.fromkeys(("vision", "prefill", "decode"), "cuda graph")
         assert proof.blocks_run == proof.blocks_run_decode == knobs.blocks
@@ -239,7 +239,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_spans(
     ends_at: int | None,
 ) -> None:
     """Also where the answer ends while one step more is under way: that step lies behind the last mark."""
-    eager, knobs = models["eager"], DecoderKnobs(2, (0, 2))
+    eager, knobs = models["eager"], EngineKnobs(2, (0, 2))
     eager.apply(SETTINGS[2])
     whole = generate_greedily(eager, requests[0], NEW_TOKENS, NoMarks()).token_ids
     ends = frozenset() if ends_at is None else frozenset({whole[ends_at]})
@@ -368,7 +368,7 @@ def test_an_answer_longer_than_was_announced_finds_room() -> None:
     """Slots come in steps of 512: a prompt of 510 and 9 tokens behind it need a second step."""
     torch.manual_seed(7)
     model = MolmoeForConditionalGeneration(tiny_config()).eval()
-    knobs = DecoderKnobs(2, (0, 1, 2, 3))
+    knobs = EngineKnobs(2, (0, 1, 2, 3))
     prompt = torch.randint(6, 100, (1, 510))
     stages = EngineStages(model)
     stages.warm_up(knobs, {"input_ids": prompt}, 2)

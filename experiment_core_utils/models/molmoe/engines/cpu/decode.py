@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.cpu.build import built
 from experiment_core_utils.models.molmoe.engines.cpu.row_ops import refuse_other_places
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
@@ -135,7 +135,7 @@ class CpuDecode(ReferenceDecode):
         self._kernel = DecodeStepKernel(decoder)
 
     @torch.inference_mode()
-    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+    def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """See `DecodeEngine.step`."""
         if kv_cache.batch != 1:
             return super().step(knobs, kv_cache)

@@ -6,7 +6,7 @@ memory that is kept between requests. The last block, of which one position is r
 
 import torch
 
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.cpu.attention import cpu_attention
 from experiment_core_utils.models.molmoe.engines.cpu.decoder_block import decoder_block_kernel
 from experiment_core_utils.models.molmoe.engines.cpu.panels import Workspace
@@ -36,7 +36,7 @@ class CpuPrefill(ReferencePrefill):
         self._kernels = row_kernels()
         self._memory = Workspace()
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PrefillEngine.warm_up`."""
         super().warm_up(knobs, kv_cache, tokens)
         self._workspace(tokens, max(knobs.top_k, self._decoder.default_top_k))
@@ -102,7 +102,7 @@ class CpuFusedPrefill(ReferencePrefill):
         memory, eps = Workspace(), decoder.norm_eps
         self._kernels = [decoder_block_kernel(each, eps, decoder.normalise_top_k, memory) for each in decoder.blocks]
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PrefillEngine.warm_up`."""
         super().warm_up(knobs, kv_cache, tokens)
         top_k = max(knobs.top_k, self._decoder.default_top_k)

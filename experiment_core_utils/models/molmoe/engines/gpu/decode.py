@@ -13,7 +13,7 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
@@ -94,7 +94,7 @@ class GraphedDecode:
         self._stepped: tuple[int, int] | None = None
         self._use_pdl = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
         """As `DecodeEngine.warm_up`.
 
         Raises:
@@ -103,7 +103,7 @@ class GraphedDecode:
         self._capture_graphs(knobs, kv_cache)
 
     @torch.inference_mode()
-    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+    def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """As `DecodeEngine.step`; captures first what `warm_up` was not asked for."""
         name = self._capture_graphs(knobs, kv_cache)
         self._stepped = kv_cache.batch, kv_cache.max_seq_len
@@ -124,7 +124,7 @@ class GraphedDecode:
         return found
 
     @torch.inference_mode()
-    def _capture_graphs(self, knobs: DecoderKnobs, kv_cache: KVCache) -> Hashable:
+    def _capture_graphs(self, knobs: EngineKnobs, kv_cache: KVCache) -> Hashable:
         name = ("decode", id(kv_cache), knobs)
         if name in self._graphs:
             return name
@@ -139,7 +139,7 @@ class GraphedDecode:
             self._graphs.capture(name, partial(step.launch, knobs))
         return name
 
-    def _new_step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> Any:
+    def _new_step(self, knobs: EngineKnobs, kv_cache: KVCache) -> Any:
         decoder, size = self._decoder, (kv_cache.batch, kv_cache.max_seq_len)
         if self._fewest_together is not None and kv_cache.batch >= self._fewest_together:
             kind, buffers = self._batched.BatchedStep, self._batched.BatchBuffers

@@ -12,7 +12,7 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs, refuse_without_free_rows
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs, refuse_without_free_rows
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
@@ -85,13 +85,13 @@ class GraphedPrefill:
         self._records: dict[tuple[int, int], ExpertRecord] = {}
         self._noted: _Noted | None = None
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PrefillEngine.warm_up`; for request 0."""
         self._capture_graphs(knobs, kv_cache, tokens, 0)
 
     @torch.inference_mode()
     def prefill(
-        self, embeddings: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0
+        self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
         """See `PrefillEngine.prefill`; `kv_cache.next_tokens` of the request is the likeliest token afterwards."""
         tokens = embeddings.shape[0]
@@ -123,7 +123,7 @@ class GraphedPrefill:
             block: ids[: noted.tokens] for block, ids in noted.record.of_tokens(noted.rows, noted.last_block).items()
         }
 
-    def _record_for(self, knobs: DecoderKnobs, kv_cache: KVCache) -> ExpertRecord:
+    def _record_for(self, knobs: EngineKnobs, kv_cache: KVCache) -> ExpertRecord:
         """One for the prompts of all lengths that fit into the store, as only one graph runs at a time."""
         size = kv_cache.max_seq_len, max(knobs.top_k, self._decoder.default_top_k)
         if size not in self._records:
@@ -131,7 +131,7 @@ class GraphedPrefill:
         return self._records[size]
 
     @torch.inference_mode()
-    def _capture_graphs(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int, request: int) -> tuple[Any, ...]:
+    def _capture_graphs(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int, request: int) -> tuple[Any, ...]:
         """The name of the graph, captured if it was not there."""
         if tokens > kv_cache.max_seq_len:
             raise ConfigurationError(
@@ -218,7 +218,7 @@ class GraphedPausedPrefill:
         self._began = (0, 0)
 
     @torch.inference_mode()
-    def warm_up(self, pause: int, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PausedPrefillEngine.warm_up`."""
         rows = self._padded_suffix(tokens, kv_cache)
         self._first_part(rows, pause, kv_cache)
@@ -245,7 +245,7 @@ class GraphedPausedPrefill:
         return states if appended is not None else states[1:]
 
     @torch.inference_mode()
-    def finish(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+    def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """See `PausedPrefillEngine.finish`; `kv_cache.next_tokens` is the likeliest token afterwards."""
         rows, pause = self._began
         return self._graphs.replay(self._second_part(rows, pause, knobs, kv_cache))
@@ -279,7 +279,7 @@ class GraphedPausedPrefill:
             self._graphs.capture(name, run)
         return name
 
-    def _second_part(self, rows: int, pause: int, knobs: DecoderKnobs, kv_cache: KVCache) -> Hashable:
+    def _second_part(self, rows: int, pause: int, knobs: EngineKnobs, kv_cache: KVCache) -> Hashable:
         """As `_first_part`."""
         name = ("finish", pause, knobs, rows, kv_cache.keys.data_ptr())
         if name in self._graphs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs, refuse_without_free_rows
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs, refuse_without_free_rows
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
 
@@ -140,19 +140,19 @@ class _Reference:
 class ReferencePrefill(_Reference):
     """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PrefillEngine.warm_up`."""
         self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
     def prefill(
-        self, embeddings: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0
+        self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
         """See `PrefillEngine.prefill`."""
         return self.suffix_logits(embeddings, knobs, kv_cache, request)
 
     def suffix_logits(
-        self, states: torch.Tensor, knobs: DecoderKnobs, kv_cache: KVCache, request: int = 0, ran: int = 0
+        self, states: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0, ran: int = 0
     ) -> torch.Tensor:
         """States [T, H] in front of the blocks of the setting but the first `ran` -> logits [1, V] of the last one.
 
@@ -163,7 +163,7 @@ class ReferencePrefill(_Reference):
     def through(
         self,
         states: torch.Tensor,
-        knobs: DecoderKnobs,
+        knobs: EngineKnobs,
         kv_cache: KVCache,
         request: int = 0,
         ran: int = 0,
@@ -229,12 +229,12 @@ class ReferenceDecode(_Reference):
     It goes by the lengths that the host knows.
     """
 
-    def warm_up(self, knobs: DecoderKnobs, kv_cache: KVCache) -> None:
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
         """See `DecodeEngine.warm_up`."""
         self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
-    def step(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+    def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """See `DecodeEngine.step`."""
         places = _Places(kv_cache)
         rotary = self._rotary_for(kv_cache.max_seq_len).rows(places.positions)
@@ -340,7 +340,7 @@ class ReferencePausedPrefill:
         self._paused = decoder.embedding[:0]
         self._ran = 0
 
-    def warm_up(self, pause: int, knobs: DecoderKnobs, kv_cache: KVCache, tokens: int) -> None:
+    def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PausedPrefillEngine.warm_up`."""
         refuse_without_free_rows(tokens, kv_cache)
         self._blocks.warm_up(knobs, kv_cache, tokens + 1)
@@ -353,12 +353,12 @@ class ReferencePausedPrefill:
         tokens = len(embeddings)
         refuse_without_free_rows(tokens, kv_cache)
         given = embeddings if appended is None else torch.cat([embeddings, appended[None].to(embeddings.dtype)])
-        first = DecoderKnobs(self._decoder.default_top_k, tuple(range(pause)))
+        first = EngineKnobs(self._decoder.default_top_k, tuple(range(pause)))
         states = self._blocks.through(given, first, kv_cache)
         self._paused, self._ran = states[:tokens], pause
         return states[tokens - 1 :]
 
     @torch.inference_mode()
-    def finish(self, knobs: DecoderKnobs, kv_cache: KVCache) -> torch.Tensor:
+    def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """See `PausedPrefillEngine.finish`."""
         return self._blocks.suffix_logits(self._paused, knobs, kv_cache, ran=self._ran)

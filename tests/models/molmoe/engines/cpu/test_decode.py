@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.cpu.decode import CpuDecode, DecodeStepKernel
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferenceDecode
@@ -29,10 +29,10 @@ def filled(decoder: DecoderWeights, rows: int, length: int, batch: int = 1) -> K
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "normalised"), [(2, 2, False), (2, 1, True), (4, 2, False)])
-@pytest.mark.parametrize("knobs", [DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2, 3)), DecoderKnobs(2, (0,))])
+@pytest.mark.parametrize("knobs", [EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(1, (0, 2, 3)), EngineKnobs(2, (0,))])
 @pytest.mark.parametrize("length", [0, 1, 16, 37])
 def test_steps_are_those_of_the_straight_engine(
-    heads: int, kv_heads: int, normalised: bool, knobs: DecoderKnobs, length: int
+    heads: int, kv_heads: int, normalised: bool, knobs: EngineKnobs, length: int
 ) -> None:
     """Also with nothing in the store, where a token sees itself alone."""
     decoder = decoder_of(kv_heads, normalised, heads)
@@ -53,7 +53,7 @@ def test_steps_are_those_of_the_straight_engine(
 
 
 def test_several_requests_go_the_straight_way() -> None:
-    decoder, knobs = decoder_of(), DecoderKnobs(2, (0, 1))
+    decoder, knobs = decoder_of(), EngineKnobs(2, (0, 1))
     kv_caches = [filled(decoder, 2, 9, batch=2) for _ in range(2)]
     found, expected = CpuDecode(decoder).step(knobs, kv_caches[0]), ReferenceDecode(decoder).step(knobs, kv_caches[1])
     assert_same_floats(found, expected)

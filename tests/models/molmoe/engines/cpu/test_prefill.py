@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuFusedPrefill, CpuPrefill
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferencePausedPrefill, ReferencePrefill
@@ -28,7 +28,7 @@ def decoder_of(kv_heads: int = 2, normalised: bool = False, heads: int = 2) -> D
 
 
 def run(
-    engine: ReferencePrefill, decoder: DecoderWeights, tokens: int, knobs: DecoderKnobs
+    engine: ReferencePrefill, decoder: DecoderWeights, tokens: int, knobs: EngineKnobs
 ) -> tuple[torch.Tensor, KVCache]:
     """Row 1 of a store of two requests, with more slots than tokens; what is not written stays not-a-number."""
     torch.manual_seed(tokens)
@@ -42,9 +42,9 @@ def run(
 @needs_compiler
 @both
 @pytest.mark.parametrize(("kv_heads", "normalised"), [(2, False), (1, True)])
-@pytest.mark.parametrize("knobs", [DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2, 3)), DecoderKnobs(2, (0,))])
+@pytest.mark.parametrize("knobs", [EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(1, (0, 2, 3)), EngineKnobs(2, (0,))])
 def test_it_does_what_the_straight_one_does(
-    kind: type[ReferencePrefill], kv_heads: int, normalised: bool, knobs: DecoderKnobs
+    kind: type[ReferencePrefill], kv_heads: int, normalised: bool, knobs: EngineKnobs
 ) -> None:
     """Prompts of several lengths in the same memory, the longest neither first nor last, and more than one span."""
     decoder = decoder_of(kv_heads, normalised)
@@ -62,7 +62,7 @@ def test_it_does_what_the_straight_one_does(
 @needs_compiler
 @both
 def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing(kind: type[ReferencePrefill]) -> None:
-    decoder, knobs = decoder_of(), DecoderKnobs(4, (0, 1))
+    decoder, knobs = decoder_of(), EngineKnobs(4, (0, 1))
     split, kv_cache = ReferencePausedPrefill(decoder, kind(decoder)), KVCache.allocate(decoder, 64)
     output = "64 tokens and a row behind it have no room in a KV cache of 64 slots"
     with pytest.raises(ConfigurationError, match=output):
@@ -86,7 +86,7 @@ def test_a_prompt_longer_than_the_store_writes_nothing(kind: type[ReferencePrefi
     decoder = decoder_of()
     kv_cache = KVCache.allocate(decoder, 64)
     with pytest.raises(ValueError, match=output):
-        kind(decoder).prefill(torch.randn(65, 64), DecoderKnobs(4, (0, 1)), kv_cache)
+        kind(decoder).prefill(torch.randn(65, 64), EngineKnobs(4, (0, 1)), kv_cache)
     assert not kv_cache.keys.any() and not kv_cache.values.any()
 
 
@@ -115,7 +115,7 @@ def test_products_are_torchs_where_copies_of_the_weights_would_be_large() -> Non
 def test_a_state_at_a_pause_is_gone_on_from_twice(kind: type[ReferencePrefill]) -> None:
     """The blocks behind the pause leave the states in front of them as they were."""
     decoder = decoder_of()
-    kv_cache, knobs = KVCache.allocate(decoder, 64), DecoderKnobs(2, (0, 1, 2))
+    kv_cache, knobs = KVCache.allocate(decoder, 64), EngineKnobs(2, (0, 1, 2))
     split = ReferencePausedPrefill(decoder, kind(decoder))
     split.warm_up(2, knobs, kv_cache, 20)
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import count_experts
 from experiment_core_utils.models.molmoe.engines.gpu.decode import (
     FEWEST_TOGETHER,
@@ -25,7 +25,7 @@ from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-KNOBS = DecoderKnobs(3, (0, 1, 3))
+KNOBS = EngineKnobs(3, (0, 1, 3))
 
 
 def tiny_model(device: str) -> MolmoeForConditionalGeneration:
@@ -100,7 +100,7 @@ def test_replays_give_the_modules_tokens() -> None:
     with torch.inference_mode():
         ids = torch.arange(7, 20, device="cuda")[None]
         for top_k in (3, 1):
-            knobs = DecoderKnobs(top_k, (0, 1, 3))
+            knobs = EngineKnobs(top_k, (0, 1, 3))
             graphed.warm_up(knobs, kv_cache)
             logits, state = model.prefill(ids, top_k=top_k, active_blocks=knobs.blocks)
             for row, layer in enumerate(state.past_key_values.layers):
@@ -143,7 +143,7 @@ def test_requests_of_several_lengths_get_the_tokens_of_the_straight_step(batch: 
     decoder = packed("cuda")
     kv_cache, other = filled_kv_caches(decoder, batch, 16)
     graphed, reference = GraphedDecode(decoder, fewest_together=fewest), ReferenceDecode(decoder)
-    for knobs in (KNOBS, DecoderKnobs(8, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2))):
+    for knobs in (KNOBS, EngineKnobs(8, (0, 1, 2, 3)), EngineKnobs(1, (0, 2))):
         begun((kv_cache, other))
         for _ in range(3):
             logits = graphed.step(knobs, kv_cache)
@@ -179,7 +179,7 @@ def test_replays_note_the_experts_of_the_straight_step(batch: int) -> None:
     kv_cache, other = filled_kv_caches(decoder, batch, 16)
     graphed, reference = GraphedDecode(decoder), ReferenceDecode(decoder)
     assert graphed.topk_expert_ids == {}
-    for knobs in (DecoderKnobs(6, (0, 1, 2, 3)), KNOBS, DecoderKnobs(1, (2,))):
+    for knobs in (EngineKnobs(6, (0, 1, 2, 3)), KNOBS, EngineKnobs(1, (2,))):
         begun((kv_cache, other))
         graphed.warm_up(knobs, kv_cache)
         graphed.forget_experts()
@@ -214,6 +214,6 @@ def test_beyond_the_limit_the_oldest_graph_is_captured_anew() -> None:
     for top_k in (1, 2, 3, 1):
         kv_cache.set_lengths([2])
         kv_cache.next_tokens.fill_(7)
-        seen.append(graphed.step(DecoderKnobs(top_k, (0, 1)), kv_cache).clone())
+        seen.append(graphed.step(EngineKnobs(top_k, (0, 1)), kv_cache).clone())
     assert_same_floats(seen[0], seen[3])
     assert not torch.allclose(seen[0], seen[1], atol=1e-2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import count_experts
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill, graphed_prefill_unsupported_reason
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
@@ -48,9 +48,9 @@ def test_odd_widths_are_named() -> None:
 
 
 @needs_a_gpu
-@pytest.mark.parametrize("knobs", [DecoderKnobs(4, (0, 1, 2, 3)), DecoderKnobs(1, (0, 2)), DecoderKnobs(3, (0,))])
+@pytest.mark.parametrize("knobs", [EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(1, (0, 2)), EngineKnobs(3, (0,))])
 @pytest.mark.parametrize("tokens", [1, 64, 70])
-def test_logits_keys_and_values_are_those_of_the_modules(knobs: DecoderKnobs, tokens: int) -> None:
+def test_logits_keys_and_values_are_those_of_the_modules(knobs: EngineKnobs, tokens: int) -> None:
     model = model_on("cuda")
     decoder = fuse_decoder_weights(model)
     engine, kv_cache = GraphedPrefill(decoder), KVCache.allocate(decoder, 100)
@@ -97,8 +97,8 @@ def test_experts_in_float32_are_as_near_to_float64_as_float32_is() -> None:
 def test_a_short_prompt_is_made_ready_after_a_long_one() -> None:
     decoder = fuse_decoder_weights(model_on("cuda"))
     engine, kv_cache = GraphedPrefill(decoder), KVCache.allocate(decoder, 40_000)
-    engine.prefill(decoder.embedding[torch.zeros(40_000, dtype=torch.long)], DecoderKnobs(4, (0,)), kv_cache)
-    knobs = DecoderKnobs(1, (0, 1))
+    engine.prefill(decoder.embedding[torch.zeros(40_000, dtype=torch.long)], EngineKnobs(4, (0,)), kv_cache)
+    knobs = EngineKnobs(1, (0, 1))
     engine.warm_up(knobs, kv_cache, 5)
     short = engine.prefill(decoder.embedding[:5], knobs, kv_cache).clone()
     alone = GraphedPrefill(decoder).prefill(decoder.embedding[:5], knobs, kv_cache)
@@ -118,7 +118,7 @@ def test_replays_note_the_experts_of_the_straight_prefill(tokens: int) -> None:
     torch.manual_seed(1)
     embeddings = decoder.embedding[torch.randint(0, 100, (tokens,), device="cuda")]
     assert engine.topk_expert_ids == {}
-    for knobs in (DecoderKnobs(6, (0, 1, 2, 3)), DecoderKnobs(3, (0, 2)), DecoderKnobs(1, (1,))):
+    for knobs in (EngineKnobs(6, (0, 1, 2, 3)), EngineKnobs(3, (0, 2)), EngineKnobs(1, (1,))):
         engine.warm_up(knobs, kv_cache, tokens)
         engine.forget_experts()
         assert engine.topk_expert_ids == {}
@@ -137,7 +137,7 @@ def test_a_request_of_several_fills_its_own_slots() -> None:
     model = model_on("cuda")
     decoder = fuse_decoder_weights(model)
     engine, kv_cache = GraphedPrefill(decoder), KVCache.allocate(decoder, 80, batch=2)
-    engine.prefill(decoder.embedding[:9], DecoderKnobs(4, (0, 1)), kv_cache, request=1)
+    engine.prefill(decoder.embedding[:9], EngineKnobs(4, (0, 1)), kv_cache, request=1)
     assert not kv_cache.keys[:, 0].any()
     assert not kv_cache.keys[2:].any()
     assert bool(kv_cache.keys[:2, 1, :, :9].any())
@@ -147,4 +147,4 @@ def test_a_request_of_several_fills_its_own_slots() -> None:
 def test_a_prompt_longer_than_the_store_is_refused() -> None:
     decoder = fuse_decoder_weights(model_on("cuda"))
     with pytest.raises(ConfigurationError, match="81 tokens does not fit into a KV cache of 80 tokens"):
-        GraphedPrefill(decoder).warm_up(DecoderKnobs(4, (0,)), KVCache.allocate(decoder, 80), 81)
+        GraphedPrefill(decoder).warm_up(EngineKnobs(4, (0,)), KVCache.allocate(decoder, 80), 81)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferenceDecode, ReferencePrefill
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
@@ -49,7 +49,7 @@ def built(change: Callable[[Any], None] = plain, dtype: torch.dtype = torch.floa
     return MolmoeForConditionalGeneration(config).eval().to(dtype)
 
 
-def eager_run(model: MolmoeForConditionalGeneration, prompt: torch.Tensor, knobs: DecoderKnobs) -> torch.Tensor:
+def eager_run(model: MolmoeForConditionalGeneration, prompt: torch.Tensor, knobs: EngineKnobs) -> torch.Tensor:
     """Logits [STEPS, V] behind the prompt and each of the likeliest tokens after it."""
     with torch.inference_mode():
         logits, state = model.prefill(prompt, top_k=knobs.top_k, active_blocks=knobs.blocks)
@@ -59,7 +59,7 @@ def eager_run(model: MolmoeForConditionalGeneration, prompt: torch.Tensor, knobs
     return torch.cat(found)
 
 
-def reference_run(decoder: DecoderWeights, prompt: torch.Tensor, knobs: DecoderKnobs) -> torch.Tensor:
+def reference_run(decoder: DecoderWeights, prompt: torch.Tensor, knobs: EngineKnobs) -> torch.Tensor:
     """As `eager_run`."""
     kv_cache = KVCache.allocate(decoder, max_seq_len=prompt.shape[1] + STEPS - 1)
     # Slots past the length are never read.
@@ -76,12 +76,12 @@ def reference_run(decoder: DecoderWeights, prompt: torch.Tensor, knobs: DecoderK
 
 
 @pytest.mark.parametrize(
-    "knobs", [DecoderKnobs(4, ALL), DecoderKnobs(1, ALL), DecoderKnobs(2, (0, 2)), DecoderKnobs(3, (0,))]
+    "knobs", [EngineKnobs(4, ALL), EngineKnobs(1, ALL), EngineKnobs(2, (0, 2)), EngineKnobs(3, (0,))]
 )
 @pytest.mark.parametrize("change", [plain, one_kv_head, normalised, four_heads_two_shared, odd_sizes])
 @pytest.mark.parametrize("prompt", PROMPTS[:2])
 def test_logits_and_tokens_are_those_of_eager(
-    change: Callable[[Any], None], knobs: DecoderKnobs, prompt: torch.Tensor
+    change: Callable[[Any], None], knobs: EngineKnobs, prompt: torch.Tensor
 ) -> None:
     model = built(change)
     expected = eager_run(model, prompt, knobs)
@@ -91,7 +91,7 @@ def test_logits_and_tokens_are_those_of_eager(
 
 
 def test_bfloat16_is_as_near_to_float32_as_eager_bfloat16() -> None:
-    knobs = DecoderKnobs(2, ALL)
+    knobs = EngineKnobs(2, ALL)
     exact = built()
     rounded = built(dtype=torch.bfloat16)
     exact.load_state_dict({name: weight.float() for name, weight in rounded.state_dict().items()})
@@ -104,7 +104,7 @@ def test_bfloat16_is_as_near_to_float32_as_eager_bfloat16() -> None:
 
 def test_requests_of_different_lengths_decode_together() -> None:
     """Each as it does alone."""
-    model, knobs = built(one_kv_head), DecoderKnobs(2, (0, 1, 3))
+    model, knobs = built(one_kv_head), EngineKnobs(2, (0, 1, 3))
     decoder = fuse_decoder_weights(model)
     kv_cache = KVCache.allocate(decoder, max_seq_len=8 + STEPS, batch=3)
     prefill, decode = ReferencePrefill(decoder), ReferenceDecode(decoder)
@@ -123,7 +123,7 @@ def test_requests_of_different_lengths_decode_together() -> None:
 
 def test_a_step_notes_what_it_chose() -> None:
     """Block 0 keeps the model's own four experts; the last block of a prefill runs for the last position alone."""
-    decoder, knobs = fuse_decoder_weights(built()), DecoderKnobs(2, (0, 2, 3))
+    decoder, knobs = fuse_decoder_weights(built()), EngineKnobs(2, (0, 2, 3))
     kv_cache = KVCache.allocate(decoder, max_seq_len=9)
     prefill, decode = ReferencePrefill(decoder), ReferenceDecode(decoder)
     prefill.prefill(decoder.embedding[PROMPTS[0][0]], knobs, kv_cache)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.gpu.triton.batched_rows import routed_norm, summed_norm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.flash_decoding import AttentionBuffers, launch_attention
@@ -76,7 +76,7 @@ class BatchedStep:
         self._tiles = tiles
         self._use_pdl = use_pdl
 
-    def launch(self, knobs: DecoderKnobs) -> torch.Tensor:
+    def launch(self, knobs: EngineKnobs) -> torch.Tensor:
         """As `DecodeEngine.step`."""
         decoder, buffers = self._decoder, self._buffers
         norms = [decoder.blocks[index].input_norm for index in knobs.blocks] + [decoder.final_norm]

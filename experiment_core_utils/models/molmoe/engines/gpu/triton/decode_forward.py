@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 
-from experiment_core_utils.models.molmoe.engines.api import DecoderKnobs
+from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.gpu.triton import gemv as dense_products
 from experiment_core_utils.models.molmoe.engines.gpu.triton import moe_gemv as mixture
@@ -89,7 +89,7 @@ class DecodeStep:
         self._tiles = tiles
         self._use_pdl = use_pdl
 
-    def launch(self, knobs: DecoderKnobs) -> torch.Tensor:
+    def launch(self, knobs: EngineKnobs) -> torch.Tensor:
         """As `DecodeEngine.step`."""
         decoder, buffers = self._decoder, self._buffers
         for row, index in enumerate(knobs.blocks):
