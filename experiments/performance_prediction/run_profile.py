@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import torch
 
 from experiment_core_utils.config.command import run_command
@@ -37,9 +39,6 @@ def cuda_check() -> tuple[bool, list[str]]:
     except ConfigurationError as error:
         return False, [*lines, f"cuDNN does not work: {error}"]
     return True, [*lines, f"cuDNN {torch.backends.cudnn.version()}"]
-
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

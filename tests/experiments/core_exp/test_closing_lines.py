@@ -8,7 +8,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import FailedSample, SettingFailure
 from experiment_core_utils.saved_results.terminal import closing_table
-from experiments.core_exp.acc_lat_profiling import closing_lines
+from experiments.core_exp.closing_lines import closing_lines
 from tests.hand_made_records import measured_sample, part, result_of
 
 NOTHING_LEFT = RunReport(None, True, (), {}, (), Path("results/signs"), None)
