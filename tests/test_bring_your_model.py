@@ -23,8 +23,8 @@ def test_the_code_shown_is_the_code_that_runs(path: str, code: str) -> None:
 
 def test_there_is_code_for_tokens_and_for_operations() -> None:
     assert [path.rpartition("/")[2] for path, _ in BLOCKS] == [
-        "vision_options.py",
-        "tile_options.py",
+        "vision_tokens.py",
+        "tilings.py",
         "decoder_table.py",
     ]
     shown = set(re.findall(r'"(\w+ImageProcessor)"', PAGE))

@@ -320,7 +320,7 @@ def test_a_tokenizer_that_is_not_the_processors_is_one_line(tmp_path: Path, capf
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(EMBEDDED_MODEL / name, folder / name)
     line = one_line(acc_lat_profiling, ["--model_path", str(folder), *DRIVER], capfd, monkeypatch)
-    assert "do not go together" in line
+    assert "do not match" in line
 
 
 def test_a_full_standard_error_does_not_pass_for_unreadable_weights(

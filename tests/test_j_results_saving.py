@@ -83,7 +83,7 @@ def test_every_key_of_a_setting() -> None:
     )
     failures = (FailedSample(9, "SampleError", "truncated file"),)
     merged = part(*samples, failures=failures, memory=MemoryReading(None, None, 1000, "no CUDA device"))
-    content = json.loads(json.dumps(result_of(merged, asked=drawn(3, 5, 8, 9)).content()))
+    content = json.loads(json.dumps(result_of(merged, requested=drawn(3, 5, 8, 9)).content()))
     stats = content.pop("aggregate_stats")
     per_sample = content.pop("per_sample_results")
     interval = content.pop("accuracy_ci95")
@@ -167,7 +167,7 @@ def test_runs_that_stand_out_are_marked_and_stay_in_the_statistics() -> None:
 def test_the_ids_are_those_asked_for() -> None:
     samples = (measured_sample(3), measured_sample(7))
     merged = merge_parts([part(*samples, asked_ids=(7, 3))], (9, 7, 3))
-    result = result_of(merged, asked=drawn(9, 7, 3))
+    result = result_of(merged, requested=drawn(9, 7, 3))
     assert result.sample_ids == [3, 7]
 
 

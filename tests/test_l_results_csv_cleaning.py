@@ -154,8 +154,8 @@ def test_results_come_back_by_name_and_other_files_are_left_alone(results: list[
     ("content", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "no result of schema 1"),
-        ('{"schema_version": 2}', r"no result of schema 1 \(it says 2\)"),
+        ("[]", "is not a result of schema 1"),
+        ('{"schema_version": 2}', r"is not a result of schema 1 \(its schema is 2\)"),
         (None, "contains no results"),
     ],
 )

@@ -251,7 +251,10 @@ def test_machines_that_do_not_share_the_folder_are_refused(sweep: Sweep, tmp_pat
         )
     )
     assert [each.code for each in ended] == [2, 2], sweep.log()
-    assert f"error: processes 1 do not see what process 0 writes into {sweep.output_dir}/.parts; all" in sweep.log()
+    assert (
+        f"error: processes 1 do not see what process 0 writes into {sweep.output_dir}/.parts; give all machines"
+        in sweep.log()
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

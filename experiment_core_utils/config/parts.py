@@ -383,7 +383,7 @@ def _one_line(model: type[BaseModel], fault: ErrorDetails, name: str) -> str:
     if kind in _LIMITS:
         *_, field_name = (each for each in place if isinstance(each, str))
         examples = _model_at(model, place).model_fields[field_name].examples
-        limits = {word: shown(limit) for word, limit in fault.get("ctx", {}).items()}
+        limits = {word: shown(int(each) if each == int(each) else each) for word, each in fault.get("ctx", {}).items()}
         example = f", such as {examples[0]}" if examples else ""
         return f"{name} {shown(given)} is not possible; give {_LIMITS[kind].format(**limits)}{example}"
     message = fault["msg"].removeprefix("Value error, ")

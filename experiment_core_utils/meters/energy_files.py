@@ -84,7 +84,7 @@ def read_energy_windows(path: Path) -> tuple[EnergyWindow, ...]:
     Raises:
         ResultsError: torn, of another schema, or something else.
     """
-    content = read_versioned_object(path, "energy file", ENERGY_VERSION)
+    content = read_versioned_object(path, "an energy file", ENERGY_VERSION)
     try:
         return _WINDOWS.validate_python(content.get("windows"))
     except ValidationError as error:

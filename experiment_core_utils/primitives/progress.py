@@ -30,7 +30,7 @@ class LogLines(tqdm):
             position=0,
             file=stream,
             delay=delay_s,
-            bar_format="{desc}{n_fmt}/{total_fmt} samples; {elapsed} gone, {remaining} left",
+            bar_format="{desc}{n_fmt}/{total_fmt} samples; {elapsed} elapsed, {remaining} left",
         )
 
     @staticmethod

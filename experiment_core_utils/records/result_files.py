@@ -138,7 +138,7 @@ def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]
     """The object in a file of one schema.
 
     Args:
-        what: it is, for the message: "energy file".
+        what: it is, for the message: "an energy file".
 
     Raises:
         ResultsError: as `read_json`, or of another schema.
@@ -146,9 +146,7 @@ def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]
     content = read_json(path, "remove it or measure again")
     found = content.get("schema_version") if isinstance(content, dict) else None
     if type(found) is not int or found != version:
-        raise ResultsRefused(
-            f"{path} is not a {what} of schema {version} (its schema is {shortened(found)}); remove it"
-        )
+        raise ResultsRefused(f"{path} is not {what} of schema {version} (its schema is {shortened(found)}); remove it")
     return dict(content)
 
 

@@ -1141,7 +1141,7 @@ def read_setting(path: Path) -> SettingResult:
         ResultsRefused: not there, not a regular file, torn, of another schema, or a field that is missing or cannot be,
             with the names of the file and the field.
     """
-    return SettingResult.from_content(read_versioned_object(path, "result", SCHEMA_VERSION), str(path))
+    return SettingResult.from_content(read_versioned_object(path, "a result", SCHEMA_VERSION), str(path))
 
 
 def _contradictions(result: SettingResult) -> Iterator[str]:

@@ -102,7 +102,7 @@ def create_sampled_dataset(
     if ids is not None:
         return SampledDataset(dataset, _checked_ids(ids, length), Sampling("ids", None, len(ids), length))
     if num_samples is not None and num_samples < 1:
-        raise ConfigurationError(f"{num_samples} samples cannot be drawn; ask for at least 1")
+        raise ConfigurationError(f"{num_samples} samples cannot be drawn; request at least 1")
     if num_samples is None or num_samples >= length:
         return SampledDataset(dataset, tuple(range(length)), Sampling("all", None, num_samples, length))
     if stratify_by_type:

@@ -32,8 +32,8 @@ def test_windows_come_back_as_they_were(tmp_path: Path) -> None:
     ("text", "output"),
     [
         ("{", "cannot be read"),
-        ("[]", "no energy file of schema 1 .it says None"),
-        ('{"schema_version": 2}', "it says 2"),
+        ("[]", "is not an energy file of schema 1 .its schema is None"),
+        ('{"schema_version": 2}', "its schema is 2"),
         ('{"schema_version": 1}', "windows is not what it should be"),
         ('{"schema_version": 1, "windows": [{"reading": 1}]}', "0.reading"),
     ],

@@ -237,12 +237,12 @@ def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> N
     )
     program = (
         "from transformers import AutoModelForCausalLM, GptOssConfig\n"
-        "from experiment_core_utils.config.text import judged\n"
-        "from experiment_core_utils.models.text_model import judge_loadable\n"
+        "from experiment_core_utils.config.text import validated\n"
+        "from experiment_core_utils.models.text_model import validate_loadable\n"
         "from experiment_core_utils.models.common.checkpoint_files import compatible_attentions, refuse_hub_code\n"
         "from experiment_core_utils.primitives.errors import ConfigurationError\n"
         "def load(name):\n"
-        f"    judge_loadable(judged(dict(model_name={str(llama)!r}, device='cpu', attn_implementation=name)))\n"
+        f"    validate_loadable(validated(dict(model_name={str(llama)!r}, device='cpu', attn_implementation=name)))\n"
         "def load_other(name):\n"
         "    refuse_hub_code(name, 'it', compatible_attentions(AutoModelForCausalLM, GptOssConfig()))\n"
         "names = ['flash_attention_2', 'flash_attention_3', 'flash_attention_4', 'paged|flash_attention_2',\n"

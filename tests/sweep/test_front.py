@@ -228,7 +228,7 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
 
 
 def test_what_cannot_be_searched_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cider_score has none that hold by themselves"):
+    with pytest.raises(ConfigurationError, match="cider_score has no score of a single sample"):
         check_searchable(get_metric("cider_score"), 6)
     check_searchable(get_metric("vqa_score"), 6)
     with pytest.raises(ConfigurationError, match="needs at least 6 samples, and there are 5"):

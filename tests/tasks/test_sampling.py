@@ -79,7 +79,7 @@ def test_the_ids_given_are_those_taken() -> None:
         (5, {"ids": [3, 1, 3]}, "sample ids 3 are given twice"),
         (5, {"ids": []}, "no sample ids"),
         (0, {}, "0 samples cannot be drawn"),
-        (2, {"stratify_by_type": True}, "str does not tell question types"),
+        (2, {"stratify_by_type": True}, "str has no question types"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(number: int, options: dict, message: str) -> None:

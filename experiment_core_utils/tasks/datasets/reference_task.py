@@ -187,7 +187,7 @@ class GeneratedTask:
         if split not in self.splits:
             raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
         if num_samples is not None and num_samples < 1:
-            raise ConfigurationError(f"{self.name} was requested {num_samples} samples: ask for at least 1")
+            raise ConfigurationError(f"{num_samples} samples of {self.name} were requested; request at least 1")
         self._split: Split = split
         self.split: str = split
         self.seed = seed

@@ -11,10 +11,10 @@ import pytest
 from experiment_core_utils.a_distributed import next_run_id
 from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError, ResultsRefused
-from experiment_core_utils.primitives.files import locked
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import read_end, read_journal
 from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import parsed_json, read_json
 from experiment_core_utils.records.setting_result import SettingResult, read_setting
 from experiment_core_utils.sweep.drift import read_drift
@@ -126,8 +126,8 @@ FILES: list[tuple[str, bytes, str]] = [
     ("nan", json.dumps(edited("per_sample_results.1.T_total", float("nan"))).encode(), "results[1].T_total is nan"),
     ("infinity", json.dumps(edited("accuracy", float("inf"))).encode(), "accuracy is inf, and numbers are finite"),
     ("too large", json.dumps(stored() | {"extra": "?"}).encode().replace(b'"?"', b"1e999"), "extra is inf"),
-    ("schema 2", json.dumps(stored() | {"schema_version": 2}).encode(), "no result of schema 1 (it says 2)"),
-    ("list", b"[]", "no result of schema 1"),
+    ("schema 2", json.dumps(stored() | {"schema_version": 2}).encode(), "is not a result of schema 1 (its schema is 2"),
+    ("list", b"[]", "is not a result of schema 1"),
     ("no keys", b'{"schema_version": 1, "fingerprint": "f00d"}', "lacks "),
 ]  # fmt: skip
 

@@ -9,11 +9,10 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.sweep.front_search import SearchResult, SearchRules, Standing
+from experiments.analyses.recorded_table import RecordedTable, read_table
 from experiments.benchmarks.pareto_search import (
-    Table,
     compare_fronts,
     made_up_table,
-    read_table,
     replay,
     table_of,
     write_table,
@@ -25,13 +24,13 @@ def found(*front: str) -> SearchResult:
     return SearchResult(standings, (), (), (), (), 3.0, 9.0, ({},), "budget")
 
 
-def by_hand() -> Table:
+def by_hand() -> RecordedTable:
     """20 samples of own pictures: a and b are right on 10, b is slower; c on all, d on 19 and a bit faster; e never."""
     scores = np.array([[1.0] * 10 + [0.0] * 10, [1.0] * 10 + [0.0] * 10, [1.0] * 20, [1.0] * 19 + [0.0], [0.0] * 20])
     jitter = np.tile([0.99, 1.01], 10)
     seconds = np.array([1.0, 2.0, 3.0, 2.99, 0.5])[:, None] * jitter
     pictures = tuple(f"p{at}" for at in range(20))
-    return Table(tuple("abcde"), tuple(range(20)), pictures, scores, seconds, seconds, 1.0, {})
+    return RecordedTable(tuple("abcde"), tuple(range(20)), pictures, scores, seconds, seconds, 1.0, {})
 
 
 def test_what_counts_as_found() -> None:

@@ -59,7 +59,7 @@ def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoin
 
 def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:
     """The shipped model: most of what it says is in its draft, and the rest is not."""
-    path = Path(__file__).parents[2] / "checkpoints" / "molmoe_tiny"
+    path = Path(__file__).parents[3] / "checkpoints" / "molmoe_tiny"
     model = MolmoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     processor = MolmoeProcessor.from_pretrained(path)
     staged = MolmoeStagedModel("shipped", model, processor)

@@ -7,7 +7,7 @@ from transformers import CLIPVisionConfig, OlmoeConfig, PreTrainedTokenizerFast
 
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeImageProcessor
 
-TOKENIZER = PreTrainedTokenizerFast.from_pretrained(Path(__file__).parents[2] / "checkpoints" / "molmoe_tiny")
+TOKENIZER = PreTrainedTokenizerFast.from_pretrained(Path(__file__).parents[3] / "checkpoints" / "molmoe_tiny")
 
 
 def tiny_processor() -> MolmoeImageProcessor:

@@ -40,7 +40,7 @@ def test_a_prompt_that_ran_with_another_pause_is_another_request() -> None:
     whole = holder.hold("a", PROMPT)
     first, second, later = (holder.hold("a", PROMPT, pause) for pause in (2, 2, 3))
     for lost in (whole, first, second):
-        with pytest.raises(SettingError, match="contains another request"):
+        with pytest.raises(SettingError, match="is used by another request"):
             holder.resume(lost)
     holder.resume(later)
     again = holder.hold("a", PROMPT, 2)
@@ -54,5 +54,5 @@ def test_nobody_goes_on_where_nobody_holds() -> None:
     state = holder.hold("a", PROMPT)
     assert holder.has_prefilled_request
     holder.release()
-    with pytest.raises(SettingError, match="contains another request"):
+    with pytest.raises(SettingError, match="is used by another request"):
         holder.resume(state)

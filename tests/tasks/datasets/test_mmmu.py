@@ -99,7 +99,7 @@ def test_other_spellings_and_rows_that_are_none(task: MMMU) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"options": r"['\ud800', 'b']", "answer": "A"}, r"'\\ud800' stands among the answers or options"),
+        ({"options": r"['\ud800', 'b']", "answer": "A"}, r"'\\ud800' is among the answers or options"),
         ({"options": "[{}, 'b']", "answer": "B"}, "contains {}, neither a text nor a number"),
         ({"options": "[" * 5000, "answer": "A"}, "is not a list: .*5002 characters"),
         ({"options": "['a']*10**9", "answer": "A"}, "is not a list"),

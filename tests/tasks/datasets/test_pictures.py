@@ -135,10 +135,10 @@ def test_what_is_no_picture_file_fails_at_once(tmp_path: Path) -> None:
     (tmp_path / "zero.jpg").symlink_to("/dev/zero")
     (tmp_path / "loop.jpg").symlink_to("loop.jpg")
     for path, message in (
-        (tmp_path / "folder.jpg", "no regular file"),
-        (tmp_path / "pipe.jpg", "no regular file"),
-        (tmp_path / "zero.jpg", "no regular file"),
-        (tmp_path / "loop.jpg", "no regular file"),
+        (tmp_path / "folder.jpg", "not a regular file"),
+        (tmp_path / "pipe.jpg", "not a regular file"),
+        (tmp_path / "zero.jpg", "not a regular file"),
+        (tmp_path / "loop.jpg", "not a regular file"),
         (tmp_path / ("x" * 5000), r"is missing: there is no file .* \(\d+ characters\)$"),
         (tmp_path / "a\0b.jpg", r"is missing: there is no file .*a\\x00b.jpg$"),
     ):

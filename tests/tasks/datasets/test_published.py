@@ -250,7 +250,7 @@ def test_nulls_are_failed_samples_and_never_the_text_none(tmp_path: Path) -> Non
     ]
     write_hub(tmp_path, "validation", layouts.TEXT_VQA, rows)
     task = TextVQA(data_dir=tmp_path, cache_dir=tmp_path)
-    for index, message in ((0, "None stands among the answers"), (1, "question is None"), (2, "question is '  '")):
+    for index, message in ((0, "None is among the answers"), (1, "question is None"), (2, "question is '  '")):
         with pytest.raises(SampleError, match=message):
             task[index]
     assert task[3].answers == ("x",) * 10
@@ -265,7 +265,7 @@ def test_a_null_answer_of_vqa_is_not_the_number_word_none(tmp_path: Path) -> Non
     write_hub(tmp_path, "validation", layouts.VQA_V2, [row])
     task = Coco2014VQA(data_dir=tmp_path, cache_dir=tmp_path)
     assert task.question_type(0) == "all"
-    with pytest.raises(SampleError, match="question 7: None stands among the answers"):
+    with pytest.raises(SampleError, match="question 7: None is among the answers"):
         task[0]
 
 
@@ -312,15 +312,15 @@ HOSTILE_ENTRIES: list[tuple[str, dict[str, Any], str]] = [
     ("picture is a number", {"image": 7}, "the picture's name is 7, not a text"),
     ("picture is a list", {"image": ["VG_100K/a.png"]}, "the picture's name is .*not a text"),
     ("picture is nothing", {"image": None}, "without bytes and without a path"),
-    ("picture is the folder", {"image": "."}, "no regular file"),
-    ("picture is empty text", {"image": ""}, "no regular file"),
+    ("picture is the folder", {"image": "."}, "not a regular file"),
+    ("picture is empty text", {"image": ""}, "not a regular file"),
     ("name of 5,000 characters", {"image": "x" * 5000}, r"\(5000 characters\) is missing"),
     ("NUL in the name", {"image": "VG_100K/a\0.png"}, r"is missing.*a\\x00.png"),
     ("line break in the name", {"image": "VG_100K/a\n.png"}, r"is missing.*a\\n.png"),
     ("surrogate in the name", {"image": "a\ud800.png"}, "the picture's name is .*not a text|is missing"),
     ("absolute path", {"image": "/proc/self/environ"}, "is not read: it is outside"),
     ("way out", {"image": "../../../../../../../../proc/self/environ"}, "is not read: it is outside"),
-    ("pipe", {"image": "VG_100K/pipe.png"}, "no regular file"),
+    ("pipe", {"image": "VG_100K/pipe.png"}, "not a regular file"),
     ("missing", {"image": "VG_100K/b.png"}, "is missing: there is no file"),
     ("question is a number", {"question": 3}, "the question is 3, not a text"),
     ("question is a list", {"question": ["What?"]}, "the question is .*not a text"),

@@ -19,7 +19,7 @@ SHAPE = ConvShape(2, 4, 13, 11, 6, (3, 2), (2, 1), (1, 0), (1, 2))
 # The kernels in Triton's own interpreter, which has to be chosen before Triton is imported.
 INTERPRETED = """
 import torch
-from experiments.performance_prediction import triton_direct, triton_winograd
+from experiments.performance_prediction.algorithms import triton_direct, triton_winograd
 from experiments.performance_prediction.algorithms.convolution import ConvShape
 from experiments.performance_prediction.algorithms.reference import float64_reference, relative_l2
 strided = ConvShape(2, 4, 13, 11, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2)

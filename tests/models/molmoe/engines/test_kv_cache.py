@@ -37,7 +37,7 @@ def test_the_longest_request_needs_the_slots(decoder: DecoderWeights) -> None:
     kv_cache = KVCache.allocate(decoder, max_seq_len=10, batch=2)
     kv_cache.set_lengths([5, 8])
     kv_cache.refuse_overflow(2)
-    with pytest.raises(ConfigurationError, match="10 slots, 8 are in use, and 3 more"):
+    with pytest.raises(ConfigurationError, match="10 tokens, 8 are in use, and 3 more"):
         kv_cache.refuse_overflow(3)
 
 

@@ -126,7 +126,7 @@ def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGene
     split.begin(inputs, None, 1, row, STEPS)
     logits, state = split.finish(4, (0, 1))
     split.begin(inputs, None, 1, row, STEPS)
-    with pytest.raises(SettingError, match="contains another request"):
+    with pytest.raises(SettingError, match="is used by another request"):
         split.decode_step(logits.argmax(dim=-1, keepdim=True), state)
 
 
@@ -149,7 +149,7 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
         "nothing_begun": lambda: None,
         "drop_unready": stages.drop_unready,
     }[between]()
-    with pytest.raises(SettingError, match="the KV cache contains no prefill that was begun: another request came"):
+    with pytest.raises(SettingError, match="the KV cache has no paused prefill: another request came"):
         split.finish(4, (0, 1))
     expected = answered(EagerPausedPrefill(model, EagerStages(model)), inputs, row, (1, 4, (0, 1)))
     found = answered(split, inputs, row, (1, 4, (0, 1)))
@@ -192,19 +192,19 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
     _, paused = split.finish(knobs.top_k, knobs.blocks)
     assert not torch.allclose(stages.kv_cache.keys[:3, :, :, :5], whole_keys)
     for refused in (lambda: stages.decode_step(token, whole), lambda: stages.rewind(whole, 0)):
-        with pytest.raises(SettingError, match="contains another request"):
+        with pytest.raises(SettingError, match="is used by another request"):
             refused()
     stages.decode_step(token, paused)
     stages.prefill(knobs, inputs, None)
     stages.decode_step(token, whole)
-    with pytest.raises(SettingError, match="contains another request"):
+    with pytest.raises(SettingError, match="is used by another request"):
         stages.rewind(paused, 1)
 
 
 def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> None:
     inputs, row = asked(5)
     for split in (EagerPausedPrefill(model, EagerStages(model)), EnginePausedPrefill(model, EngineStages(model))):
-        with pytest.raises(ConfigurationError, match="a pause behind 5 blocks is not possible; give 1 to 4"):
+        with pytest.raises(ConfigurationError, match="a pause after 5 blocks is not possible; give 1 to 4"):
             split.begin(inputs, None, 5, row, STEPS)
         split.begin(inputs, None, 2, row, STEPS)
         with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
@@ -261,5 +261,5 @@ def test_captured_answers_are_those_of_the_modules_at_every_choice() -> None:
 def test_a_prompt_without_room_for_a_row_is_refused() -> None:
     decoder = fuse_decoder_weights(model_on("cuda"))
     engine = GraphedPausedPrefill(decoder, CudaGraphPool(2))
-    with pytest.raises(ConfigurationError, match="80 tokens and a row behind it have no room in a KV cache of 80"):
+    with pytest.raises(ConfigurationError, match="80 tokens and one row do not fit into a KV cache of 80"):
         engine.warm_up(1, EngineKnobs(4, (0, 1)), KVCache.allocate(decoder, 80), 80)

@@ -13,8 +13,8 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.engines import batch_runner
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.api import batch_runner as batched_execution
 from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages
@@ -309,7 +309,7 @@ def test_batches_that_cannot_be_captured_are_answered_eagerly(
     """The engine that captures says of itself that it cannot here; other settings are tried again."""
     model = staged(lambda config: None, models["eager"])
     model.eos_token_ids = frozenset()
-    monkeypatch.setattr(batched_execution, "decode_engine", GraphedDecode)
+    monkeypatch.setattr(batch_runner, "decode_engine", GraphedDecode)
     model.apply(SETTINGS[1])
     alone = [generate_greedily(model, inputs, NEW_TOKENS, NoMarks()).token_ids for inputs in requests]
     reason = "answers in batches: the decode step cannot be captured: CUDA graphs need a GPU, and the model is on cpu"
@@ -330,7 +330,7 @@ def test_a_store_without_memory_is_for_fewer_requests_and_at_last_for_none(
     """10^13 slots are more than any address can reach."""
     model = staged(lambda config: None, models["eager"])
     model.eos_token_ids = frozenset()
-    monkeypatch.setattr(batched_execution, "SLOT_STEP", 10**13)
+    monkeypatch.setattr(batch_runner, "SLOT_STEP", 10**13)
     model.apply(SETTINGS[0])
     with pytest.raises(OutOfMemory), out_of_memory_named():
         model.answer_batch(requests, NEW_TOKENS)
@@ -360,7 +360,7 @@ def test_a_state_is_lost_with_the_next_request(
     model.apply(SETTINGS[0])
     logits, state = model.prefill(requests[2], None)
     model.prefill({"input_ids": torch.tensor([[1, 2, 3]])}, None)
-    with pytest.raises(SettingError, match="contains another request"):
+    with pytest.raises(SettingError, match="is used by another request"):
         model.decode_step(logits.argmax(dim=-1, keepdim=True), state)
 
 

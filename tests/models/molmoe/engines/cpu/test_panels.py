@@ -147,7 +147,7 @@ def test_what_does_not_fit_a_decoder_block_is_refused() -> None:
     with pytest.raises(ValueError, match="attended rows have to be"):
         kernel.finish(torch.zeros(2, 35), torch.zeros(3, 8), 2)
     cos_sin, apart = (torch.zeros(2, 1, 4), torch.zeros(2, 1, 4)), torch.zeros(1, 4, 4)[:, ::2]
-    with pytest.raises(ValueError, match="neighbours"):
+    with pytest.raises(ValueError, match="the positions of a head must be contiguous"):
         kernel.project(torch.zeros(2, 35), cos_sin, (apart, apart), 2)
     with pytest.raises(ValueError, match="3 and 1 heads of 4 are not those of the block"):
         kernel.project(torch.zeros(2, 35), cos_sin, (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)), 3)

@@ -64,7 +64,7 @@ def test_it_does_what_the_straight_one_does(
 def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing(kind: type[ReferencePrefill]) -> None:
     decoder, knobs = decoder_of(), EngineKnobs(4, (0, 1))
     split, kv_cache = ReferencePausedPrefill(decoder, kind(decoder)), KVCache.allocate(decoder, 64)
-    output = "64 tokens and a row behind it have no room in a KV cache of 64 slots"
+    output = "64 tokens and one row do not fit into a KV cache of 64 tokens"
     with pytest.raises(ConfigurationError, match=output):
         split.warm_up(1, knobs, kv_cache, 64)
     with pytest.raises(ConfigurationError, match=output):
