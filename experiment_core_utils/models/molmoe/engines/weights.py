@@ -215,6 +215,15 @@ class LayerNorm:
     bias: torch.Tensor
     eps: float
 
+    @classmethod
+    def of(cls, norm: nn.LayerNorm) -> "LayerNorm":
+        """The module's own weights."""
+        return cls(norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+    def applied(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D]."""
+        return nn.functional.layer_norm(states, self.weight.shape, self.weight, self.bias, self.eps)
+
 
 @dataclass(frozen=True)
 class VisionBlockWeights:
@@ -298,8 +307,8 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
         patch_weight=_padded(embeddings.patch_embedding.weight.detach().flatten(1)),
         class_embedding=embeddings.class_embedding.detach(),
         positions=embeddings.position_embedding.weight.detach(),
-        before=_norm(tower.pre_layernorm),
-        blocks=tuple(_block(layer) for layer in tower.layers[: tower.blocks_to_run]),
+        before=LayerNorm.of(tower.pre_layernorm),
+        blocks=tuple(fuse_vision_block(layer) for layer in tower.layers[: tower.blocks_to_run]),
         feature_blocks=tower.feature_blocks,
         num_heads=vision.num_attention_heads,
         patch_side=vision.patch_size,
@@ -316,16 +325,17 @@ def _unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
     return fusing_unsupported_reason(layers, parts.parameters())
 
 
-def _block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
+def fuse_vision_block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
+    """The block's weights; those of queries, keys and values in the modules become views of the fused ones."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     return VisionBlockWeights(
-        first_norm=_norm(layer.layer_norm1),
+        first_norm=LayerNorm.of(layer.layer_norm1),
         qkv=fused_rows(qkv),
         qkv_bias=fused_biases(qkv),
         output=attention.out_proj.weight.detach(),
         output_bias=attention.out_proj.bias.detach(),
-        second_norm=_norm(layer.layer_norm2),
+        second_norm=LayerNorm.of(layer.layer_norm2),
         inner=mlp.fc1.weight.detach(),
         inner_bias=mlp.fc1.bias.detach(),
         outer=mlp.fc2.weight.detach(),
@@ -349,10 +359,6 @@ def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:
         gate_up=fused_rows([connector.gate_proj, connector.up_proj]),
         down=connector.down_proj.weight.detach(),
     )
-
-
-def _norm(norm: nn.LayerNorm) -> LayerNorm:
-    return LayerNorm(norm.weight.detach(), norm.bias.detach(), norm.eps)
 
 
 def _padded(weight: torch.Tensor) -> torch.Tensor:

@@ -17,11 +17,8 @@ from experiment_core_utils.models.molmoe.engines.cpu.vision_block import (
     pooling_kernel,
     vision_block_kernel,
 )
-from experiment_core_utils.models.molmoe.engines.reference.vision import (
-    FusedVisionBlock,
-    ReferenceVision,
-    padding_crops,
-)
+from experiment_core_utils.models.molmoe.engines.reference.vision import ReferenceVision, padding_crops
+from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, VisionBlockWeights
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 
 
@@ -58,7 +55,7 @@ class KernelVision(ReferenceVision, ABC):
         return embedded
 
     @abstractmethod
-    def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
+    def _advance(self, block: VisionBlockWeights, states: torch.Tensor) -> None:
         """[K, T, C] through a block, where they lie."""
 
 
@@ -73,18 +70,17 @@ class CpuVision(KernelVision):
         super().__init__(model)
         self._kernels = row_kernels()
 
-    def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
-        layer, mlp, rows = block.layer, block.layer.mlp, states.flatten(0, 1)
+    def _advance(self, block: VisionBlockWeights, states: torch.Tensor) -> None:
+        rows = states.flatten(0, 1)
         joint = self._memory.buffer("joint", len(rows), len(block.qkv))
-        torch.addmm(block.qkv_bias, layer.layer_norm1(rows), block.qkv.t(), out=joint)
+        torch.addmm(block.qkv_bias, block.first_norm.applied(rows), block.qkv.t(), out=joint)
         queries, keys, values = joint.view(*states.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)
         attended = self._attention(queries, keys, values, False).flatten(0, 1)
-        output = layer.self_attn.out_proj
-        rows.add_(output.bias).addmm_(attended, output.weight.t())
-        hidden = self._memory.buffer("hidden", len(rows), len(mlp.fc1.bias))
-        torch.mm(layer.layer_norm2(rows), mlp.fc1.weight.t(), out=hidden)
-        self._kernels.quick_gelu(hidden, mlp.fc1.bias)
-        rows.add_(mlp.fc2.bias).addmm_(hidden, mlp.fc2.weight.t())
+        rows.add_(block.output_bias).addmm_(attended, block.output.t())
+        hidden = self._memory.buffer("hidden", len(rows), len(block.inner_bias))
+        torch.mm(block.second_norm.applied(rows), block.inner.t(), out=hidden)
+        self._kernels.quick_gelu(hidden, block.inner_bias)
+        rows.add_(block.outer_bias).addmm_(hidden, block.outer.t())
 
 
 class CpuFusedVision(KernelVision):
@@ -96,10 +92,8 @@ class CpuFusedVision(KernelVision):
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         super().__init__(model)
-        self._fused: dict[int, VisionBlockKernel] = {
-            id(block): vision_block_kernel(block.layer, block.qkv, block.qkv_bias) for block in self._blocks
-        }
-        self._embedding = embedding_kernel(self._tower.embeddings, self._tower.pre_layernorm)
+        self._fused: dict[int, VisionBlockKernel] = {id(block): vision_block_kernel(block) for block in self._blocks}
+        self._embedding = embedding_kernel(self._tower.embeddings, LayerNorm.of(self._tower.pre_layernorm))
         self._pooling = pooling_kernel(self._connector)
 
     def _embedded(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -110,7 +104,7 @@ class CpuFusedVision(KernelVision):
         projected: torch.Tensor = self._connector.project_attended(attended)
         return projected
 
-    def _advance(self, block: FusedVisionBlock, states: torch.Tensor) -> None:
+    def _advance(self, block: VisionBlockWeights, states: torch.Tensor) -> None:
         kernel, rows = self._fused[id(block)], states.flatten(0, 1)
         joint = kernel.project(rows, self._memory.buffer("joint", len(rows), len(block.qkv)))
         queries, keys, values = joint.view(*states.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)

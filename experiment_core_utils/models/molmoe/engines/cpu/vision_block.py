@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
 
 from experiment_core_utils.models.molmoe.engines.cpu.build import built
 from experiment_core_utils.models.molmoe.engines.cpu.panels import Panels, ProductPlace, panels_of
+from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, VisionBlockWeights
 
 _PLACE, _WHOLE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
@@ -20,7 +20,7 @@ class NormPlace(ctypes.Structure):
     _fields_ = (("weights", _PLACE), ("bias", _PLACE), ("eps", ctypes.c_float))
 
     @classmethod
-    def of(cls, norm: nn.LayerNorm) -> "NormPlace":
+    def of(cls, norm: LayerNorm) -> "NormPlace":
         """For a call; valid as long as the norm lives."""
         return cls(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
 
@@ -65,10 +65,10 @@ class VisionBlockKernel:
         outer: [C, I].
     """
 
-    first_norm: nn.LayerNorm
+    first_norm: LayerNorm
     joint: Panels
     output: Panels
-    second_norm: nn.LayerNorm
+    second_norm: LayerNorm
     inner: Panels
     outer: Panels
 
@@ -91,20 +91,20 @@ class VisionBlockKernel:
         return states
 
 
-def vision_block_kernel(layer: Any, qkv: torch.Tensor, qkv_bias: torch.Tensor) -> VisionBlockKernel:
-    """Kernel of a CLIP layer, the weights [3 * C, C] and biases of its queries, keys and values joined.
+def vision_block_kernel(block: VisionBlockWeights) -> VisionBlockKernel:
+    """A block kernel with copies of the block's weights in panels.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled here.
     """
-    tile, mlp, output = tile_width(), layer.mlp, layer.self_attn.out_proj
+    tile = tile_width()
     return VisionBlockKernel(
-        layer.layer_norm1,
-        panels_of(qkv, qkv_bias, tile),
-        panels_of(output.weight.detach(), output.bias.detach(), tile),
-        layer.layer_norm2,
-        panels_of(mlp.fc1.weight.detach(), mlp.fc1.bias.detach(), tile),
-        panels_of(mlp.fc2.weight.detach(), mlp.fc2.bias.detach(), tile),
+        block.first_norm,
+        panels_of(block.qkv, block.qkv_bias, tile),
+        panels_of(block.output, block.output_bias, tile),
+        block.second_norm,
+        panels_of(block.inner, block.inner_bias, tile),
+        panels_of(block.outer, block.outer_bias, tile),
     )
 
 
@@ -147,7 +147,7 @@ class EmbeddingKernel:
     patch_side: int
     class_token: torch.Tensor
     positions: torch.Tensor
-    norm: nn.LayerNorm
+    norm: LayerNorm
 
     def states(self, pixels: torch.Tensor) -> torch.Tensor:
         """Crops [K, channels, side, side] -> [K, P + 1, W].
@@ -171,7 +171,7 @@ class EmbeddingKernel:
         return states
 
 
-def embedding_kernel(embeddings: Any, norm: nn.LayerNorm) -> EmbeddingKernel:
+def embedding_kernel(embeddings: Any, norm: LayerNorm) -> EmbeddingKernel:
     """Kernel of CLIP's embeddings and the norm after them.
 
     Raises:

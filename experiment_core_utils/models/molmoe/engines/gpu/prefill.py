@@ -4,7 +4,7 @@ Prompts are padded at the right to a multiple of 64 tokens; there is one graph f
 Importing this module does not need Triton, making an engine does.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ MOST_GRAPHS = 512
 
 
 @dataclass(frozen=True)
-class _Bucket:
+class _PaddedPrompt:
     """What the graphs of one padded length read."""
 
     hidden: torch.Tensor  # [T, H]
@@ -35,13 +35,33 @@ class _Bucket:
     length: torch.Tensor  # one int64, 1 to T
     rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
 
+    @classmethod
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def allocate(
+        cls, decoder: DecoderWeights, padded: int, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> "_PaddedPrompt":
+        """A prompt of zeros, of one token."""
+        hidden = torch.zeros(padded, decoder.width, dtype=decoder.dtype, device=decoder.device)
+        return cls(hidden, torch.ones(1, dtype=torch.int64, device=decoder.device), rotary)
+
+    def load(self, embeddings: torch.Tensor, appended: torch.Tensor | None = None) -> None:
+        """The prompt [tokens, H], and a row [H] behind it where there is one, padded with zeros."""
+        tokens = embeddings.shape[0]
+        self.hidden[:tokens].copy_(embeddings)
+        self.hidden[tokens:].zero_()
+        if appended is not None:
+            self.hidden[tokens].copy_(appended)
+            tokens += 1
+        self.length.fill_(tokens)
+
 
 @dataclass(frozen=True)
 class _Noted:
     """A call, and where its experts stand."""
 
     record: ExpertRecord
-    rows: int
+    padded: int
     tokens: int
     last_block: int
 
@@ -65,10 +85,8 @@ def graphed_prefill_unsupported_reason(decoder: DecoderWeights) -> str | None:
     return None
 
 
-class GraphedPrefill:
-    """A `PrefillEngine` of one request at a time.
-
-    Making a length ready runs a prompt of zeros: the slots of that request are overwritten.
+class _PaddedPrefill:
+    """What the prefills with and without a pause have in common.
 
     Raises:
         ConfigurationError: the reason, where the decoder cannot be captured.
@@ -81,8 +99,63 @@ class GraphedPrefill:
         self._decoder = decoder
         self._kernels = _kernels()
         self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
-        self._buckets: dict[int, _Bucket] = {}
-        self._records: dict[tuple[int, int], ExpertRecord] = {}
+        self._prompts: dict[int, _PaddedPrompt] = {}
+        self._records: dict[int, ExpertRecord] = {}
+
+    def _prompt_of(self, padded: int) -> _PaddedPrompt:
+        """Allocated for the first prompt of this padded length."""
+        if padded not in self._prompts:
+            with torch.inference_mode(False), torch.no_grad():
+                rotary = self._kernels.rotary_table(self._decoder.inverse_frequencies, padded)
+            self._prompts[padded] = _PaddedPrompt.allocate(self._decoder, padded, rotary)
+        return self._prompts[padded]
+
+    def _record_of(self, most: int) -> ExpertRecord:
+        """For up to so many expert ids a block; one serves prompts of all lengths, as only one graph runs at a time."""
+        if most not in self._records:
+            self._records[most] = ExpertRecord.allocate(self._decoder, most)
+        return self._records[most]
+
+    def _capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
+        with built("the kernels of the prefill", ConfigurationError):
+            self._graphs.capture(name, run)
+
+    def _capture_logits(
+        self,
+        name: Hashable,
+        run: Callable[..., torch.Tensor],
+        prompt: _PaddedPrompt,
+        knobs: EngineKnobs,
+        kv_cache: KVCache,
+        used: torch.Tensor,
+        request: int = 0,
+        ran: int = 0,
+    ) -> None:
+        """A graph of the blocks of the setting but the first `ran`, and of the choice of the first token."""
+        rows = slice(ran, len(knobs.blocks))
+        keys, values = kv_cache.keys[rows, request], kv_cache.values[rows, request]
+        next_token = kv_cache.next_tokens[request : request + 1]
+
+        def logits() -> torch.Tensor:
+            given = (self._decoder, prompt.hidden, prompt.length, knobs.blocks[ran:], knobs.top_k)
+            found = run(*given, keys, values, prompt.rotary, used)
+            next_token.copy_(found.argmax(dim=-1))
+            return found
+
+        self._capture(name, logits)
+
+
+class GraphedPrefill(_PaddedPrefill):
+    """A `PrefillEngine` of one request at a time.
+
+    Making a length ready runs a prompt of zeros: the slots of that request are overwritten.
+
+    Raises:
+        ConfigurationError: the reason, where the decoder cannot be captured.
+    """
+
+    def __init__(self, decoder: DecoderWeights, graphs: CudaGraphPool | None = None) -> None:
+        super().__init__(decoder, graphs)
         self._noted: _Noted | None = None
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
@@ -96,12 +169,9 @@ class GraphedPrefill:
         """See `PrefillEngine.prefill`; `kv_cache.next_tokens` of the request is the likeliest token afterwards."""
         tokens = embeddings.shape[0]
         name = self._capture_graphs(knobs, kv_cache, tokens, request)
-        rows = _bucket(tokens, kv_cache)
-        bucket = self._buckets[rows]
-        bucket.hidden[:tokens].copy_(embeddings)
-        bucket.hidden[tokens:].zero_()
-        bucket.length.fill_(tokens)
-        self._noted = _Noted(self._record_for(knobs, kv_cache), rows, tokens, knobs.blocks[-1])
+        padded = _padded_length(tokens, kv_cache)
+        self._prompts[padded].load(embeddings)
+        self._noted = _Noted(self._record_for(knobs, kv_cache), padded, tokens, knobs.blocks[-1])
         return self._graphs.replay(name)
 
     def forget_experts(self) -> None:
@@ -119,83 +189,29 @@ class GraphedPrefill:
         noted = self._noted
         if noted is None:
             return {}
-        return {
-            block: ids[: noted.tokens] for block, ids in noted.record.of_tokens(noted.rows, noted.last_block).items()
-        }
+        found = noted.record.of_tokens(noted.padded, noted.last_block)
+        return {block: ids[: noted.tokens] for block, ids in found.items()}
 
     def _record_for(self, knobs: EngineKnobs, kv_cache: KVCache) -> ExpertRecord:
-        """One for the prompts of all lengths that fit into the store, as only one graph runs at a time."""
-        size = kv_cache.max_seq_len, max(knobs.top_k, self._decoder.default_top_k)
-        if size not in self._records:
-            self._records[size] = ExpertRecord.allocate(self._decoder, size[0] * size[1])
-        return self._records[size]
+        """One for the prompts of all lengths that fit into the KV cache."""
+        return self._record_of(kv_cache.max_seq_len * max(knobs.top_k, self._decoder.default_top_k))
 
     @torch.inference_mode()
-    def _capture_graphs(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int, request: int) -> tuple[Any, ...]:
+    def _capture_graphs(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int, request: int) -> Hashable:
         """The name of the graph, captured if it was not there."""
         if tokens > kv_cache.max_seq_len:
             raise ConfigurationError(
                 f"a prompt of {tokens} tokens does not fit into a KV cache of {kv_cache.max_seq_len} tokens"
             )
-        rows = _bucket(tokens, kv_cache)
-        name = ("prefill", knobs, rows, kv_cache.keys.data_ptr(), request)
-        if name in self._graphs:
-            return name
-        if rows not in self._buckets:
-            self._buckets[rows] = _outside_inference(lambda: self._new_bucket(rows))
-        bucket, decoder = self._buckets[rows], self._decoder
-        keys, values = kv_cache.keys[: len(knobs.blocks), request], kv_cache.values[: len(knobs.blocks), request]
-        chosen = kv_cache.next_tokens[request : request + 1]
-        used = self._record_for(knobs, kv_cache).ids
-
-        def run() -> torch.Tensor:
-            logits: torch.Tensor = self._kernels.prefill(
-                decoder, bucket.hidden, bucket.length, knobs.blocks, knobs.top_k, keys, values, bucket.rotary, used
-            )
-            chosen.copy_(logits.argmax(dim=-1))
-            return logits
-
-        with built("the kernels of the prefill", ConfigurationError):
-            self._graphs.capture(name, run)
+        padded = _padded_length(tokens, kv_cache)
+        name = ("prefill", knobs, padded, kv_cache.keys.data_ptr(), request)
+        if name not in self._graphs:
+            prompt, used = self._prompt_of(padded), self._record_for(knobs, kv_cache).ids
+            self._capture_logits(name, self._kernels.prefill, prompt, knobs, kv_cache, used, request)
         return name
 
-    def _new_bucket(self, rows: int) -> _Bucket:
-        decoder = self._decoder
-        hidden = torch.zeros(rows, decoder.width, dtype=decoder.dtype, device=decoder.device)
-        length = torch.ones(1, dtype=torch.int64, device=decoder.device)
-        return _Bucket(hidden, length, self._kernels.rotary_table(decoder.inverse_frequencies, rows))
 
-
-def _bucket(tokens: int, kv_cache: KVCache) -> int:
-    return min(-(-tokens // BUCKET) * BUCKET, kv_cache.max_seq_len)
-
-
-def _outside_inference(make: Any) -> Any:
-    """What `make` returns, made so that it can be written to outside inference mode too."""
-    with torch.inference_mode(False), torch.no_grad():
-        return make()
-
-
-def _kernels() -> Any:
-    """Triton may be missing; then ImportError."""
-    from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward as prefill
-
-    return prefill
-
-
-@dataclass(frozen=True)
-class _Padded:
-    """What the graphs of one padded length read, and what the first part leaves for the second."""
-
-    hidden: torch.Tensor  # [T, H]
-    paused: torch.Tensor  # [T, H]
-    # Never above T: a capture runs with what the last request left here.
-    first_length: torch.Tensor  # one int64: the prompt, and the row where there is one
-    length: torch.Tensor  # one int64: the prompt
-    rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
-
-
-class GraphedPausedPrefill:
+class GraphedPausedPrefill(_PaddedPrefill):
     """A `PausedPrefillEngine`.
 
     Making a length ready runs a prompt of zeros: the slots of the request are overwritten.
@@ -205,14 +221,9 @@ class GraphedPausedPrefill:
     """
 
     def __init__(self, decoder: DecoderWeights, graphs: CudaGraphPool) -> None:
-        reason = graphed_prefill_unsupported_reason(decoder)
-        if reason is not None:
-            raise ConfigurationError(f"the prefill cannot be captured: {reason}")
-        self._decoder = decoder
-        self._kernels = _kernels()
-        self._graphs = graphs
-        self._padded: dict[int, _Padded] = {}
-        self._records: dict[int, ExpertRecord] = {}
+        super().__init__(decoder, graphs)
+        # By padded length: states behind the pause, and the prompt's length without the row behind it.
+        self._paused: dict[int, _PaddedPrompt] = {}
         self._last_two = torch.tensor([2, 1], device=decoder.device)
         # Of the prompt that began last: its padded length, and how many blocks have run.
         self._began = (0, 0)
@@ -220,9 +231,9 @@ class GraphedPausedPrefill:
     @torch.inference_mode()
     def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PausedPrefillEngine.warm_up`."""
-        rows = self._padded_suffix(tokens, kv_cache)
-        self._first_part(rows, pause, kv_cache)
-        self._second_part(rows, pause, knobs, kv_cache)
+        padded = self._padded_with_row(tokens, kv_cache)
+        self._first_part(padded, pause, kv_cache)
+        self._second_part(padded, pause, knobs, kv_cache)
 
     @torch.inference_mode()
     def begin(
@@ -230,86 +241,64 @@ class GraphedPausedPrefill:
     ) -> torch.Tensor:
         """See `PausedPrefillEngine.begin`."""
         tokens = embeddings.shape[0]
-        rows = self._padded_suffix(tokens, kv_cache)
-        name = self._first_part(rows, pause, kv_cache)
-        padded = self._padded[rows]
-        padded.hidden[:tokens].copy_(embeddings)
-        padded.hidden[tokens:].zero_()
-        padded.length.fill_(tokens)
-        padded.first_length.fill_(tokens)
-        if appended is not None:
-            padded.hidden[tokens].copy_(appended)
-            padded.first_length.fill_(tokens + 1)
-        self._began = rows, pause
+        padded = self._padded_with_row(tokens, kv_cache)
+        name = self._first_part(padded, pause, kv_cache)
+        self._prompts[padded].load(embeddings, appended)
+        self._paused[padded].length.fill_(tokens)
+        self._began = padded, pause
         states = self._graphs.replay(name)
         return states if appended is not None else states[1:]
 
     @torch.inference_mode()
     def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """See `PausedPrefillEngine.finish`; `kv_cache.next_tokens` is the likeliest token afterwards."""
-        rows, pause = self._began
-        return self._graphs.replay(self._second_part(rows, pause, knobs, kv_cache))
+        padded, pause = self._began
+        return self._graphs.replay(self._second_part(padded, pause, knobs, kv_cache))
 
-    def _padded_suffix(self, tokens: int, kv_cache: KVCache) -> int:
-        """The padded length of a prompt and the row behind it, made where it is the first of its length."""
+    def _padded_with_row(self, tokens: int, kv_cache: KVCache) -> int:
+        """The padded length of a prompt and the row behind it, allocated where it is the first of its length."""
         refuse_without_free_rows(tokens, kv_cache)
-        rows = min(-(-(tokens + 1) // BUCKET) * BUCKET, kv_cache.max_seq_len)
-        if rows not in self._padded:
-            self._padded[rows] = self._new_padded(rows)
-        return rows
+        padded = _padded_length(tokens + 1, kv_cache)
+        if padded not in self._paused:
+            rotary = self._prompt_of(padded).rotary
+            self._paused[padded] = _PaddedPrompt.allocate(self._decoder, padded, rotary)
+        return padded
 
-    def _first_part(self, rows: int, pause: int, kv_cache: KVCache) -> Hashable:
+    def _first_part(self, padded: int, pause: int, kv_cache: KVCache) -> Hashable:
         """The name of the graph, captured if it was not there."""
-        name = ("begin", pause, rows, kv_cache.keys.data_ptr())
+        name = ("begin", pause, padded, kv_cache.keys.data_ptr())
         if name in self._graphs:
             return name
-        padded, decoder = self._padded[rows], self._decoder
+        prompt, paused, decoder = self._prompts[padded], self._paused[padded], self._decoder
         keys, values = kv_cache.keys[:pause, 0], kv_cache.values[:pause, 0]
-        used = self._used(rows * decoder.default_top_k)
+        used = self._record_of(padded * decoder.default_top_k).ids
 
         def run() -> torch.Tensor:
             states = self._kernels.begin(
-                decoder, padded.hidden, padded.first_length, pause, keys, values, padded.rotary, used
+                decoder, prompt.hidden, prompt.length, pause, keys, values, prompt.rotary, used
             )
             # Graphs share what memory they need in between.
-            padded.paused.copy_(states)
-            return states.index_select(0, (padded.first_length - self._last_two).clamp_(min=0)).float()
+            paused.hidden.copy_(states)
+            return states.index_select(0, (prompt.length - self._last_two).clamp_(min=0)).float()
 
-        with built("the kernels of the prefill", ConfigurationError):
-            self._graphs.capture(name, run)
+        self._capture(name, run)
         return name
 
-    def _second_part(self, rows: int, pause: int, knobs: EngineKnobs, kv_cache: KVCache) -> Hashable:
+    def _second_part(self, padded: int, pause: int, knobs: EngineKnobs, kv_cache: KVCache) -> Hashable:
         """As `_first_part`."""
-        name = ("finish", pause, knobs, rows, kv_cache.keys.data_ptr())
-        if name in self._graphs:
-            return name
-        padded, decoder, left = self._padded[rows], self._decoder, knobs.blocks[pause:]
-        own = slice(pause, len(knobs.blocks))
-        keys, values, chosen = kv_cache.keys[own, 0], kv_cache.values[own, 0], kv_cache.next_tokens[:1]
-        used = self._used(rows * knobs.top_k)
-
-        def run() -> torch.Tensor:
-            logits: torch.Tensor = self._kernels.finish(
-                decoder, padded.paused, padded.length, left, knobs.top_k, keys, values, padded.rotary, used
-            )
-            chosen.copy_(logits.argmax(dim=-1))
-            return logits
-
-        with built("the kernels of the prefill", ConfigurationError):
-            self._graphs.capture(name, run)
+        name = ("finish", pause, knobs, padded, kv_cache.keys.data_ptr())
+        if name not in self._graphs:
+            paused, used = self._paused[padded], self._record_of(padded * knobs.top_k).ids
+            self._capture_logits(name, self._kernels.finish, paused, knobs, kv_cache, used, ran=pause)
         return name
 
-    def _used(self, most: int) -> torch.Tensor:
-        """Where kernels put so many expert ids a block; nobody reads them afterwards."""
-        if most not in self._records:
-            self._records[most] = ExpertRecord.allocate(self._decoder, most)
-        return self._records[most].ids
 
-    @torch.inference_mode(False)
-    def _new_padded(self, rows: int) -> _Padded:
-        decoder = self._decoder
-        hidden = torch.zeros(rows, decoder.width, dtype=decoder.dtype, device=decoder.device)
-        length = torch.ones(1, dtype=torch.int64, device=decoder.device)
-        rotary = self._kernels.rotary_table(decoder.inverse_frequencies, rows)
-        return _Padded(hidden, torch.zeros_like(hidden), length, length.clone(), rotary)
+def _padded_length(tokens: int, kv_cache: KVCache) -> int:
+    return min(-(-tokens // BUCKET) * BUCKET, kv_cache.max_seq_len)
+
+
+def _kernels() -> Any:
+    """Triton may be missing; then ImportError."""
+    from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward
+
+    return prefill_forward

@@ -4,28 +4,22 @@ Queries, keys and values are one product, the quick GELU is one operation inside
 is done only where a crop or a patch is padding. Of the blocks those run whose output is used, as the tower itself says.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.engines.weights import fused_biases, fused_rows, fusing_unsupported_reason
+from experiment_core_utils.models.molmoe.engines.weights import (
+    VisionBlockWeights,
+    fuse_vision_block,
+    fusing_unsupported_reason,
+)
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # x * sigmoid(1.702 * x)
 QUICK_GELU = 1.702
-
-
-@dataclass(frozen=True)
-class FusedVisionBlock:
-    """One block of the tower, C wide; the products of its queries, keys and values as one."""
-
-    layer: Any
-    qkv: torch.Tensor  # [3 * C, C]
-    qkv_bias: torch.Tensor  # [3 * C]
 
 
 class ReferenceVision:
@@ -50,7 +44,7 @@ class ReferenceVision:
         self._tower = tower
         self._connector = model.model.connector
         self._heads = vision.num_attention_heads
-        self._blocks = [_fuse_weights(layer) for layer in layers]
+        self._blocks = [fuse_vision_block(layer) for layer in layers]
 
     def warm_up(self, crops: int) -> None:
         """See `VisionEngine.warm_up`."""
@@ -74,18 +68,15 @@ class ReferenceVision:
             features[crop] = 0
         return features
 
-    def _run(self, block: FusedVisionBlock, states: torch.Tensor) -> torch.Tensor:
-        layer, mlp = block.layer, block.layer.mlp
-        normed = layer.layer_norm1(states)
-        joint = F.linear(normed, block.qkv, block.qkv_bias).unflatten(2, (3, self._heads, -1))
+    def _run(self, block: VisionBlockWeights, states: torch.Tensor) -> torch.Tensor:
+        joint = F.linear(block.first_norm.applied(states), block.qkv, block.qkv_bias).unflatten(2, (3, self._heads, -1))
         queries, keys, values = joint.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
-        output = layer.self_attn.out_proj
-        states = F.linear(attended, output.weight, output.bias).add_(states)
-        rows = layer.layer_norm2(states).flatten(0, 1)
-        hidden = torch.addmm(mlp.fc1.bias, rows, mlp.fc1.weight.t(), beta=QUICK_GELU, alpha=QUICK_GELU)
+        states = F.linear(attended, block.output, block.output_bias).add_(states)
+        rows = block.second_norm.applied(states).flatten(0, 1)
+        hidden = torch.addmm(block.inner_bias, rows, block.inner.t(), beta=QUICK_GELU, alpha=QUICK_GELU)
         hidden = F.silu(hidden, inplace=True)
-        rows = torch.addmm(mlp.fc2.bias, hidden, mlp.fc2.weight.t(), alpha=1 / QUICK_GELU)
+        rows = torch.addmm(block.outer_bias, hidden, block.outer.t(), alpha=1 / QUICK_GELU)
         return rows.view_as(states).add_(states)
 
     def _connected(self, features: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
@@ -99,12 +90,6 @@ class ReferenceVision:
 def _products(block: Any) -> tuple[nn.Module, ...]:
     attention = block.self_attn
     return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, block.mlp.fc1, block.mlp.fc2
-
-
-def _fuse_weights(layer: Any) -> FusedVisionBlock:
-    attention = layer.self_attn
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return FusedVisionBlock(layer, fused_rows(projections), fused_biases(projections))
 
 
 def padding_crops(pixel_values: torch.Tensor) -> list[int]:

@@ -14,6 +14,7 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import (
     stream_row,
     wait_for_previous,
 )
+from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import ranked
 
 SUMMING_WARPS, ROUTING_WARPS = 4, 8
 
@@ -120,15 +121,7 @@ def _rank(  # type: ignore[no-untyped-def]
     logit = tl.sum(tl.load(place, mask=(expert < E)[None, :], other=0.0, cache_modifier=".cg"), axis=0)
     # NaN has no order; then the first experts are chosen, which exist, and their shares are NaN.
     logit = tl.where((expert < E) & (logit == logit), logit, float("-inf"))
-    before = (logit[None, :] > logit[:, None]) | (
-        (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
-    )
-    rank = tl.sum(before.to(tl.int32), axis=1)
-    prob = tl.exp(logit - tl.max(logit, axis=0))
-    among = expert < E
-    if NORMALISE:
-        among = rank < TOP_K
-    prob = prob / tl.sum(tl.where(among, prob, 0.0), axis=0)
+    rank, prob = ranked(logit, expert, TOP_K, E, NORMALISE)
     tl.store(topk_ids + rank, expert, mask=rank < TOP_K)
     tl.store(topk_weights + rank, prob, mask=rank < TOP_K)
 

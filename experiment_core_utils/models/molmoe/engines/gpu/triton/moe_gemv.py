@@ -13,6 +13,7 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import (
     wait_for_previous,
     weight_rows,
 )
+from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import ranked
 
 
 @triton.jit
@@ -46,15 +47,7 @@ def _route(  # type: ignore[no-untyped-def]
         logit += tl.sum(tl.load(place, mask=there, other=0.0, cache_modifier=".cg"), axis=0)
     factor = tl.rsqrt(square / width + eps)
     logit = tl.where(expert < E, logit * factor, float("-inf"))
-    before = (logit[None, :] > logit[:, None]) | (
-        (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
-    )
-    rank = tl.sum(before.to(tl.int32), axis=1)
-    prob = tl.exp(logit - tl.max(logit, axis=0))
-    among = expert < E
-    if NORMALISE:
-        among = rank < top_k
-    prob = prob / tl.sum(tl.where(among, prob, 0.0), axis=0)
+    rank, prob = ranked(logit, expert, top_k, E, NORMALISE)
     tl.store(spread, factor)
     tl.store(topk_ids + rank, expert, mask=expert < E)
     tl.store(topk_weights + rank, prob, mask=expert < E)
