@@ -35,6 +35,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
+from experiment_core_utils.primitives.pareto import on_front
+
 StopReason = Literal["settled", "budget", "samples"]
 # The full grid's time is taken as low as it is with this probability only, so that the search keeps to its share.
 BUDGET_DOUBT = 0.002
@@ -432,17 +434,9 @@ class ParetoSearch:
 
 def front_of(standings: Sequence[Standing]) -> list[Standing]:
     """Settings that no other one is at least as good as in both means and better in one; none without an accuracy."""
-    scored = [(each, each.accuracy) for each in standings if each.accuracy is not None]
-    return [
-        each
-        for each, accuracy in scored
-        if not any(
-            other_accuracy >= accuracy
-            and other.seconds <= each.seconds
-            and (other_accuracy > accuracy or other.seconds < each.seconds)
-            for other, other_accuracy in scored
-        )
-    ]
+    scored = [each for each in standings if each.accuracy is not None]
+    is_on = on_front(np.array([each.seconds for each in scored]), np.array([each.accuracy for each in scored]))
+    return [each for each, has in zip(scored, is_on, strict=True) if has]
 
 
 def run_search(search: ParetoSearch, measure: Measure) -> SearchResult:

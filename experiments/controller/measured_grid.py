@@ -15,6 +15,7 @@ from experiments.analyses.knobs.grid import KnobPoint, Study, TaskGrid, load_stu
 from experiments.analyses.sweeps import Sweep, load_sweep
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies.interface import PictureShape, RequestFeatures
+from experiments.fitting.folds import drawn_groups
 
 
 @dataclass(frozen=True)
@@ -215,17 +216,7 @@ def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[Measu
         ResultsError: one of them would be empty.
     """
     check_fraction("--calibration_share", share)
-    generator = np.random.default_rng(seed)
-    first: set[str] = set()
-    rest: set[str] = set()
-    for task in dict.fromkeys(grid.tasks):
-        own = {picture for picture, of in zip(grid.pictures, grid.tasks, strict=True) if of == task}
-        free = sorted(own - first - rest)
-        wanted = max(round(share * len(own)) - len(own & first), 0)
-        drawn = {free[place] for place in generator.permutation(len(free))[:wanted]}
-        first |= drawn
-        rest |= set(free) - drawn
-    mask = np.array([picture in first for picture in grid.pictures])
+    mask = drawn_groups(grid.pictures, grid.tasks, share, seed)
     if mask.all() or not mask.any():
         raise ResultsError(
             f"{len(set(grid.pictures))} pictures cannot be split at {share:g}; profile more samples, or give the "

@@ -19,7 +19,8 @@ import numpy as np
 from scipy import stats
 
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
-from experiments.analyses.knobs.objectives import TAIL, interval
+from experiments.analyses.knobs.objectives import TAIL
+from experiments.fitting.intervals import interval
 
 Value = str | int
 

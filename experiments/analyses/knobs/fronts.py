@@ -15,7 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.analyses.knobs.objectives import Objectives, interval, intervals
+from experiment_core_utils.primitives.pareto import on_front
+from experiments.analyses.knobs.objectives import Objectives
+from experiments.fitting.intervals import interval, intervals
 
 # The largest budget, over the cost of the most expensive setting.
 REFERENCE_FACTOR = 1.1
@@ -104,31 +106,6 @@ class TaskDifference:
     statuses: Mapping[str, Status]
     probabilities: Mapping[str, float]
     difference: Difference
-
-
-def on_front(cost: np.ndarray, accuracy: np.ndarray, allowance: float = 0.0) -> np.ndarray:
-    """[..., S] bool from [..., S] and [..., S].
-
-    Args:
-        allowance: share by which every other setting's cost is taken as higher.
-    """
-    size = cost.shape[-1]
-    costs, accuracies = cost.reshape(-1, size), accuracy.reshape(-1, size)
-    rows = [_on_front_of_one(*row, allowance) for row in zip(costs, accuracies, strict=True)]
-    return np.array(rows, dtype=bool).reshape(cost.shape)
-
-
-def _on_front_of_one(cost: np.ndarray, accuracy: np.ndarray, allowance: float) -> np.ndarray:
-    """[S]; by the highest accuracy up to each cost, so that the time grows with S log S."""
-    if not len(cost):
-        return np.zeros(0, dtype=bool)
-    order = np.argsort(cost, kind="stable")
-    others = cost[order] * (1 + allowance)
-    # What costs less, and what costs no more; the highest accuracy of none is below all.
-    highest = np.concatenate([[-np.inf], np.fmax.accumulate(accuracy[order])])
-    less, no_more = (highest[np.searchsorted(others, cost, side=side)] for side in ("left", "right"))
-    dominated = (less >= accuracy) | (no_more > accuracy)
-    return np.asarray(~dominated | np.isnan(cost))
 
 
 def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float) -> np.ndarray:

@@ -7,7 +7,6 @@ the task been drawn. It says nothing of a device whose speed drifts while settin
 confidently lower only where it is so by more than the drift that the run's control setting showed.
 """
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,6 +16,7 @@ import numpy as np
 from experiment_core_utils.sweep.front_search import normal_quantile, t_quantile
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
+from experiments.fitting.intervals import draw_counts
 
 Statistic = Literal["mean", "p95", "p99"]
 
@@ -182,39 +182,6 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         scores=scores[:, scored],
         clusters=np.unique(np.asarray(grid.pictures, dtype=str)[scored], return_inverse=True)[1],
     )
-
-
-def draw_counts(pictures: Sequence[Hashable], pattern: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
-    """[B, N], how often each draw holds each sample: all samples of a picture together.
-
-    Args:
-        pattern: [N], what a sample has; pictures that have the same are drawn from one another.
-    """
-    numbers = np.unique(np.asarray(pictures, dtype=str), return_inverse=True)[1]
-    num_pictures = int(numbers.max()) + 1
-    kinds = np.zeros(num_pictures, dtype=np.int64)
-    np.bitwise_or.at(kinds, numbers, np.asarray(pattern, dtype=np.int64))
-    generator = np.random.default_rng(seed)
-    counts = np.zeros((num_draws, num_pictures), dtype=np.int64)
-    for kind in np.unique(kinds):
-        members = np.flatnonzero(kinds == kind)
-        picks = generator.multinomial(len(members), np.full(len(members), 1 / len(members)), size=num_draws)
-        counts[:, members] = picks
-    return counts[:, numbers]
-
-
-def interval(draws: np.ndarray) -> tuple[float, float]:
-    """95 % percentile interval of [B] draws; nan does not count."""
-    low, high = np.nanpercentile(draws, (100 * TAIL, 100 - 100 * TAIL))
-    return float(low), float(high)
-
-
-def intervals(draws: np.ndarray) -> list[tuple[float, float]]:
-    """`interval` of each column of [B, S] draws."""
-    if not np.isfinite(draws).all():
-        return [interval(column) for column in draws.T]
-    low, high = np.percentile(draws, (100 * TAIL, 100 - 100 * TAIL), axis=0)
-    return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def _statistic(values: np.ndarray, statistic: Statistic) -> np.ndarray:

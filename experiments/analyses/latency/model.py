@@ -9,22 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples, columns_of, identifiable
+from experiments.fitting.regression import robust_nonnegative
 
 # Shares of the samples, those of least work first, that a fit begins with on the floor.
 _STARTS = (0.3, 0.7, 1.0)
 
 
 _ROUNDS = 6
-
-
-_REWEIGHTINGS = 8
-
-
-_HUBER = 1.345
 
 
 @dataclass(frozen=True)
@@ -168,27 +162,6 @@ def fit_part(terms: Sequence[str], requests: RequestColumns, times: np.ndarray, 
     units = columns.max(axis=0)
     values = robust_nonnegative(columns / units, times / scale) / units
     return {name: float(value) for name, value in zip(kept, values, strict=True) if value > 0} or {"request": 0.0}
-
-
-def robust_nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """[P] coefficients >= 0 of Huber's regression of `target` [S] on `columns` [S, P], by reweighted least squares.
-
-    The tuning constant 1.345 is in units of the residuals' scale (1.4826 times their median size): P. Huber and
-    E. Ronchetti, "Robust Statistics", 2nd ed. 2009, 7.8.
-    """
-    weights = np.ones(len(target))
-    found = np.zeros(columns.shape[1])
-    for _ in range(_REWEIGHTINGS):
-        root = np.sqrt(weights)
-        # The triangle of QR has the same solution as all S rows, and is small.
-        triangle = np.asarray(np.linalg.qr(np.column_stack([columns, target]) * root[:, None], mode="r"))
-        previous, found = found, nnls(triangle[:, :-1], triangle[:, -1])[0]
-        residuals = np.abs(columns @ found - target)
-        spread = 1.4826 * float(np.median(residuals))
-        if spread < 1e-12 or np.allclose(previous, found, rtol=1e-4, atol=0.0):
-            break
-        weights = np.minimum(1.0, _HUBER * spread / np.maximum(residuals, 1e-300))
-    return found
 
 
 PREDICTED = (*STAGES, "T_LLM_decode", "T_first_token", "T_total")

@@ -14,13 +14,14 @@ from experiments.analyses.latency.model import (
     fit_stages,
     linear,
     measured_times,
-    robust_nonnegative,
     stage_times,
     vision_times,
 )
-from experiments.analyses.latency.settings_left_out import folds_of, relative_error
 from experiments.analyses.latency.validation import Repeatability, repeatability
 from experiments.analyses.sweeps import Sweep, samples_frame
+from experiments.fitting.folds import grouped_folds
+from experiments.fitting.regression import robust_nonnegative
+from experiments.fitting.scores import relative_error
 
 METHODS = ("none", "global_affine", "stage_affine", "refit")
 
@@ -214,7 +215,7 @@ def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStud
     """
     changes = ", ".join(f"{name} x {factor:g} + {added:g} ms" for name, (factor, added) in SYNTHETIC.items())
     source, target = "one half of the settings", f"the other half on a synthetic device ({changes})"
-    is_first = folds_of(samples.knobs, 2) == 0
+    is_first = grouped_folds(samples.knobs, 2) == 0
     first, second = samples.take(is_first), synthetic_device(samples.take(~is_first))
     if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
         return RecalibrationStudy("synthetic", source, target, (), {}, TOO_FEW)

@@ -15,6 +15,8 @@ from experiments.analyses.latency.model import (
     stage_times,
     vision_times,
 )
+from experiments.fitting.folds import left_out_masks
+from experiments.fitting.scores import relative_error
 
 Predict = Callable[[RequestColumns], Mapping[str, np.ndarray]]
 
@@ -26,22 +28,15 @@ FOLDS = 6
 CLEARLY_BETTER = 0.05
 
 
-def folds_of(knobs: np.ndarray, num_folds: int, seed: int = 0) -> np.ndarray:
-    """[S], the fold of each sample: settings are dealt out in shuffled order, each with all its samples."""
-    names, places = np.unique(knobs, return_inverse=True)
-    return (np.random.default_rng(seed).permutation(len(names)) % num_folds)[places]
-
-
 def predicted_left_out(
     samples: TimedSamples, fit: Callable[[TimedSamples], Predict], num_folds: int = FOLDS
 ) -> dict[str, np.ndarray]:
     """What `fit` without a fold's settings predicts for them: name -> [S] milliseconds."""
-    folds = folds_of(samples.knobs, num_folds)
     found: dict[str, np.ndarray] = {}
-    for fold in range(num_folds):
-        predict = fit(samples.take(folds != fold))
-        for name, column in predict(samples.requests.take(folds == fold)).items():
-            found.setdefault(name, np.full(len(samples), np.nan))[folds == fold] = column
+    for which in left_out_masks(samples.knobs, num_folds):
+        predict = fit(samples.take(~which))
+        for name, column in predict(samples.requests.take(which)).items():
+            found.setdefault(name, np.full(len(samples), np.nan))[which] = column
     return found
 
 
@@ -94,25 +89,3 @@ def ratios_left_out(samples: TimedSamples, forms: Mapping[str, StageForm]) -> di
         has = np.isfinite(measured[name]) & (predicted[name] > 0)
         found[name] = measured[name][has] / predicted[name][has]
     return found
-
-
-def relative_error(predicted: np.ndarray | None, measured: np.ndarray) -> float:
-    """Mean |predicted / measured - 1| over samples that have both; infinite where none has."""
-    if predicted is None:
-        return math.inf
-    has = np.isfinite(predicted) & np.isfinite(measured)
-    return float(np.abs(predicted[has] / measured[has] - 1).mean()) if has.any() else math.inf
-
-
-def conformal_ratios(ratios: np.ndarray, level: float) -> tuple[float, float]:
-    """Order statistics of n held-out ratios between which the next one lies with probability `level` or more.
-
-    The k-th smallest from either end, k = floor((n + 1) (1 - level) / 2), and the extremes where n is too small for
-    that: J. Lei et al., "Distribution-free predictive inference for regression", JASA 113 (2018), 1094, with ratios as
-    scores. (1, 1) where no sample has the stage.
-    """
-    if not len(ratios):
-        return 1.0, 1.0
-    ordered = np.sort(ratios)
-    k = max(int((len(ordered) + 1) * (1 - level) / 2 + 1e-9), 1)
-    return float(ordered[k - 1]), float(ordered[-k])

@@ -13,7 +13,9 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
 from experiments.analyses.latency.model import PREDICTED, measured_times
-from experiments.analyses.latency.settings_left_out import Predict, folds_of, predicted_left_out
+from experiments.analyses.latency.settings_left_out import Predict, predicted_left_out
+from experiments.fitting.folds import left_out_masks
+from experiments.fitting.scores import deviations
 
 OUTER_FOLDS = 8
 
@@ -112,13 +114,11 @@ def validate(samples: TimedSamples, level: float) -> Validation:
 
 def left_out_predictions(samples: TimedSamples, level: float, num_folds: int) -> Prediction:
     """[S], of an estimator that was fitted without the sample's fold."""
-    folds = folds_of(samples.knobs, num_folds)
     columns: dict[str, dict[str, np.ndarray]] = {
         which: {name: np.full(len(samples), np.nan) for name in PREDICTED} for which in ("times", "low", "high")
     }
     unseen, extrapolated = np.zeros(len(samples), dtype=bool), np.zeros(len(samples), dtype=bool)
-    for fold in range(num_folds):
-        which = folds == fold
+    for which in left_out_masks(samples.knobs, num_folds):
         found = LatencyEstimator(level).fit(samples.take(~which)).predict(samples.requests.take(which))
         unseen[which], extrapolated[which] = found.unseen_knobs, found.extrapolated
         for name in PREDICTED:
@@ -159,7 +159,7 @@ def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) ->
     """Errors over the samples that have both; there must be some."""
     has = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
     predicted, measured, settings = predicted[has], measured[has], settings[has]
-    relative = predicted / measured - 1
+    relative = deviations(predicted, measured)
     per_setting = [
         abs(float(np.median(predicted[settings == each]) / np.median(measured[settings == each])) - 1)
         for each in np.unique(settings)

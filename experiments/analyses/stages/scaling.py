@@ -6,8 +6,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from experiment_core_utils.primitives.distributions import CONFIDENCE, RESAMPLES
+from experiment_core_utils.primitives.distributions import RESAMPLES
 from experiments.analyses.stages.fractions import Generation, grouped
+from experiments.fitting.intervals import interval, resampled
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,13 @@ def _draws(sums: np.ndarray, seed: int) -> np.ndarray | None:
     groups = len(sums)
     if groups < 2:
         return None
-    picks = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
-    lines = _solved(picks @ sums)
+    lines = _solved(resampled(np.random.default_rng(seed), groups, RESAMPLES) @ sums)
     return lines[np.isfinite(lines).all(axis=1)]
 
 
 def _hull(draws: Sequence[np.ndarray]) -> tuple[float, float] | None:
-    tail = 50 * (1 - CONFIDENCE)
-    ends = [np.percentile(each, (tail, 100 - tail)) for each in draws]
-    return (float(min(low for low, _ in ends)), float(max(high for _, high in ends))) if ends else None
+    ends = [interval(each) for each in draws]
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
 # What is on the x axis of each stage.

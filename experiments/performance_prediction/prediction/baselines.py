@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 from experiment_core_utils.meters.host_facts import known_peaks
+from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.operations import NetworkOperations
 
@@ -42,19 +42,13 @@ class LinearLatency:
 
     def __init__(self, measured: Mapping[AlgorithmName, Mapping[ConvShape, float]]) -> None:
         self._coefficients = {
-            algorithm: _fit(list(seconds), list(seconds.values())) for algorithm, seconds in measured.items()
+            algorithm: relative_nonnegative(_columns(list(seconds)), np.array(list(seconds.values())))
+            for algorithm, seconds in measured.items()
         }
 
     def layer_s(self, shape: ConvShape, algorithm: AlgorithmName) -> float:
         """Seconds of one layer with an algorithm that was measured."""
         return float(_columns([shape])[0] @ self._coefficients[algorithm])
-
-
-def _fit(shapes: Sequence[ConvShape], seconds: Sequence[float]) -> np.ndarray:
-    columns, target = _columns(shapes), np.array(seconds)
-    scale = columns.mean(axis=0)
-    found, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
-    return np.asarray(found / scale)
 
 
 def _columns(shapes: Sequence[ConvShape]) -> np.ndarray:

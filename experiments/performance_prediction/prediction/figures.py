@@ -23,12 +23,12 @@ from experiments.analyses.charts.style import (
     save_figure,
     styled,
 )
+from experiments.fitting.scores import HIT
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName
 from experiments.performance_prediction.prediction.device import DevicePredictor
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
 from experiments.performance_prediction.prediction.validation import (
     DEVICE,
-    HIT,
     INNER_SIZES,
     LAYER,
     MODEL,

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize, nnls
+from scipy.optimize import minimize
 from scipy.stats import norm
 
 from experiment_core_utils.primitives.distributions import CONFIDENCE
+from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer
 from experiments.performance_prediction.prediction.work import matrix_of_features, matrix_of_terms
@@ -171,7 +172,7 @@ class LayerLatency:
         self.algorithm, self.device, self.measured = algorithm, device, dict(measured)
         shapes, seconds = list(self.measured), np.array(list(self.measured.values()))
         terms = matrix_of_terms(shapes, algorithm, device)
-        self._coefficients, _ = nnls(terms / seconds[:, None], np.ones(len(seconds)))
+        self._coefficients = relative_nonnegative(terms, seconds)
         self._floor_s = _LOWEST_FRACTION * float(seconds.min())
         rest = np.log(seconds / self._sum_of_terms(shapes))
         self._process = GaussianProcess(matrix_of_features(shapes, algorithm, device), rest, hyperparameters)

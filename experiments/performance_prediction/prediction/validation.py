@@ -1,12 +1,14 @@
 """In: measurements of one device; out: how to part them so that what is predicted was never seen. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.fitting.folds import parted
+from experiments.fitting.scores import score
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.baselines import LinearLatency, Roofline
 from experiments.performance_prediction.prediction.device import DevicePredictor, PredictedInference, fit_device
@@ -59,39 +61,26 @@ def folds(measured: Measurements, inner_sizes: Sequence[int] = ()) -> list[Fold]
     found = []
     if len(sizes) >= _EVERY:
         inner = sorted(set(inner_sizes)) or sizes[_FIRST:-1:_EVERY]
-        found.append(_without_sizes(INNER_SIZES, measured, inner))
+        found.append(_fold(INNER_SIZES, measured, inner))
     if len(sizes) > _EVERY:
-        found.append(_without_sizes(END_SIZES, measured, [sizes[0], sizes[-1]]))
+        found.append(_fold(END_SIZES, measured, [sizes[0], sizes[-1]]))
     models = list(dict.fromkeys(each.model for each in measured.inferences))
     if len(models) > 1:
-        found += [_without_model(measured, model) for model in models]
+        found += [_fold(MODEL, measured, [model]) for model in models]
     return found
 
 
-def _without_sizes(kind: str, measured: Measurements, sizes: Sequence[int]) -> Fold:
-    train, test = (
-        Measurements(
-            tuple(each for each in measured.inferences if (each.input_size in sizes) is out),
-            tuple(each for each in measured.energies if (each.input_size in sizes) is out),
-        )
-        for out in (False, True)
-    )
-    return Fold(kind, ", ".join(map(str, sizes)), train, test)
+def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> Fold:
+    """Without some sizes, or without a model and the shapes of its layers."""
 
+    def is_left_out(each: MeasuredInference) -> bool:
+        return (each.model if kind == MODEL else each.input_size) in left_out
 
-def _without_model(measured: Measurements, model: str) -> Fold:
-    train, test = (
-        Measurements(
-            tuple(each for each in measured.inferences if (each.model == model) is out),
-            tuple(each for each in measured.energies if (each.model == model) is out),
-        )
-        for out in (False, True)
-    )
-    shapes = frozenset(layer.shape for each in test.inferences for layer in each.layers)
-    return Fold(MODEL, model, train, test, shapes)
-
-
-HIT = 0.1
+    inferences, energies = (parted(each, is_left_out) for each in (measured.inferences, measured.energies))
+    train, test = (Measurements(*part) for part in zip(inferences, energies, strict=True))
+    hidden = test.inferences if kind == MODEL else ()
+    shapes = frozenset(layer.shape for each in hidden for layer in each.layers)
+    return Fold(kind, ", ".join(map(str, left_out)), train, test, shapes)
 
 
 OURS, ROOFLINE, LINEAR = "this model", "roofline", "linear"
@@ -128,22 +117,6 @@ class PredictedAndMeasured:
 
 
 @dataclass(frozen=True)
-class PredictionScore:
-    """Over n comparisons.
-
-    Attributes:
-        mape: mean of the relative errors.
-        hit_rate: share of them within 10 %.
-        bias: mean of predicted / measured - 1.
-    """
-
-    n: int
-    mape: float
-    hit_rate: float
-    bias: float
-
-
-@dataclass(frozen=True)
 class FoldResult:
     """What a fold gave.
 
@@ -160,15 +133,6 @@ class FoldResult:
     layers_known: float
     layers_covered: float
     support_wrong: int
-
-
-def score(comparisons: Iterable[PredictedAndMeasured]) -> PredictionScore | None:
-    """None of nothing."""
-    ratios = np.array([each.predicted / each.measured - 1 for each in comparisons])
-    if not len(ratios):
-        return None
-    errors = np.abs(ratios)
-    return PredictionScore(len(ratios), float(errors.mean()), float((errors <= HIT).mean()), float(ratios.mean()))
 
 
 class _Figures(NamedTuple):
@@ -264,7 +228,7 @@ class ScoreRow:
     Attributes:
         fold: the model or the sizes left out, or `all` folds of the kind together.
         algorithm: that was requested, or `all`.
-        n, mape, hit_rate, bias: as in `Score`.
+        n, mape, hit_rate, bias: as in `PredictionScore`.
     """
 
     fold_kind: str
@@ -307,7 +271,8 @@ def _rows(kind: str, fold: str, algorithm: str, comparisons: Sequence[PredictedA
     found = []
     for level in LEVELS:
         for method in METHODS:
-            its = score(each for each in comparisons if each.level == level and each.method == method)
+            own = [each for each in comparisons if each.level == level and each.method == method]
+            its = score(np.array([each.predicted for each in own]), np.array([each.measured for each in own]))
             if its is not None:
                 found.append(ScoreRow(kind, fold, method, level, algorithm, its.n, its.mape, its.hit_rate, its.bias))
     return found

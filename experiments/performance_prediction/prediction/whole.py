@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
+from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
 from experiments.performance_prediction.algorithms.support import FALLBACK
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
@@ -72,8 +72,7 @@ def fit_rest(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
         return RestModel(0.0, 0.0, 0.0)
     target = np.array([medians[key] for key in positive])
     counted = np.array([_columns(of_key[key]) for key in positive], dtype=np.float64)
-    found, _ = nnls(counted / target[:, None], np.ones(len(target)))
-    return RestModel(*(float(each) for each in found))
+    return RestModel(*relative_nonnegative(counted, target).tolist())
 
 
 def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[NetworkOperations]) -> HostModel | None:
@@ -95,7 +94,7 @@ def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
         ],
         dtype=np.float64,
     )
-    found, _ = nnls(columns / target[:, None], np.ones(len(target)))
+    found = relative_nonnegative(columns, target)
     return HostModel(dict(zip(algorithms, map(float, found[:-1]), strict=True)), float(found[-1]))
 
 
@@ -164,9 +163,7 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
     algorithms = sorted({layer.runs for each in energies for layer in each.layers})
     target = np.array([each.energy_j for each in energies], dtype=np.float64)
     columns = np.array([_energy_columns(each, algorithms) for each in energies], dtype=np.float64)
-    scale = columns.mean(axis=0)
-    scaled, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
-    found = [float(each) for each in scaled / scale]
+    found = relative_nonnegative(columns, target).tolist()
     count = len(algorithms)
     return EnergyModel(
         whole_w=found[0],

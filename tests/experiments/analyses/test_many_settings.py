@@ -6,7 +6,6 @@ import pytest
 from experiment_core_utils.sweep.front_search import mean_bound
 from experiments.analyses.files import Steps, draws_for
 from experiments.analyses.knobs.effects import effects
-from experiments.analyses.knobs.fronts import on_front
 from experiments.analyses.knobs.objectives import TAIL, _lower_bounds
 from experiments.analyses.latency.features import MEASURED, RequestColumns, TimedSamples, of_fewer_settings
 
@@ -14,25 +13,6 @@ from experiments.analyses.latency.features import MEASURED, RequestColumns, Time
 @pytest.mark.parametrize(("settings", "draws"), [(1, 1000), (1000, 1000), (2000, 500), (5000, 200), (100_000, 100)])
 def test_draws_for_many_settings(settings: int, draws: int) -> None:
     assert draws_for(settings, 1000) == draws
-
-
-@pytest.mark.parametrize("allowance", [0.0, 0.3])
-def test_a_front_is_what_no_other_setting_dominates(allowance: float) -> None:
-    random = np.random.default_rng(0)
-    # Few values, so that many are equal; and some absent.
-    cost, accuracy = random.integers(0, 6, (50, 12)).astype(float), random.integers(0, 4, (50, 12)) / 4
-    cost[0, 3] = np.nan
-    expected = [
-        [
-            not any(
-                other * (1 + allowance) <= own and its >= right and (other * (1 + allowance) < own or its > right)
-                for other, its in zip(costs, rights, strict=True)
-            )
-            for own, right in zip(costs, rights, strict=True)
-        ]
-        for costs, rights in zip(cost, accuracy, strict=True)
-    ]
-    assert on_front(cost, accuracy, allowance).tolist() == expected
 
 
 def test_bounds_of_many_rows_are_those_of_each() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.pareto import on_front
 from experiment_core_utils.sweep.front_search import Standing, front_of
 from experiments.analyses.knobs.fronts import (
     Front,
@@ -18,7 +19,6 @@ from experiments.analyses.knobs.fronts import (
     compare_tasks,
     front,
     hypervolume,
-    on_front,
     reference_cost_of,
     scored_area,
 )
@@ -28,45 +28,11 @@ from tests.experiments.hand_made_grid import grid, measured, point
 figures = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
 
 
-@pytest.mark.parametrize(
-    ("cost", "accuracy", "expected"),
-    [
-        ([1, 2, 3], [0.1, 0.2, 0.3], [True, True, True]),
-        ([1, 2, 3], [0.3, 0.2, 0.1], [True, False, False]),
-        # The same in one, worse in the other.
-        ([1, 1], [0.2, 0.1], [True, False]),
-        ([1, 2], [0.2, 0.2], [True, False]),
-        # The same in both: neither is better.
-        ([1, 1, 2], [0.2, 0.2, 0.2], [True, True, False]),
-        ([5], [0.0], [True]),
-    ],
-)
-def test_a_front_has_what_nothing_beats(cost: list[float], accuracy: list[float], expected: list[bool]) -> None:
-    assert on_front(np.array(cost, dtype=float), np.array(accuracy)).tolist() == expected
-
-
-@given(figures)
-def test_no_setting_dominates_the_front_and_one_dominates_each_other(found: list[tuple[int, int]]) -> None:
-    cost, accuracy = np.array(found, dtype=float).T
-    is_on = on_front(cost, accuracy)
-    assert is_on.any()
-    for at in range(len(cost)):
-        better = (cost <= cost[at]) & (accuracy >= accuracy[at]) & ((cost < cost[at]) | (accuracy > accuracy[at]))
-        assert is_on[at] == (not better.any())
-        assert is_on[at] or (better & is_on).any()
-
-
 @given(figures)
 def test_the_front_alone_has_the_hypervolume_of_all(found: list[tuple[int, int]]) -> None:
     cost, accuracy = np.array(found, dtype=float).T
     is_on = on_front(cost, accuracy)
     assert area(cost, accuracy, 7.0) == pytest.approx(float(area(cost[is_on], accuracy[is_on], 7.0)))
-
-
-def test_each_draw_has_a_front_of_its_own() -> None:
-    cost = np.array([[1.0, 2.0], [2.0, 1.0]])
-    accuracy = np.array([[0.5, 0.4], [0.5, 0.4]])
-    assert on_front(cost, accuracy).tolist() == [[True, False], [True, True]]
 
 
 def test_the_hypervolume_is_the_area_under_the_steps() -> None:

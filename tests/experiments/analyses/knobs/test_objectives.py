@@ -9,10 +9,9 @@ from experiments.analyses.knobs.objectives import (
     LATENCY_MEAN,
     LATENCY_P95,
     NoObjectives,
-    draw_counts,
-    interval,
     objectives,
 )
+from experiments.fitting.intervals import interval
 from tests.experiments.hand_made_grid import grid, measured, point
 
 NAN = float("nan")
@@ -56,16 +55,6 @@ def test_costs_are_taken_by_their_statistic() -> None:
     assert [measured(made, of).cost[0] for of in (LATENCY_MEAN, LATENCY_P95, FLOPS)] == [10.0, 19.0, 100.0]
     draws = measured(made, LATENCY_P95).cost_draws[:, 0]
     assert draws.shape == (400,) and draws.max() <= 20.0 and 15 < np.median(draws) < 20
-
-
-def test_draws_give_all_settings_the_same_pictures_and_keep_those_with_times() -> None:
-    # Samples 0 and 1 show one picture; only the first four samples have times (pattern 3).
-    counts = draw_counts(["a", "a", "b", "c", "d", "e"], np.array([3, 3, 3, 3, 1, 1]), 200, seed=1)
-    assert (counts[:, 0] == counts[:, 1]).all()
-    # Pictures a, b and c are drawn three times in all, d and e twice.
-    assert (counts[:, 0] + counts[:, 2] + counts[:, 3] == 3).all()
-    assert (counts[:, 4] + counts[:, 5] == 2).all()
-    assert np.unique(counts[:, 0]).tolist() == [0, 1, 2, 3]
 
 
 def test_every_draw_has_times_where_few_samples_have() -> None:

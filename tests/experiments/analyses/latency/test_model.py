@@ -1,31 +1,15 @@
-"""Known coefficients come back, by hand and from synthetic times; slow requests do not pull the fit."""
+"""Known coefficients come back from synthetic times."""
 
 import numpy as np
 import pytest
 
 from experiments.analyses.latency.features import RequestSetting, requests_of
-from experiments.analyses.latency.model import FORMS, StageForm, StageModel, fit_stage, linear, robust_nonnegative
+from experiments.analyses.latency.model import FORMS, StageForm, StageModel, fit_stage, linear
 from tests.experiments.analyses.latency.synthetic_samples import launching_samples, working_samples
 
 
 def form(stage: str, name: str) -> StageForm:
     return next(each for each in FORMS[stage] if each.name == name)
-
-
-def test_least_squares_by_hand() -> None:
-    # y = 1 + 2 x exactly.
-    x = np.array([1.0, 2.0, 4.0])
-    assert robust_nonnegative(np.stack([np.ones(3), x], axis=1), 1 + 2 * x) == pytest.approx([1.0, 2.0])
-    # y falls with x: the slope would be negative, so it is 0 and the constant is the mean of 3, 2 and 1.
-    assert robust_nonnegative(np.stack([np.ones(3), x], axis=1), np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
-
-
-def test_one_sample_in_ten_that_took_thrice_as_long_hardly_counts() -> None:
-    x = np.linspace(1.0, 2.0, 40)
-    target = 1.0 + 2.0 * x + 0.01 * np.sin(7.0 * x)
-    target[::10] *= 3
-    found = robust_nonnegative(np.stack([np.ones(40), x], axis=1), target)
-    assert found == pytest.approx([1.0, 2.0], abs=0.05)
 
 
 def test_the_longer_part_decides_and_vision_is_taken_off_a_floor_that_runs_ahead() -> None:

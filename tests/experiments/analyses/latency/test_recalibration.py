@@ -15,7 +15,7 @@ from experiments.analyses.latency.recalibration import (
     study_of_synthetic,
     synthetic_device,
 )
-from experiments.analyses.latency.settings_left_out import relative_error
+from experiments.fitting.scores import relative_error
 from tests.experiments.analyses.latency.synthetic_samples import (
     launching_estimator,
     launching_samples,

@@ -17,9 +17,7 @@ from experiments.performance_prediction.prediction.validation import (
     LAYER,
     MODEL,
     WHOLE,
-    PredictedAndMeasured,
     folds,
-    score,
     score_of,
     score_rows,
     validate,
@@ -133,17 +131,6 @@ def test_validation_scores_what_was_left_out() -> None:
     for level, count in ((LAYER, 4 * (5 + 13)), (DEVICE, 8), (WHOLE, 8), (ENERGY, 8)):
         found = score_of(rows, INNER_SIZES, level)
         assert found is not None and found.n == count and found.mape < 0.06
-
-
-def test_a_score_by_hand() -> None:
-    def compared(predicted: float, measured: float) -> PredictedAndMeasured:
-        return PredictedAndMeasured(MODEL, "a", "this model", LAYER, "a", "fft", 64, "x", predicted, measured)
-
-    # Errors of 5 %, 20 % and 50 %, the second too low.
-    found = score([compared(1.05, 1.0), compared(0.8, 1.0), compared(3.0, 2.0)])
-    assert found is not None
-    assert (found.n, found.mape, found.hit_rate, found.bias) == pytest.approx((3, 0.25, 1 / 3, 0.35 / 3))
-    assert score([]) is None
 
 
 def test_the_mix_takes_the_quicker_law_in_each_layer_and_its_gain_is_measured() -> None:

@@ -1,0 +1,45 @@
+"""How far predictions are off, relative to what was measured."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+HIT = 0.1
+
+
+@dataclass(frozen=True)
+class PredictionScore:
+    """Errors of n predictions, as fractions, not percent.
+
+    Attributes:
+        mape: mean of |predicted / measured - 1|.
+        hit_rate: share of predictions within 10 %.
+        bias: mean of predicted / measured - 1.
+    """
+
+    n: int
+    mape: float
+    hit_rate: float
+    bias: float
+
+
+def deviations(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """Predicted / measured - 1 of the samples that have both, and a measured value above 0."""
+    has = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
+    return np.asarray(predicted[has] / measured[has] - 1)
+
+
+def relative_error(predicted: np.ndarray | None, measured: np.ndarray) -> float:
+    """Mean size of the deviations; infinite where there are none."""
+    found = np.zeros(0) if predicted is None else deviations(predicted, measured)
+    return float(np.abs(found).mean()) if len(found) else math.inf
+
+
+def score(predicted: np.ndarray, measured: np.ndarray) -> PredictionScore | None:
+    """None of nothing."""
+    found = deviations(predicted, measured)
+    if not len(found):
+        return None
+    errors = np.abs(found)
+    return PredictionScore(len(found), float(errors.mean()), float((errors <= HIT).mean()), float(found.mean()))

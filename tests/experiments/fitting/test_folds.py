@@ -1,0 +1,35 @@
+"""Groups stay together, in folds, parts and drawn shares."""
+
+import numpy as np
+
+from experiments.fitting.folds import drawn_groups, grouped_folds, left_out_masks, parted
+from tests.experiments.analyses.latency.synthetic_samples import working_samples
+
+
+def test_a_setting_is_in_one_fold_and_folds_are_of_like_size() -> None:
+    settings = working_samples().settings
+    folds = grouped_folds(settings, 5)
+    assert all(len(set(folds[settings == each])) == 1 for each in set(settings))
+    # 27 settings of 4 samples in 5 folds: 5 or 6 settings each.
+    assert sorted(np.bincount(folds).tolist()) == [20, 20, 20, 24, 24]
+
+
+def test_each_sample_is_left_out_once() -> None:
+    groups = np.array(["a", "b", "a", "c"])
+    masks = list(left_out_masks(groups, 3))
+    assert sum(mask.astype(int) for mask in masks).tolist() == [1, 1, 1, 1]
+    assert sorted(mask.tolist() for mask in masks) == [
+        [False, False, False, True], [False, True, False, False], [True, False, True, False],
+    ]  # fmt: skip
+
+
+def test_items_are_parted_in_their_order() -> None:
+    assert parted(range(5), lambda each: each % 2 == 1) == ((0, 2, 4), (1, 3))
+
+
+def test_a_share_of_the_groups_of_each_stratum_is_drawn() -> None:
+    groups, strata = ["a", "a", "b", "b", "c"], ["x", "x", "x", "y", "y"]
+    for seed in range(5):
+        # Of a and b one; b, where it was drawn, is the one of b and c too, or else c is.
+        drawn = drawn_groups(groups, strata, 0.5, seed)
+        assert drawn.tolist() in ([True, True, False, False, True], [False, False, True, True, False])
