@@ -161,6 +161,22 @@ def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> t
     return float(low), float(high)
 
 
+def bootstrap_intervals(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> list[tuple[float, float]]:
+    """`bootstrap_interval` of each row of [K, G] sums and counts; all rows get the same draws."""
+    clusters = sums.shape[1]
+    if clusters > _DRAWS_AT_ONCE // RESAMPLES:
+        return [bootstrap_interval(*row, seed) for row in zip(sums, counts, strict=True)]
+    places = np.arange(RESAMPLES)[:, None] * clusters + _few_picks(clusters, seed)
+    drawn = np.bincount(places.ravel(), minlength=RESAMPLES * clusters).reshape(RESAMPLES, clusters).astype(np.float64)
+    tail, found = 50 * (1 - CONFIDENCE), []
+    for begin in range(0, len(sums), _DRAWS_AT_ONCE // RESAMPLES):
+        rows = slice(begin, begin + _DRAWS_AT_ONCE // RESAMPLES)
+        means = (sums[rows] @ drawn.T) / (counts[rows] @ drawn.T)
+        low, high = np.percentile(means, (tail, 100 - tail), axis=1, overwrite_input=True)
+        found += list(zip(low.tolist(), high.tolist(), strict=True))
+    return found
+
+
 @lru_cache(maxsize=1)
 def _few_picks(clusters: int, seed: int) -> np.ndarray:
     (picks,) = _picks(clusters, seed)

@@ -24,7 +24,7 @@ from experiments.analyses.charts.style import (
     styled,
 )
 from experiments.analyses.files import MOST_PANELS
-from experiments.analyses.stages.fractions import Generation, Regime
+from experiments.analyses.stages.fractions import Generation, Regime, grouped, summed_stages
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, ProfiledRequest, StageParts
 from experiments.analyses.stages.scaling import StageLine, points_of
@@ -127,13 +127,13 @@ def _milliseconds(value: float) -> str:
 
 def draw_stages_over_tokens(generations: Sequence[Generation], caption: str) -> Figure:
     """Areas of the stages' shares over output length, a panel for each vision knob, and where decode is half."""
-    groups, left_out = _drawn((each.task, each.vision) for each in generations)
+    by_group = grouped(generations, lambda each: (each.task, each.vision))
+    groups, left_out = _drawn(by_group)
     with styled():
         figure = new_figure(1.2 + 2.5 * len(groups), 3.3, caption + left_out)
         panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
         for axes, group in zip(panels, groups, strict=True):
-            own = [each for each in generations if (each.task, each.vision) == group]
-            _areas(axes, own)
+            _areas(axes, by_group[group])
             axes.set_title(f"vision {group[1]}" + (f"\n{group[0]}" if len({task for task, _ in groups}) > 1 else ""))
             axes.set_xlabel("output tokens")
         panels[0].set_ylabel("part of the time (%)")
@@ -141,11 +141,9 @@ def draw_stages_over_tokens(generations: Sequence[Generation], caption: str) -> 
 
 
 def _areas(axes: Axes, generations: Sequence[Generation]) -> None:
-    longest = max(each.output_tokens for each in generations)
-    lengths = [n for n in range(1, longest + 1) if sum(each.output_tokens >= n for each in generations) >= 1]
-    sums = np.array(
-        [np.sum([each.stages_ms(n) for each in generations if each.output_tokens >= n], axis=0) for n in lengths]
-    )
+    sums = summed_stages(generations)
+    longest = len(sums)
+    lengths = range(1, longest + 1)
     fractions = 100 * sums / sums.sum(axis=1, keepdims=True)
     colours = [STAGE_COLOURS[stage] for stage in STAGES]
     axes.stackplot(lengths, fractions.T, colors=colours, edgecolor="white", linewidth=0.8)

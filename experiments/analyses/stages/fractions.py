@@ -5,13 +5,15 @@ gives the stages of every output length up to its own, as measured, without a mo
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
 
 from experiment_core_utils.models.interface import STAGES
-from experiment_core_utils.primitives.distributions import bootstrap_interval, cluster_totals
+from experiment_core_utils.primitives.distributions import bootstrap_intervals
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -48,7 +50,12 @@ class Generation:
 
     def stages_ms(self, output_tokens: int) -> tuple[float, float, float]:
         """Vision, prefill, decode of its first so many tokens; no picture is 0 ms of vision, one token 0 of decode."""
-        return self.vision_ms or 0.0, self.prefill_ms, float(sum(self.inter_token_ms[: output_tokens - 1]))
+        return self.vision_ms or 0.0, self.prefill_ms, self.decode_ms[min(output_tokens, self.output_tokens) - 1]
+
+    @cached_property
+    def decode_ms(self) -> tuple[float, ...]:
+        """Time of decode up to each token, 0 for the first."""
+        return tuple(accumulate(self.inter_token_ms, initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -93,35 +100,61 @@ class Regime:
 
 def regime_of(generations: Sequence[Generation], output_tokens: int | None, setting: str | None) -> Regime | None:
     """The shares over generations of one task and vision knob; None where none is as long as `output_tokens`."""
-    long = [each for each in generations if output_tokens is None or each.output_tokens >= output_tokens]
-    if not long:
-        return None
-    times = np.array([each.stages_ms(each.output_tokens if output_tokens is None else output_tokens) for each in long])
-    pictures = [each.picture for each in long]
-    fractions = [_share(times, stage, pictures) for stage in range(len(STAGES))]
-    return Regime(
-        task=long[0].task,
-        vision=long[0].vision,
-        setting=setting,
-        output_tokens=output_tokens,
-        n=len(long),
-        num_pictures=len(set(pictures)),
-        num_shorter=len(generations) - len(long),
-        total_ms=float(times.sum(axis=1).mean()),
-        stages=dict(zip(STAGES, fractions, strict=True)),
-        dominant=STAGES[int(np.argmax([each.share for each in fractions]))],
-    )
+    return next(iter(_regimes([(generations, output_tokens, setting)])), None)
 
 
-def _share(times: np.ndarray, stage: int, pictures: Sequence[Hashable]) -> StageFraction:
-    own, all_stages = times[:, stage], times.sum(axis=1)
-    sums, totals = cluster_totals(own, pictures)[0], cluster_totals(all_stages, pictures)[0]
-    return StageFraction(
-        mean_ms=float(own.mean()),
-        share=float(own.sum() / all_stages.sum()),
-        share_ci95=bootstrap_interval(sums, totals) if len(sums) > 1 else None,
-        dominates_share=float((times.argmax(axis=1) == stage).mean()),
-    )
+def _regimes(groups: Iterable[tuple[Sequence[Generation], int | None, str | None]]) -> list[Regime]:
+    """`regime_of` each of (generations, output tokens, setting), with the intervals of all computed together."""
+    found, sums = [], []
+    for generations, length, setting in groups:
+        long = [each for each in generations if length is None or each.output_tokens >= length]
+        if not long:
+            continue
+        times = np.array([each.stages_ms(each.output_tokens if length is None else length) for each in long])
+        sums.append(_by_picture(times, long))
+        shares = times.sum(axis=0) / times.sum()
+        longest = np.bincount(times.argmax(axis=1), minlength=len(STAGES)) / len(long)
+        figures = zip(times.mean(axis=0).tolist(), shares.tolist(), longest.tolist(), strict=True)
+        fractions = [StageFraction(mean_ms, share, None, often) for mean_ms, share, often in figures]
+        found.append(
+            Regime(
+                task=long[0].task,
+                vision=long[0].vision,
+                setting=setting,
+                output_tokens=length,
+                n=len(long),
+                num_pictures=len(sums[-1]),
+                num_shorter=len(generations) - len(long),
+                total_ms=float(times.sum(axis=1).mean()),
+                stages=dict(zip(STAGES, fractions, strict=True)),
+                dominant=STAGES[int(np.argmax(shares))],
+            )
+        )
+    return [
+        replace(each, stages={stage: replace(each.stages[stage], share_ci95=end) for stage, end in ends.items()})
+        for each, ends in zip(found, _share_intervals(sums), strict=True)
+    ]
+
+
+def _by_picture(times: np.ndarray, generations: Sequence[Generation]) -> np.ndarray:
+    """[G, 4], the sums of the three stages and of all for each picture, in the order in which pictures are met."""
+    numbers: dict[Hashable, int] = {}
+    owners = [numbers.setdefault(each.picture, len(numbers)) for each in generations]
+    columns = (*times.T, times.sum(axis=1))
+    return np.stack([np.bincount(owners, column, minlength=len(numbers)) for column in columns], axis=1)
+
+
+def _share_intervals(sums: Sequence[np.ndarray]) -> list[dict[str, tuple[float, float] | None]]:
+    """For each of such sums the interval of every stage's share; None for a single picture."""
+    found: list[dict[str, tuple[float, float] | None]] = [dict.fromkeys(STAGES) for _ in sums]
+    # Those of as many pictures are drawn together.
+    for size in sorted({len(each) for each in sums} - {1}):
+        places = [place for place, each in enumerate(sums) if len(each) == size]
+        columns = np.stack([sums[place].T for place in places])
+        for number, stage in enumerate(STAGES):
+            for place, ends in zip(places, bootstrap_intervals(columns[:, number], columns[:, -1]), strict=True):
+                found[place][stage] = ends
+    return found
 
 
 def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]) -> dict[Key, list[Generation]]:
@@ -135,15 +168,13 @@ def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]
 def regimes(generations: Sequence[Generation], lengths: Sequence[int | None]) -> list[Regime]:
     """Each task and vision knob at each output length, all settings pooled, in the order in which they are met."""
     groups = grouped(generations, lambda each: (each.task, each.vision))
-    found = (regime_of(group, length, None) for group in groups.values() for length in lengths)
-    return [each for each in found if each is not None]
+    return _regimes((group, length, None) for group in groups.values() for length in lengths)
 
 
 def settings_fractions(generations: Sequence[Generation]) -> list[Regime]:
     """Each setting, each generation with its own length."""
     groups = grouped(generations, lambda each: (each.task, each.setting))
-    found = (regime_of(group, None, setting) for (_, setting), group in groups.items())
-    return [each for each in found if each is not None]
+    return _regimes((group, None, setting) for (_, setting), group in groups.items())
 
 
 def tokens_until_decode_is_half(generations: Sequence[Generation]) -> int | None:
@@ -151,13 +182,19 @@ def tokens_until_decode_is_half(generations: Sequence[Generation]) -> int | None
 
     Only generations that reach a length count for it; None where decode stays below half.
     """
-    longest = max((each.output_tokens for each in generations), default=0)
-    for length in range(1, longest + 1):
-        long = [each for each in generations if each.output_tokens >= length]
-        vision, prefill, decode = np.array([each.stages_ms(length) for each in long]).sum(axis=0)
-        if decode >= vision + prefill:
-            return length
-    return None
+    sums = summed_stages(generations)
+    reached = np.flatnonzero(sums[:, 2] >= sums[:, 0] + sums[:, 1])
+    return int(reached[0]) + 1 if len(reached) else None
+
+
+def summed_stages(generations: Sequence[Generation]) -> np.ndarray:
+    """[L, 3], the stages of the first 1, 2 ... L tokens, summed over the generations that have so many."""
+    groups = grouped(generations, lambda each: each.output_tokens)
+    sums = np.zeros((max(groups, default=0), len(STAGES)))
+    for length, own in groups.items():
+        sums[:length, :2] += np.sum([each.stages_ms(1)[:2] for each in own], axis=0)
+        sums[:length, 2] += np.sum([each.decode_ms for each in own], axis=0)
+    return sums
 
 
 def display_lengths(generations: Sequence[Generation], least_fraction: float = 0.5) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiments.analyses.stages.fractions import Generation, Regime, tokens_until_decode_is_half
+from experiments.analyses.stages.fractions import Generation, Regime, grouped, tokens_until_decode_is_half
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, PartTime, ProfiledRequest, StageParts
 from experiments.analyses.stages.scaling import LineFit, StageLine
@@ -48,7 +48,7 @@ def breakdown_content(
     lines: Sequence[StageLine],
 ) -> dict[str, Any]:
     """`e1_stage_latency_breakdown.json`."""
-    groups = dict.fromkeys((each.task, each.vision) for each in generations)
+    groups = grouped(generations, lambda each: (each.task, each.vision))
     return {
         "schema_version": SCHEMA_VERSION,
         "source": source_fields(sweep),
@@ -59,11 +59,9 @@ def breakdown_content(
             {
                 "task": task,
                 "vision": vision,
-                "output_tokens": tokens_until_decode_is_half(
-                    [each for each in generations if (each.task, each.vision) == (task, vision)]
-                ),
+                "output_tokens": tokens_until_decode_is_half(own),
             }
-            for task, vision in groups
+            for (task, vision), own in groups.items()
         ],
         "dominant_stage": [_dominated(stage, by_regime, by_setting) for stage in STAGES],
         "vision_vs_image_features": [_line_fields(each) for each in lines if each.stage == "vision"],

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -91,8 +92,8 @@ def fit_line(
 
 def _sums_by_cluster(x: np.ndarray, y: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
     """n, sum of x, of y, of xx and of xy for each cluster, [G, 5]: enough for any fit to whole clusters."""
-    place = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
-    owners = np.array([place[cluster] for cluster in clusters])
+    place: dict[Hashable, int] = {}
+    owners = [place.setdefault(cluster, len(place)) for cluster in clusters]
     columns = (np.ones_like(x), x, y, x * x, x * y)
     return np.stack([np.bincount(owners, column, minlength=len(place)) for column in columns], axis=1)
 
@@ -111,8 +112,15 @@ def _draws(sums: np.ndarray, seed: int) -> np.ndarray | None:
     groups = len(sums)
     if groups < 2:
         return None
-    lines = _solved(resampled(np.random.default_rng(seed), groups, RESAMPLES) @ sums)
+    lines = _solved(_picks(groups, seed) @ sums)
     return lines[np.isfinite(lines).all(axis=1)]
+
+
+@lru_cache(maxsize=8)
+def _picks(groups: int, seed: int) -> np.ndarray:
+    """[R, G], how often each draw holds each cluster; lines of as many clusters have the same draws."""
+    picks = resampled(np.random.default_rng(seed), groups, RESAMPLES)
+    return picks.astype(np.uint16 if groups < 2**16 else np.int64)
 
 
 def _hull(draws: Sequence[np.ndarray]) -> tuple[float, float] | None:
