@@ -33,7 +33,7 @@ def robust_nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
         previous, found = found, nnls(triangle[:, :-1], triangle[:, -1])[0]
         residuals = np.abs(columns @ found - target)
         spread = 1.4826 * float(np.median(residuals))
-        if spread < 1e-12 or np.allclose(previous, found, rtol=1e-4, atol=0.0):
+        if spread < 1e-12 or (np.abs(previous - found) <= 1e-4 * found).all():
             break
         weights = np.minimum(1.0, _HUBER * spread / np.maximum(residuals, 1e-300))
     return found

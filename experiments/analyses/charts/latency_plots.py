@@ -10,7 +10,7 @@ from experiments.analyses.charts.style import BLUE, QUIET, SKY, VERMILION
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
 from experiments.analyses.latency.model import measured_times
-from experiments.analyses.latency.validation import Validation
+from experiments.analyses.latency.validation import Validation, places_by_setting
 from experiments.analyses.report.analyses import LatencyModel, Missing
 from experiments.analyses.report.parts import Plot, Section
 
@@ -136,10 +136,10 @@ def predicted_plot(samples: TimedSamples, validation: Validation, name: str) -> 
         hover(str(settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
         for at in shown
     ]
-    names = list(dict.fromkeys(str(each) for each in settings))
-    medians = [
-        (float(np.median(measured[settings == each])), float(np.median(predicted[settings == each]))) for each in names
-    ]
+    # In the order in which they are met.
+    places = sorted(places_by_setting(settings), key=lambda own: int(own[0]))
+    names = [str(settings[own[0]]) for own in places]
+    medians = [(float(np.median(measured[own])), float(np.median(predicted[own]))) for own in places]
     of_settings = [
         hover(each, f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %")
         for each, (x, y) in zip(names, medians, strict=True)

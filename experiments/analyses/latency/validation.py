@@ -161,8 +161,7 @@ def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) ->
     predicted, measured, settings = predicted[has], measured[has], settings[has]
     relative = deviations(predicted, measured)
     per_setting = [
-        abs(float(np.median(predicted[settings == each]) / np.median(measured[settings == each])) - 1)
-        for each in np.unique(settings)
+        abs(float(np.median(predicted[own]) / np.median(measured[own])) - 1) for own in places_by_setting(settings)
     ]
     return Errors(
         num_samples=len(relative),
@@ -181,19 +180,35 @@ def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:
     """
     generator = np.random.default_rng(0)
     has = np.isfinite(measured) & (measured > 0)
+    measured, settings = measured[has], settings[has]
     of_samples: list[float] = []
     of_settings: list[float] = []
-    for each in np.unique(settings[has]):
-        times = measured[has & (settings == each)]
+    for own in places_by_setting(settings):
+        times = measured[own]
         if len(times) < 2:
             continue
-        others = [float(np.median(np.delete(times, place))) for place in range(len(times))]
-        of_samples += list(np.abs(np.array(others) / times - 1))
+        of_samples += list(np.abs(_medians_of_others(times) / times - 1))
         drawn = np.median(generator.choice(times, size=(_RESAMPLES, len(times))), axis=1)
         of_settings.append(float(np.abs(drawn / np.median(times) - 1).mean()))
     if not of_samples:
         raise ResultsError("no setting has two samples with times, so their noise is not known; profile more samples")
     return Repeatability(float(np.mean(of_samples)), float(np.mean(of_settings)))
+
+
+def places_by_setting(settings: np.ndarray) -> list[np.ndarray]:
+    """Indices of the samples of each setting, settings in alphabetical order."""
+    numbers, counts = np.unique(settings, return_inverse=True, return_counts=True)[1:]
+    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _medians_of_others(times: np.ndarray) -> np.ndarray:
+    """[n], the median of all but each one."""
+    order = np.argsort(times, kind="stable")
+    ranks = np.empty(len(times), dtype=np.int64)
+    ranks[order] = np.arange(len(times))
+    # Of n - 1 in order; those behind the one that is left out stand one place further.
+    middle = np.array([[(len(times) - 2) // 2], [(len(times) - 1) // 2]])
+    return np.asarray(times[order][middle + (middle >= ranks)].mean(axis=0))
 
 
 def coverage(predicted: Prediction, name: str, measured: np.ndarray) -> Coverage:
