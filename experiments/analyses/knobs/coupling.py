@@ -1,6 +1,6 @@
 """In: accuracy and cost of settings; out: how far the front moves with a knob fixed, and which knobs depend. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Literal
@@ -125,7 +125,9 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
     rows = []
     for knob in moving_knobs(found):
         places = _places(found, (knob,))
-        for value in levels_of(found.points, knob):
+        values = levels_of(found.points, knob)
+        losses = _losses(found, whole, [places[(value,)] for value in values])
+        for value, loss in zip(values, losses, strict=True):
             members = places[(value,)]
             own = on_front(found.cost[members], found.accuracy[members])
             ordered = sorted(members[own], key=lambda at: float(found.cost[at]))
@@ -137,7 +139,7 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
                     front=tuple(found.points[at].key for at in ordered),
                     num_on_joint_front=int(joint[members].sum()),
                     probability_on_joint_front=float(joint_draws[:, members].any(axis=1).mean()),
-                    loss=_loss(found, whole, members),
+                    loss=loss,
                 )
             )
     return rows
@@ -152,7 +154,10 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
             other: values[-1] for other in KNOBS if other != knob and len(values := levels_of(found.points, other)) > 1
         }
         members = _members(found, others)
-        loss = _loss(found, whole, members) if len(members) else None
+        loss = None
+        if len(members):
+            rest = np.setdiff1d(np.arange(len(found.points)), members)
+            loss = _losses(found, whole, [members, rest] if len(rest) else [members])[0]
         rows.append(SingleKnob(knob, others, len(members), loss))
     return rows
 
@@ -165,7 +170,15 @@ def couplings(found: Objectives) -> list[Coupling]:
     """
     if not found.accuracy.any():
         return []
-    return [each for knob, given in permutations(moving_knobs(found), 2) for each in _coupling(found, knob, given)]
+    moving = moving_knobs(found)
+    cells = {pair: _cells(found, pair) for pair in combinations(moving, 2)}
+    return [
+        each
+        for knob, given in permutations(moving, 2)
+        for pair in [(knob, given) if (knob, given) in cells else (given, knob)]
+        for own in [{(cell[pair.index(given)], cell[pair.index(knob)]): at for cell, at in cells[pair].items()}]
+        for each in _coupling(found, knob, given, own)
+    ]
 
 
 def moving_knobs(found: Objectives) -> tuple[str, ...]:
@@ -187,15 +200,20 @@ def _members(found: Objectives, values: dict[str, Value]) -> np.ndarray:
 Areas = tuple[float, np.ndarray, np.ndarray]
 
 
-def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
-    part = areas(found, members)
+def _losses(found: Objectives, whole: Areas, parts: Sequence[np.ndarray]) -> list[Loss]:
+    """What each part of the settings loses, of parts that together hold each setting once."""
+    # The others slower by what the device may have drifted, these as measured.
+    drifts = found.drift_allowance > 0 and whole[0] > 0
+    lasting = areas_beside_slower(found, parts) if drifts else [whole[2]] * len(parts)
+    return [_loss(whole, areas(found, members), beside) for members, beside in zip(parts, lasting, strict=True)]
+
+
+def _loss(whole: Areas, part: Areas, lasting: np.ndarray) -> Loss:
     if whole[0] <= 0:
         return Loss(part[0], None, None, None, None, beyond_noise=False)
     draws = (whole[1] - part[1]) / whole[0]
     unseen = (whole[2] - part[2]) / whole[0]
     held_out = interval(unseen) if np.isfinite(unseen).any() else None
-    # The others slower by what the device may have drifted, these as measured.
-    lasting = areas_beside_slower(found, members) if found.drift_allowance > 0 else whole[2]
     return Loss(
         hypervolume=part[0],
         share=max(whole[0] - part[0], 0.0) / whole[0],
@@ -206,17 +224,19 @@ def _loss(found: Objectives, whole: Areas, members: np.ndarray) -> Loss:
     )
 
 
-def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
+def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Value, ...], Areas]) -> list[Coupling]:
+    """The coupling, from the areas of the settings at each pair of values, that of `given` first."""
     values = levels_of(found.points, knob)
-    complete = _complete_rows(found, knob, given)
+    # Values of `given` at which every value of `knob` was measured.
+    complete = [at for at in levels_of(found.points, given) if all((at, value) in cells for value in values)]
     if len(complete) < 2:
         return []
-    all_areas = [[areas(found, each) for each in members] for members in complete.values()]
+    all_areas = [[cells[at, value] for value in values] for at in complete]
     volumes = np.array([[each[0] for each in row] for row in all_areas])  # [given, knob]
     draws = np.array([[each[1] for each in row] for row in all_areas])  # [given, knob, B]
-    slowed = np.array([[_slowed_area(found, each) for each in members] for members in complete.values()])
+    slowed = np.array([[each[2] for each in row] for row in all_areas])
     best_values = tuple(_best_value(at, values, volumes[row], draws[row]) for row, at in enumerate(complete))
-    witness = _witness(values, list(complete), draws, slowed)
+    witness = _witness(values, complete, draws, slowed)
     one_for_all = len({each.best for each in best_values}) == 1
     return [
         Coupling(
@@ -230,12 +250,21 @@ def _coupling(found: Objectives, knob: str, given: str) -> list[Coupling]:
     ]
 
 
-def _complete_rows(found: Objectives, knob: str, given: str) -> dict[Value, list[np.ndarray]]:
-    """For each value of `given` at which every value of `knob` was measured: the settings with each of the latter."""
-    values, places = levels_of(found.points, knob), _places(found, (given, knob))
-    none = np.zeros(0, dtype=np.int64)
-    cells = {at: [places.get((at, value), none) for value in values] for at in levels_of(found.points, given)}
-    return {at: members for at, members in cells.items() if all(len(each) for each in members)}
+def _cells(found: Objectives, pair: tuple[str, str]) -> dict[tuple[Value, ...], Areas]:
+    """The areas of the settings at each pair of values: on all samples, [B], and [B] with costs longer by the drift."""
+    limit = reference_cost_of(found)
+    by_size: dict[int, dict[tuple[Value, ...], np.ndarray]] = {}
+    for values, members in _places(found, pair).items():
+        by_size.setdefault(len(members), {})[values] = members
+    cells: dict[tuple[Value, ...], Areas] = {}
+    for own in by_size.values():
+        members = np.stack(list(own.values()))
+        costs, gains = found.cost_draws[:, members], found.accuracy_draws[:, members]
+        draws = area(costs, gains, limit).T
+        slowed = area(costs * (1 + found.drift_allowance), gains, limit).T if found.drift_allowance > 0 else draws
+        volumes = area(found.cost[members], found.accuracy[members], limit).tolist()
+        cells |= dict(zip(own, zip(volumes, draws, slowed, strict=True), strict=True))
+    return cells
 
 
 def _places(found: Objectives, knobs: Sequence[str]) -> dict[tuple[Value, ...], np.ndarray]:
@@ -244,12 +273,6 @@ def _places(found: Objectives, knobs: Sequence[str]) -> dict[tuple[Value, ...], 
     for at, point in enumerate(found.points):
         places.setdefault(tuple(point.value(knob) for knob in knobs), []).append(at)
     return {values: np.array(own, dtype=np.int64) for values, own in places.items()}
-
-
-def _slowed_area(found: Objectives, members: np.ndarray) -> np.ndarray:
-    """[B], of these settings in every draw, with costs longer by what the device may have drifted."""
-    costs = found.cost_draws[:, members] * (1 + found.drift_allowance)
-    return area(costs, found.accuracy_draws[:, members], reference_cost_of(found))
 
 
 def _regret_fraction(volumes: np.ndarray) -> float | None:

@@ -149,29 +149,50 @@ def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np
     """Hypervolume of some settings: on all samples, [B] over draws, and [B] on the samples that a draw left out."""
     limit = reference_cost_of(found)
     value = float(area(found.cost[members], found.accuracy[members], limit))
-    return value, *_areas_of_draws(found, cheapest_first(found, members), limit)
+    order = cheapest_first(found, members)
+    draws = (found.cost_draws, found.accuracy_draws, found.unseen_accuracy)
+    return value, *scored_area(*(np.take_along_axis(each, order, axis=1) for each in draws), limit)
 
 
-def areas_beside_slower(found: Objectives, members: np.ndarray) -> np.ndarray:
-    """[B], of all settings on the samples a draw left out, where those not at `members` cost more by the drift."""
-    others = np.setdiff1d(np.arange(len(found.points)), members)
-    order = np.concatenate([cheapest_first(found, members), cheapest_first(found, others)], axis=1)
-    factors = np.concatenate([np.ones(len(members)), np.full(len(others), 1 + found.drift_allowance)])
-    return _areas_of_draws(found, order, reference_cost_of(found), factors)[1]
+def areas_beside_slower(found: Objectives, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """For each part [B], the area of all settings on the samples a draw left out, those of other parts slower by the
+    drift.
+
+    Args:
+        parts: of the settings, which together hold each once.
+    """
+    # What another setting of the same part dominates is on no front of all.
+    steps = [_steps(found, members) for members in parts]
+    numbers, costs, gains, unseen = (np.concatenate(each, axis=1) for each in zip(*steps, strict=True))
+    owners = np.repeat(np.arange(len(parts)), [each[0].shape[1] for each in steps])
+    order = np.argsort(numbers, axis=1)
+    costs, gains, unseen = (np.take_along_axis(each, order, axis=1) for each in (costs, gains, unseen))
+    owners = owners[order]
+    areas = []
+    for part in range(len(parts)):
+        slower = costs * np.where(owners == part, 1, 1 + found.drift_allowance)
+        order = np.argsort(slower, axis=1, kind="stable")
+        columns = [np.take_along_axis(each, order, axis=1) for each in (slower, gains, unseen)]
+        areas.append(scored_area(*columns, reference_cost_of(found))[1])
+    return areas
 
 
-def _areas_of_draws(
-    found: Objectives, order: np.ndarray, limit: float, factors: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """[B] and [B] of the settings at [B, M] indices, those of a draw in order of cost (with factors: in two runs)."""
-    costs = np.take_along_axis(found.cost_draws, order, axis=1)
-    if factors is not None:
-        costs *= factors
-        # Two runs in order are merged in one pass.
-        merged = np.argsort(costs, axis=1, kind="stable")
-        costs, order = (np.take_along_axis(each, merged, axis=1) for each in (costs, order))
-    gains, unseen = (np.take_along_axis(each, order, axis=1) for each in (found.accuracy_draws, found.unseen_accuracy))
-    return scored_area(costs, gains, unseen, limit)
+def _steps(found: Objectives, members: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Number, cost, accuracy and unseen accuracy of the settings at `members` on each draw's front, [B, F] each.
+
+    Draws of fewer are filled up with what costs infinitely much.
+    """
+    order = cheapest_first(found, members)
+    gains = np.take_along_axis(found.accuracy_draws, order, axis=1)
+    is_new = np.ones(gains.shape, dtype=bool)
+    is_new[:, 1:] = gains[:, 1:] > np.maximum.accumulate(gains, axis=1)[:, :-1]
+    places = np.argsort(~is_new, axis=1, kind="stable")[:, : int(is_new.sum(axis=1).max())]
+    order, is_new = np.take_along_axis(order, places, axis=1), np.take_along_axis(is_new, places, axis=1)
+    costs, gains, unseen = (
+        np.take_along_axis(each, order, axis=1)
+        for each in (found.cost_draws, found.accuracy_draws, found.unseen_accuracy)
+    )
+    return order, np.where(is_new, costs, np.inf), np.where(is_new, gains, -np.inf), unseen
 
 
 def cheapest_first(found: Objectives, members: np.ndarray) -> np.ndarray:

@@ -40,10 +40,8 @@ class KnobPoint:
 
     def value(self, knob: str) -> str | int:
         """Value of one of KNOBS."""
-        values: dict[str, str | int] = {
-            "vision": self.vision, "top_k": self.top_k or NO_EXPERTS, "num_active_blocks": self.num_active_blocks,
-        }  # fmt: skip
-        return values[knob]
+        value: str | int = getattr(self, knob) or NO_EXPERTS
+        return value
 
 
 @dataclass(frozen=True)

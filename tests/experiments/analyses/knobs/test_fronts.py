@@ -145,7 +145,8 @@ def test_areas_of_members_beside_slower_others_are_those_of_all_at_those_costs(m
     slower[:, others] *= 1.2
     as_slow = replace(found, cost_draws=slower)
     expected = areas(as_slow, np.arange(4))[2]
-    assert areas_beside_slower(found, np.array(members)) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+    parts = [np.array(each) for each in (members, others) if each]
+    assert areas_beside_slower(found, parts)[0] == pytest.approx(expected, rel=1e-12, nan_ok=True)
     # Of the members alone, in order of cost, as if they were a grid of their own.
     part = areas(found, np.array(members))
     own = replace(found, cost_draws=found.cost_draws[:, members], accuracy_draws=found.accuracy_draws[:, members])
