@@ -1,4 +1,4 @@
-"""In: a text experiment; out: its causal language model and tokenizer, and before that whether they can be loaded."""
+"""Finds and loads the causal language model and the tokenizer of a text experiment."""
 
 import copy
 import os

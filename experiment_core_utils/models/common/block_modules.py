@@ -1,7 +1,6 @@
-"""In: a model, or a block of its decoder; out: the list of blocks; router and elements of the matrices of a block, read
-once while its modules stay.
+"""The blocks of a decoder: their list, routers and matrices, read once while their modules stay the same.
 
-A block of seventy modules takes longer to walk than a figure of operations may take over eighty blocks.
+Walking a block of seventy modules takes longer than computing the operations of eighty blocks may take.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""In: a folder or a hub id; out: the folder with its files, its config as it stands, and whether weights fit it."""
+"""The files of a checkpoint: its folder, its config as written, and whether its weights fit the model."""
 
 import hashlib
 import re

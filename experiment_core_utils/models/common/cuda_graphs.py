@@ -1,8 +1,8 @@
-"""In: work on a GPU that always does the same on the same memory; out: a replay of it by one launch from the host.
+"""CUDA graphs of GPU work that does the same on the same memory each time, launched by one call of the host.
 
-What is captured must read its inputs from tensors that stay where they are, must not wait for the GPU, and must not ask
-the host for a decision. Memory of the captured work comes from one pool: it is for work that never runs at the same
-time, and what one replay leaves there the next replay of another may overwrite.
+Captured work must read its inputs from tensors that stay where they are, must not wait for the GPU, and must not need a
+decision of the host. Graphs share one memory pool, so they must never run at the same time, and a replay may overwrite
+what an earlier replay of another graph left there.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""In: a loaded model; out: its class, sizes and dtype, and what is really in force in it."""
+"""A description of a loaded model: its class, sizes and dtype, and the implementations and quantisation in force."""
 
 import copy
 from collections import Counter

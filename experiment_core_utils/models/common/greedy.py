@@ -1,7 +1,7 @@
-"""In: a model's three stages and a request on its device; out: its greedy answer, with a mark where a stage ends.
+"""Greedy decoding by a model's three stages, with a mark where each stage ends.
 
-`generate_greedily` waits for each token before it asks for the next. `generate_async` does not: it is for stages that
-choose the next token on the device, as replays of CUDA graphs do.
+`generate_greedily` waits for each token before it launches the next step. `generate_async` does not: it is for stages
+that choose the next token on the device, as CUDA graphs do.
 """
 
 from collections.abc import Mapping

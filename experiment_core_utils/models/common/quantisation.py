@@ -1,4 +1,4 @@
-"""In: the quantisation asked for, a checkpoint's own, and a device; out: why it cannot be done here, or how it is done.
+"""Quantisation of a model on loading: whether the device and the checkpoint allow it, and the config for it.
 
 8 and 4 bits are bitsandbytes', float8 is transformers' fine-grained fp8 (blocks of 128 x 128 weights share a scale).
 Both quantise linear layers; the head stays as it is. bitsandbytes also leaves alone the experts of a mixture, which are

@@ -1,7 +1,7 @@
-"""In: memory of fixed size that holds one request, and states of requests; out: which of them may be decoded from.
+"""The slot of the one request that a KV cache of fixed size holds, and which states may be decoded from.
 
-A state holds no keys and values itself, only where its request stands; it is lost with the next request. A prefill that
-pauses has the place from its beginning on, and loses it in the same way.
+A state contains no keys and values, only the position of its request; it becomes invalid with the next request. A
+paused prefill takes the slot when it begins, and loses it in the same way.
 """
 
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""In: a causal language model, how to decode, and left-padded prompts; out: their tokens, with the time of each."""
+"""Batched text generation by a causal language model, with the time of each token."""
 
 import copy
 from collections.abc import Collection, Iterator, Sequence

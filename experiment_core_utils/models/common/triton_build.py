@@ -1,6 +1,6 @@
-"""In: a first launch of Triton's kernels; out: why they do not run here, or cannot be built, by the project's name.
+"""Triton's build errors under the project's own names, and whether its kernels run on this machine.
 
-Importing this module does not need Triton, what launches its kernels does.
+Importing this module does not need Triton; launching its kernels does.
 """
 
 import subprocess

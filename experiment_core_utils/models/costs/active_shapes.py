@@ -1,8 +1,8 @@
-"""In: a model in memory, its knobs turned or not; out: the shapes that it runs with now, by its config and its modules.
+"""The shapes that a model runs with now, read from its config and its modules while knobs are in force.
 
 A config says how a model was trained. How many blocks run, and how many experts their routers choose, is read from the
-modules, so that operations move with a knob however it was turned. So is which blocks have experts: a config may say it
-by places that the blocks have no longer. Blocks that were made narrower than their config have no formula.
+modules, so operations follow a knob however it was set. Which blocks have experts is read there too: a config may name
+them by places that the blocks no longer have. Blocks that were made narrower than their config have no formula.
 """
 
 import copy

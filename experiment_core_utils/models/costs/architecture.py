@@ -1,10 +1,10 @@
-"""In: a transformers config, a setting of the knobs and a request's sizes; out: operations of each stage.
+"""Operations of each stage by formula, from a transformers config, a setting of the knobs and a request's sizes.
 
     architecture = architecture_of(config)          # once, from the config of the model as it was trained
     architecture.at_setting(top_k=4).request_flops(RequestSize(prompt_tokens=300, output_tokens=32, crops=5))
 
-Plain arithmetic on the config: no weights, so that quantised models have the operations of full precision. What counts
-and what does not: `decoder_flops`, `vision_flops`. The head runs where `generate()` needs it: on the last position of a
+Plain arithmetic on the config: no weights, so that quantised models have the operations of full precision. `decoder.py`
+and `vision.py` say what counts and what does not. The head runs where `generate()` needs it: on the last position of a
 prefill, and on each decoded token.
 """
 

@@ -1,4 +1,4 @@
-"""In: a transformers config; out: its fields in the forms that formulas hold for, anything else refused by name."""
+"""Fields of a transformers config in the forms that the formulas know; other forms are refused by name."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,7 @@
-"""In: a config of an architecture without formulas and requests' sizes; out: operations, counted on a few samples.
+"""Operations of an architecture without formulas, counted on a few sample sizes of its config.
 
 The model is built without weights, in a process of its own that can be ended when its time is up. Text only. What
-counts is what `flop_counter` has formulas for: an operator without one (a custom kernel) counts as nothing, and so does
+counts is what `counters.py` has formulas for: an operator without one (a custom kernel) counts as nothing, and so does
 elementwise work, of which a recurrent scan is made.
 """
 

@@ -1,7 +1,8 @@
-"""In: something that runs a model once; out: its floating-point operations, one multiply-add as 2.
+"""Counters of the floating-point operations of a model's run; one multiply-add is 2.
 
-Two counters: torch's own, with the formulas that it lacks, and ptflops, whose gaps are larger: it knows no fused
-attention and no grouped expert products, so that its figure leaves attention out and does not move with top-k.
+There are two counters: torch's own, with the formulas that it lacks, and ptflops. The gaps of ptflops are larger: it
+has no formula for fused attention or grouped expert products, so its figure leaves out attention and does not change
+with top-k.
 """
 
 import contextlib

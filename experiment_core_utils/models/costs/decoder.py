@@ -1,4 +1,4 @@
-"""In: the shape of a text decoder and token counts; out: floating-point operations.
+"""Operations of a text decoder by formula, from its shape and token counts.
 
 Convention: one multiply-add is 2 operations. Attention counts the full rectangle of queries and keys, although a causal
 kernel may skip half of it in prefill; a sliding window narrows it in decode only, where the cache holds no more keys

@@ -1,4 +1,4 @@
-"""In: the config of a text decoder; out: its shape, by an explicit table of `model_type`s.
+"""The shapes of text decoders, by an explicit table of `model_type`s.
 
 A new family is an entry: a function that gives its MLPs from the config's fields. It comes with a tiny model of the
 family in `tests/models/tiny_families.py`, on which its formulas are compared with counted operations.

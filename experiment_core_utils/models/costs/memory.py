@@ -1,4 +1,4 @@
-"""In: the blocks that run, and tokens; out: what the cache holds of them, and what a decode step reads."""
+"""Elements of the KV cache and bytes of the weights that a decode step reads, by formula."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

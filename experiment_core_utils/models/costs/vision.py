@@ -1,6 +1,6 @@
-"""In: the shape of a vision tower with its projector, and patches; out: floating-point operations.
+"""Operations of a vision tower with its projector by formula, from its shape and the number of patches.
 
-Convention and exclusions as in `decoder_flops`; interpolating positions is not counted either. Every block of a tower
+Convention and exclusions as in `decoder.py`; interpolating positions is not counted either. Every block of a tower
 counts, those after the last one whose output is used among them, because transformers runs them all.
 """
 

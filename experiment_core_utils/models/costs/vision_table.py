@@ -1,6 +1,6 @@
-"""In: the config of a vision-language model; out: the shape of its vision stage, a function for each way to build one.
+"""The shapes of vision stages, by a function for each way to build one.
 
-Whatever a function does not know is refused by name, so that no formula stands for a model that it does not hold for.
+Whatever a function does not know is refused by name, so that no formula is applied to a model that it does not fit.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""In: a model of transformers with its processor or tokenizer; out: the `StagedModel` that the pipeline profiles.
+"""The staged interface of any transformers model.
 
-Run eagerly, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
-windows and profiles need, do the same steps. Run as replays (`captured_generation`), they come from these stages. A new
-family needs code only where it is unlike the others: its way of taking more or fewer vision tokens in `vision_options`,
-its formulas of operations in `architecture_table`.
+In eager runs, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
+windows and profiles need, do the same steps. In graphed runs (`graphed_stages`), times come from the stages. A new
+family needs code only where it differs from the others: how its number of vision tokens is set (`vision_tokens`), and
+the formulas of its operations (`costs`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""In: requests to a model of transformers, of any lengths and pictures; out: the greedy answer of each, made together.
+"""Greedy answers of a transformers model to a batch of requests with any lengths and pictures.
 
-Nothing here is timed. In float32 the answers are those of one request at a time.
+Nothing here is timed. In float32 the answers are the same as those of one request at a time.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""In: a decoder of transformers; out: its modules by what they are, as profiles name them.
+"""The parts of a transformers decoder under the names that profiles use.
 
-Families name the parts of a block differently; what has none of the names below is in no range of a profile, and its
-time is the stage's `other`.
+Families name the parts of a block differently; a part with none of the names below is in no range of a profile, and its
+time is counted as the stage's `other`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""In: a model of transformers and a request; out: what its own `generate()` gives, with marks set inside that one run.
+"""A transformers model's own `generate()`, with marks of its stages set inside that one run.
 
     request handed over | encoder begins | features ready | first token on the host | second | ... | last
 

@@ -1,6 +1,6 @@
-"""In: a model of transformers; out: its decoder over a prompt, replayed from a recording for each shape of its inputs.
+"""CUDA graphs of a transformers decoder over a prompt, one for each shape of its inputs.
 
-What stands around the decoder (embedding, the placing of picture features, the head) runs as ever, in few launches.
+The work around the decoder (embedding, placing of picture features, head) runs eagerly, in a few launches.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
-"""In: a model of transformers and a request; out: its stages with decode steps, and where it can be prefills, replayed.
+"""The stages of a transformers model with graphed decode steps, and graphed prefills where they are possible.
 
-There is one request at a time: a state can be decoded from until another request is prefilled. What is recorded is made
-by `warm_up`, outside of what is measured, for each setting of the knobs by itself.
+There is one request at a time: a state can be decoded from until another request is prefilled. Graphs are captured by
+`warm_up`, outside of what is measured, for each setting of the knobs separately.
 """
 
 from collections import OrderedDict

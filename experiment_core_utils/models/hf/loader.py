@@ -1,4 +1,4 @@
-"""In: the folder of a checkpoint of transformers; out: what its knobs allow, and the model with its weights.
+"""Finds a transformers checkpoint, tells what its knobs allow, and loads the model with its weights.
 
 What the knobs allow is found on a model without storage, before any weight is read.
 """

@@ -1,4 +1,4 @@
-"""In: the folder of a transformers checkpoint; out: its processor, or its tokenizer where it takes text only."""
+"""Loads the processor of a transformers checkpoint, or its tokenizer where the model takes text only."""
 
 from pathlib import Path
 from typing import Any

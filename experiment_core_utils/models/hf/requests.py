@@ -1,4 +1,4 @@
-"""In: a transformers processor or tokenizer, samples and their prompts; out: requests with true token counts."""
+"""Requests made by a transformers processor or tokenizer, with their actual token counts."""
 
 import math
 import re

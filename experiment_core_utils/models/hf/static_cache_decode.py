@@ -1,8 +1,8 @@
-"""In: a model of transformers at one setting; out: its decode step over memory of fixed size, as a replay.
+"""A CUDA graph of a transformers model's decode step, on a KV cache of fixed size.
 
-The prefill is that of `GenerateStages`; what it leaves in its growing cache is copied into a cache of fixed size. One
-decode step, the choice of the next token included, reads and writes fixed tensors only, so that a CUDA graph can hold
-all of it.
+The prefill is that of `GenerateStages`; the keys and values in its growing cache are copied into a cache of fixed size.
+A decode step, the choice of the next token included, reads and writes fixed tensors only, so that one CUDA graph can
+contain all of it.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""In: a range of tiles and a picture's size; out: options of the processors that cut pictures into tiles, and the cut.
+"""The rules by which processors cut pictures into tiles, and the options that set their number.
 
-Each class is the rule of one kind of processor and fills `vision_options.VisionOptions`.
+Each class is the rule of one kind of processor and implements `vision_tokens.VisionOptions`.
 """
 
 import math
@@ -33,15 +33,15 @@ class PinpointTiles:
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.options_for`."""
+        """See `vision_tokens.VisionOptions.options_for`."""
         return self.config_for(crops)
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.config_for`."""
+        """See `vision_tokens.VisionOptions.config_for`."""
         return {"image_grid_pinpoints": _canvases(crops, self.tile)}
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_options.VisionOptions.geometry_for`."""
+        """See `vision_tokens.VisionOptions.geometry_for`."""
         return _best_canvas(crops, self.tile, width, height, self.features_per_crop, has_overview=True)
 
 
@@ -52,7 +52,7 @@ class SplitTiles:
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.options_for`."""
+        """See `vision_tokens.VisionOptions.options_for`."""
         return {
             "split_image": True,
             "max_image_size": ARIA_SMALL_CROP,
@@ -60,11 +60,11 @@ class SplitTiles:
         }
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.config_for`."""
+        """See `vision_tokens.VisionOptions.config_for`."""
         return {}
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_options.VisionOptions.geometry_for`."""
+        """See `vision_tokens.VisionOptions.geometry_for`."""
         return _best_canvas(crops, ARIA_SMALL_CROP, width, height, self.features_per_crop, has_overview=False)
 
 
@@ -80,15 +80,15 @@ class AspectTiles:
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.options_for`."""
+        """See `vision_tokens.VisionOptions.options_for`."""
         return {"crop_to_patches": True, "min_patches": crops.min_crops, "max_patches": crops.max_crops}
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.config_for`."""
+        """See `vision_tokens.VisionOptions.config_for`."""
         return {}
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_options.VisionOptions.geometry_for`.
+        """See `vision_tokens.VisionOptions.geometry_for`.
 
         Of grids equally near, a later one with more tiles is taken while it holds less than twice the picture's pixels.
         """
@@ -113,18 +113,18 @@ class LongestEdgeTiles:
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.options_for`."""
+        """See `vision_tokens.VisionOptions.options_for`."""
         return {
             "do_image_splitting": True,
             "size": {"longest_edge": max(self._grid(crops, width, height)) * self.tile},
         }
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_options.VisionOptions.config_for`."""
+        """See `vision_tokens.VisionOptions.config_for`."""
         return {}
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_options.VisionOptions.geometry_for`."""
+        """See `vision_tokens.VisionOptions.geometry_for`."""
         rows, cols = self._grid(crops, width, height)
         canvas = (rows * self.tile, cols * self.tile)
         if (rows, cols) == (1, 1):

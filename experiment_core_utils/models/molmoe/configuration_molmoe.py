@@ -1,4 +1,4 @@
-"""In: sizes; out: one `MolmoeConfig`, the text decoder (OLMoE), the vision tower (CLIP) and the connector between."""
+"""The configuration of MolmoE: text decoder (OLMoE), vision tower (CLIP) and the connector between them."""
 
 from typing import Any, ClassVar
 

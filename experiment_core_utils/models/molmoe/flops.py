@@ -1,4 +1,4 @@
-"""In: a MolmoE configuration, a setting and token counts; out: floating-point operations of each stage.
+"""Operations of each stage of MolmoE by formula, from its configuration, a setting and token counts.
 
 Convention: one multiply-add is 2 operations; attention counts the full rectangle of queries and keys, although a
 causal kernel may skip half of it. Not counted: look-ups, norms, rotary positions, softmax, the elementwise product of

@@ -1,6 +1,6 @@
-"""In: a picture and how many crops it may have; out: normalised crops, patch masks, and where each feature goes.
+"""MolmoE's image processor: normalised crops of a picture, patch masks, and the place of each feature.
 
-Follows the official preprocessing of Molmo ("overlap-and-resize-c2"): the picture is resized without distortion onto
+It follows the official preprocessing of Molmo ("overlap-and-resize-c2"): the picture is resized without distortion onto
 a canvas of r x c overlapping windows, padded, cut into crops, and preceded by one crop of the whole picture.
 """
 

@@ -1,7 +1,7 @@
-"""In: a MolmoE checkpoint; out: its language model alone, the decoder with its head, as a causal language model.
+"""MolmoE's language model without pictures: the decoder with its head, as a causal language model.
 
-The names of its parameters are those of the whole model, so that it loads from the same files; the tensors of the
-vision tower and the connector are never read into it.
+Its parameters have the same names as in the whole model, so it loads from the same files; the tensors of the vision
+tower and the connector are never read.
 """
 
 from typing import Any, ClassVar

@@ -1,8 +1,8 @@
-"""In: a MolmoE configuration and token counts; out: bytes of weights, cache and largest activations, by formula.
+"""Bytes of MolmoE's weights, KV cache and largest activations, by formula.
 
-What is counted is what the stages of `modeling_molmoe.py` hold at the same time when nothing is materialised that a
-fused kernel avoids: attention without its matrix of scores, experts as grouped products over all routed tokens at once.
-Not counted: the allocator's rounding and reserve, workspaces of libraries, the context of the device.
+The formulas count what the stages of `modeling_molmoe.py` have in memory at the same time when nothing is materialised
+that a fused kernel avoids: attention without its matrix of scores, experts as grouped GEMMs over all routed tokens at
+once. Not counted: the allocator's rounding and reserve, workspaces of libraries, the context of the device.
 """
 
 import copy

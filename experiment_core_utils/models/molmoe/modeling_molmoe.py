@@ -1,7 +1,8 @@
-"""In: crops and token ids; out: logits, in three stages (`encode_image`, `prefill`, `decode_step`) or by `generate()`.
+"""The MolmoE model, with three public stages (`encode_image`, `prefill`, `decode_step`) and `generate()`.
 
-The decoder is transformers' `OlmoeModel`, the vision blocks are its CLIP encoder layers; what stands here is the
-connector, the placing of features among the tokens, and the two knobs of the decoder (experts per token, blocks).
+The decoder is transformers' `OlmoeModel`, the vision blocks are its CLIP encoder layers; this module adds the
+connector, the placing of features among the tokens, and the two knobs of the decoder (experts per token, active
+blocks).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""In: a prompt and a picture; out: token ids with the image part in front, crops, masks and feature positions."""
+"""MolmoE's processor: token ids with the image part in front, crops, masks and feature positions."""
 
 from dataclasses import dataclass
 from pathlib import Path

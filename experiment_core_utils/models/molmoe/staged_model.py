@@ -1,4 +1,4 @@
-"""In: a MolmoE model with its processor; out: the `StagedModel` that the pipeline profiles."""
+"""The staged interface of MolmoE, by engines or by its modules."""
 
 import logging
 import time

@@ -1,9 +1,9 @@
-"""In: a decoder and the blocks to keep; out: the changes after which it is the model that has these blocks only.
+"""The changes by which a transformers decoder runs with some of its blocks only (layer skipping).
 
-The reference is a model built with the kept blocks and the same weights. To be it, the decoder gets a shorter list of
-blocks, each block its new number, by which it finds its layer of the cache, and the text config a shorter form of every
-list that has an entry for each block, because masks and caches are made by these. A decoder for which this is not known
-to be enough is refused with the reason.
+The reference is a model built with the active blocks and the same weights. To match it, the decoder gets a shorter list
+of blocks, each block gets a new number, by which it finds its layer of the cache, and the text config gets a shorter
+form of every list with an entry for each block, because masks and caches are made from these. A decoder for which this
+is not known to be enough is refused with the reason.
 """
 
 import copy

@@ -1,11 +1,11 @@
-"""In: any model of transformers; out: top-k and block count of its decoder, turned in place and put back.
+"""The knobs of any transformers model's decoder (top-k and active blocks), set in place and restored afterwards.
 
     knobs = DecoderKnobs(model)
-    with knobs.turned(top_k=2, active_blocks=(0, 1, 3)):
+    with knobs.applied(top_k=2, active_blocks=(0, 1, 3)):
         model.generate(...)          # with a cache that is made inside
 
-At construction the decoder runs a few short prompts, by which each knob has to prove that it acts. A knob that does not
-is refused with the reason. A cache that was made at one setting is of no use at another.
+At construction the decoder runs a few short prompts, which must show that each knob acts. A knob that does not act is
+refused with the reason. A cache that was made at one setting cannot be used at another.
 """
 
 from collections.abc import Callable, Iterator, Sequence

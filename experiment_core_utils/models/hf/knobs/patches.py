@@ -1,6 +1,6 @@
-"""In: attributes of foreign objects with the values that they shall have; out: these in force, and put back.
+"""Changes of attributes of transformers' objects, made together and undone together.
 
-What a knob changes is first written down as a whole and then done, so that a plan that cannot be made changes nothing.
+A knob's changes are first listed completely and then made, so a list that cannot be made changes nothing.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""In: the blocks of a decoder; out: which have experts, what their routers choose for a token, and their top-k changed.
+"""The routers of a decoder's blocks: which blocks have experts, what they choose for a token, and changes of top-k.
 
-What a router chose is read off the tensors that it gives, not off its attributes: some have a `top_k` that nothing
+A router's choice is read from the tensors that it returns, not from its attributes: some have a `top_k` that nothing
 reads.
 """
 

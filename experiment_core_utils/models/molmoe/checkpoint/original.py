@@ -1,8 +1,8 @@
-"""In: a MolmoE folder of the original training code; out: the same weights in a folder of the published layout.
+"""Converts a MolmoE folder of the original training code into the published layout.
 
-The original layout is `config.yaml` and one state dict, `model.pt`: experts of a block are stacked row by row, and
-their second projection is transposed. What is written is the published layout, because it is what loads strictly and
-at the memory of one copy; other programs read it too.
+The original layout is `config.yaml` and one state dict, `model.pt`: the experts of a block are stacked row by row, and
+their second projection is transposed. The output has the published layout, because that one loads strictly and needs
+the memory of one copy only; other programs can read it too.
 """
 
 import json

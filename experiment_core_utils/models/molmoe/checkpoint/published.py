@@ -1,4 +1,4 @@
-"""In: a checkpoint in the published Hugging Face layout of MolmoE; out: config and tensors of the native classes."""
+"""Loads a MolmoE checkpoint in the published Hugging Face layout into the native classes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

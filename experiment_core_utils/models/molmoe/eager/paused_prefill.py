@@ -1,8 +1,8 @@
-"""In: a prompt, its features and rows to append; out: the prefill in two parts, with a pause behind a chosen block.
+"""A MolmoE prefill in two parts, with a pause after a chosen block.
 
-Rows that are appended is behind the prompt: they see all of it and, the attention being causal, no token of it sees
-them. What they leave in the cache is dropped at the pause. So the prompt's states, its positions and its cache are
-those of a plain prefill, whatever the rows are.
+Appended rows come after the prompt: they see all of it and, because attention is causal, no token of the prompt sees
+them. Their keys and values are dropped at the pause. So the prompt's states, positions and cache are those of a plain
+prefill, whatever the rows are.
 """
 
 from collections.abc import Sequence

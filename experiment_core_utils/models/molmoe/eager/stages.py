@@ -1,4 +1,4 @@
-"""In: a MolmoE model and a request; out: its three stages run by its modules, with a cache that grows."""
+"""The three stages of a MolmoE model run by its modules, with a cache that grows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

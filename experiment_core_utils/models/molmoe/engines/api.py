@@ -1,10 +1,10 @@
-"""In: a stage's tensors and the decoder's knobs; out: what anything that runs a stage in place of the modules promises.
+"""The interfaces of MolmoE's engines, each of which runs one stage in place of the modules.
 
-An engine is made once, for one packed decoder or one vision tower. `warm_up` does everything that a later call would
-otherwise do for the first time (compiling, capturing, allocating) and is never timed; it may come again for what is
-ready already, which costs nothing. It raises ConfigurationError, with the reason as its message, for what the engine
-cannot run; such a stage then runs otherwise. A store that was warmed up with an engine lives as long as the engine:
-its addresses may be captured.
+An engine is made once, for one decoder with fused weights or one vision tower. `warm_up` does everything that a later
+call would otherwise do for the first time (compiling, capturing, allocating) and is never timed; it may be called again
+for what is ready already, at no cost. It raises ConfigurationError, with the reason as its message, for what the engine
+cannot run; such a stage then runs in another way. A KV cache that was warmed up with an engine lives as long as the
+engine, because CUDA graphs may contain its addresses.
 """
 
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class DecodeEngine(ExpertTrace, Protocol):
 
 
 class PausedPrefillEngine(Protocol):
-    """Runs the prompt of request 0, one after the other; made and warmed up as every engine is (`engines.py`)."""
+    """Runs the prompt of request 0, one after the other; made and warmed up as every engine is."""
 
     def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """Warm up for prompts of so many tokens that pause there and go on with these knobs."""

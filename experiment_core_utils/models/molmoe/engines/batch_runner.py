@@ -1,6 +1,6 @@
-"""In: requests of any lengths and pictures; out: the greedy answer of each by engines, decoded together.
+"""Greedy answers to batches of requests of any lengths and pictures by engines, decoded together.
 
-Prompts run one by one, so that none is padded; each decodes at its own length.
+Prompts are prefilled one by one, so that none is padded; each decodes at its own length.
 """
 
 from collections.abc import Mapping, Sequence

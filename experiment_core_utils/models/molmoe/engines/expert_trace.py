@@ -1,7 +1,7 @@
-"""In: expert ids as a stage left them, in memory that its kernels write to; out: the experts that each block used.
+"""A record of the experts that each block used, in memory that the kernels of a stage write to.
 
-`count_experts` says whether those are as many as a setting asks for, `refuse_other_experts` whether another run of the
-same work used the same.
+`count_experts` tells whether they are as many as a setting requests, `refuse_other_experts` whether another run of the
+same work used the same ones.
 """
 
 from collections.abc import Mapping

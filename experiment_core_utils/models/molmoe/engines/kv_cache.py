@@ -1,4 +1,4 @@
-"""In: the sizes of a run; out: what a decode step works on, of fixed size: keys, values, lengths and last tokens."""
+"""Static KV cache of a fixed maximum length, with lengths and last tokens on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""In: a MolmoE model and a request; out: its stages with a pause inside the prefill, by modules or by engines.
+"""MolmoE's stages with a paused prefill, by modules or by engines.
 
-Behind the pause the rest of the setting is chosen; until then nothing of it is known.
+The rest of the setting is chosen at the pause; before it, nothing of it is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,7 +88,7 @@ class PausedPrefillStages(Protocol):
         ...
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, Any]:
-        """The blocks that have not run: logits [1, V] and the decode's state; see `split_prefill.finish_prefill`.
+        """The blocks that have not run: logits [1, V] and the decode's state; see `paused_prefill.finish_prefill`.
 
         Raises:
             ConfigurationError: a setting that is not possible, or that leaves out a block that has run.

@@ -1,7 +1,7 @@
-"""In: prompts that begin alike, with a picture or without, and rows; out: what is behind each of the first blocks.
+"""States after each of the first blocks, for prompts that share a beginning and for appended rows.
 
-By engines or by modules, what the prompts share runs once; by engines of the last of these blocks its keys and values
-alone.
+What the prompts share runs once, by engines or by modules; of the last of these blocks, engines compute only its keys
+and values.
 """
 
 from collections.abc import Sequence

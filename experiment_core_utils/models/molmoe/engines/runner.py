@@ -1,7 +1,7 @@
-"""In: a MolmoE model and a request; out: its three stages run by engines, on a KV cache of fixed size.
+"""The three stages of a MolmoE model run by engines, on a KV cache of fixed size.
 
-There is one store, and so one state at a time: a state can be decoded from until another request is prefilled. Store,
-captures and rotary factors are made by `warm_up`, outside of what is measured.
+There is one cache, and so one state at a time: a state can be decoded from until another request is prefilled. The
+cache, CUDA graphs and rotary factors are made by `warm_up`, outside of what is measured.
 """
 
 from collections.abc import Mapping, Sequence

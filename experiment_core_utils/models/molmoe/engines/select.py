@@ -1,4 +1,4 @@
-"""In: a MolmoE model on its device; out: what runs each of its stages in place of its modules, and why that."""
+"""The choice of the engine that runs each stage of a MolmoE model, with the reason for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,8 @@
-"""In: a MolmoE model on its device; out: its decoder's weights as plain tensors, laid out for few products a block.
+"""The decoder's and the vision tower's weights as plain tensors, fused for few products a block.
 
-The query, key and value weights of a block become views of one tensor, so that nothing is held twice; the modules, the
-state dict and eager runs see the same values as before. Pack after the model has its device and dtype: moving it
-afterwards leaves the packed tensors behind.
+The query, key and value weights of a block become views of one tensor, so nothing is stored twice; the modules, the
+state dict and eager runs see the same values as before. Fuse after the model has its device and dtype: moving it
+afterwards leaves the fused tensors behind.
 """
 
 from collections.abc import Iterable, Iterator

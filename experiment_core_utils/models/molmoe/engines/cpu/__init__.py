@@ -1,1 +1,1 @@
-"""In: tensors on the CPU; out: what kernels make of them that are compiled here when they are first wanted."""
+"""The cpu engines: stages of MolmoE by C++ kernels, compiled on first use."""

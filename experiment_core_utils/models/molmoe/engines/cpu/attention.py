@@ -1,6 +1,8 @@
-"""In: queries, keys and values in float32 on the CPU; out: attention by a kernel that is compiled here.
+"""Attention in float32 on the CPU by a compiled kernel.
 
-torch's own kernel takes small tiles through a general product, which costs much of the time where heads are narrow."""
+torch's own kernel computes small tiles by a general matrix product, which costs much of the time where heads are
+narrow.
+"""
 
 import ctypes
 from collections.abc import Callable

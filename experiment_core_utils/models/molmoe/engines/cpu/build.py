@@ -1,6 +1,6 @@
-"""In: a C++ source of this folder and its constants; out: its functions, compiled here.
+"""Compiles the C++ sources of this folder and loads their functions.
 
-The compiler runs for about a second for each of them; what it made is kept for later processes.
+Compiling a source takes about a second; the library is kept for later processes.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""In: packed weights, a store of one request and a token's state; out: logits, by one compiled call in float32."""
+"""The cpu engine of MolmoE's decode step: one compiled call in float32."""
 
 import ctypes
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""In: a decoder block and a prompt's states, in float32 on the CPU; out: what it makes of them, by compiled kernels."""
+"""A fused decoder block over a prompt, by compiled float32 kernels on the CPU."""
 
 import ctypes
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: weights of products in float32 on the CPU; out: the same in panels, as the kernels of whole blocks take them."""
+"""Weight matrices in panels, the layout that the fused-block CPU kernels read."""
 
 import ctypes
 from collections.abc import Iterable

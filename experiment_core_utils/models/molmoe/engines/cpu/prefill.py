@@ -1,7 +1,8 @@
-"""In: packed weights, a store and embeddings, all float32 on the CPU; out: a prompt's logits, with compiled kernels.
+"""The cpu engines of MolmoE's prefill, in float32 with compiled kernels.
 
-Between its products a block passes over each row once, where plain torch does so for every operation, and writes into
-memory that is kept between requests. The last block, of which one position is requested, is that of `ReferencePrefill`.
+Between its matrix products a block passes over each row once, where plain torch does so for every operation, and writes
+into memory that is kept between requests. The last block, of which only one position is needed, is that of
+`ReferencePrefill`.
 """
 
 import torch

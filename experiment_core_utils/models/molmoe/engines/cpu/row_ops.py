@@ -1,4 +1,4 @@
-"""In: rows of float32 on the CPU; out: what blocks do to them between their products, compiled."""
+"""Compiled float32 row operations on the CPU: what blocks compute between their matrix products."""
 
 import ctypes
 from functools import cache

@@ -1,7 +1,7 @@
-"""In: the vision tower and connector of a MolmoE model in float32 on the CPU, and crops; out: features, with kernels.
+"""The cpu engines of MolmoE's vision tower and connector, in float32 with compiled kernels.
 
-As `ReferenceVision`, but for the tower's blocks: attention and the quick GELU are compiled kernels, residual sums are
-taken inside the products, and states and what lies between them stay in memory that is kept between requests.
+They differ from `ReferenceVision` in the tower's blocks: attention and the quick GELU are compiled kernels, residual
+sums are computed inside the matrix products, and intermediate states stay in memory that is kept between requests.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""In: a block of a vision tower in float32 on the CPU; out: its products and norms, in two compiled calls."""
+"""A fused block of the vision tower: its products and norms in two compiled float32 calls on the CPU."""
 
 import ctypes
 from dataclasses import dataclass

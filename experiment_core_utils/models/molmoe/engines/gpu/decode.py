@@ -1,7 +1,7 @@
-"""In: a packed decoder on a GPU; out: decode steps that replay a CUDA graph, captured once for each setting and store.
+"""Graphed decode steps of MolmoE on a GPU: one CUDA graph for each setting and KV cache.
 
-The graph chooses the next token, puts it where the next step reads it, and advances the store's lengths, so that a
-replay needs nothing from the host. `graphed_decode_unsupported_reason` says why a decoder is not captured.
+The graph chooses the next token, puts it where the next step reads it, and advances the cache's lengths, so a replay
+needs nothing from the host. `graphed_decode_unsupported_reason` says why a decoder cannot be captured.
 """
 
 from collections.abc import Hashable, Iterator, Mapping

@@ -1,7 +1,7 @@
-"""In: a prompt's embeddings on a GPU; out: its last token's logits and a filled store, by one CUDA graph a setting.
+"""Graphed prefills of MolmoE on a GPU: one CUDA graph for each setting and padded prompt length.
 
-Prompts are padded at the right to a multiple of 64 tokens; there is one graph for each such length at each setting.
-Importing this module does not need Triton, making an engine does.
+Prompts are padded on the right to a multiple of 64 tokens. Importing this module does not need Triton; making an engine
+does.
 """
 
 from collections.abc import Callable, Hashable, Mapping

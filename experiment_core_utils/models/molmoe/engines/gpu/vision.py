@@ -1,6 +1,6 @@
-"""In: a request's crops on a GPU; out: its projected features, by one CUDA graph for each number of crops.
+"""Graphed vision stage of MolmoE on a GPU: one CUDA graph for each number of crops.
 
-Importing this module does not need Triton, making an engine does.
+Importing this module does not need Triton; making an engine does.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""In: packed weights, a store, and embeddings or last tokens; out: logits, by plain torch in as few operations as fit.
+"""The reference engines of MolmoE's prefill, decode step and paused prefill: plain torch in few operations.
 
-No module is called and no cache class made, which is what most of the time goes into where tensors are small. The
-arithmetic is that of transformers' OLMoE; the order of a few float32 roundings is not. Operations grow with top-k and
-with the blocks that run: experts that no token chose are not computed.
+No module is called and no cache class made, because these take most of the time where tensors are small. The arithmetic
+is that of transformers' OLMoE, except for the order of a few float32 roundings. Operations grow with top-k and with the
+active blocks: experts that no token chose are not computed.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""In: the vision tower and connector of a MolmoE model, and crops; out: features, with fewer passes over memory.
+"""The reference engine of MolmoE's vision stage: plain torch with fewer passes over memory.
 
-Queries, keys and values are one product, the quick GELU is one operation inside two products, and what padding asks for
-is done only where a crop or a patch is padding. Of the blocks those run whose output is used, as the tower itself says.
+Queries, keys and values are one product, the quick GELU is one operation between two products, and padding is handled
+only where a crop or a patch is padding. Only the blocks whose output is used run, as in the tower itself.
 """
 
 from typing import Any

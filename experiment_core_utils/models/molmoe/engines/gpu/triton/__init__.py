@@ -1,1 +1,1 @@
-"""In: a packed decoder and its KV cache on a GPU; out: one decode step as a short chain of Triton kernels."""
+"""Triton kernels of MolmoE's prefill, decode step and vision stage."""

@@ -1,8 +1,8 @@
-"""In: a packed decoder, a store of several requests and a setting; out: one decode step, weights read once for all.
+"""One decode step of several requests, which reads each weight once for all of them.
 
 Dense weights are read once for up to 64 requests, each expert's once for all requests that chose it: its rows are
-gathered as in a prefill. Eight kernels a block. The residual stream is float32; what is multiplied is in the weights'
-dtype, as in the modules. Importing this module needs Triton.
+gathered as in a prefill. A block takes eight kernels. The residual stream is float32; the factors of products are in
+the weights' dtype, as in the modules. Importing this module needs Triton.
 """
 
 from dataclasses import dataclass

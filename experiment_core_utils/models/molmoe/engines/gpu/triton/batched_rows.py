@@ -1,6 +1,6 @@
-"""In: each request's row of the residual stream and what is added to it; out: its norm, or its experts as well.
+"""Kernels on the residual streams of several requests: sums with RMS norm, and routing.
 
-All sums in float32. Importing this module needs Triton.
+All sums are in float32. Importing this module needs Triton.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""In: a packed decoder, a KV cache and a setting; out: one decode step, launched on the current stream.
+"""One decode step of MolmoE, launched on the current stream.
 
-Five kernels a block and two after the last. Activations between kernels are float32 (the experts' products, in the
-weights' dtype, aside), so that a bfloat16 model rounds less often than its modules do. Importing this module needs
-Triton.
+It takes five kernels a block and two after the last one. Activations between kernels are float32 (except the experts'
+products, which are in the weights' dtype), so a bfloat16 model rounds less often than its modules do. Importing this
+module needs Triton.
 """
 
 from dataclasses import dataclass

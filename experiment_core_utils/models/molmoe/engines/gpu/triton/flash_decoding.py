@@ -1,8 +1,8 @@
-"""In: queries, keys and values of one token and the store; out: what each head attended to, and the store one longer.
+"""Attention of one new token over a KV cache (flash decoding), which also appends its key and value.
 
-Positions are shared out over programs (`SPLITS`), and the last program of a head to finish puts the parts together:
-partial [B, Q, SPLITS, D] with the largest score `peaks` and the sum of weights `totals` [B, Q, SPLITS] of each part,
-always in the order of the parts. Importing this module needs Triton.
+Positions are distributed over programs (`SPLITS`), and the last program of a head to finish combines the parts: partial
+[B, Q, SPLITS, D] with the largest score `peaks` and the sum of weights `totals` [B, Q, SPLITS] of each part, always in
+the order of the parts. Importing this module needs Triton.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: a kernel of a decode step and its arguments; out: its launch on the current stream.
+"""Matrix-vector kernels of a decode step (qkv projection, head, next token) and their launch.
 
 Importing this module needs Triton.
 """

@@ -1,8 +1,8 @@
-"""In: rows sorted by expert; out: each row times its expert's weights, on tensor cores, in one launch.
+"""The grouped GEMM of a mixture of experts: rows sorted by expert times their expert's weights, in one launch.
 
 A program multiplies a strip of one expert's weights by up to `head + tail` of that expert's rows. Weights are the left
-factor: rows then come in steps of 32 instead of the 64 that the left factor of a Hopper product comes in, and each
-weight is read once for nearly every expert. Importing this module needs Triton.
+factor: rows then come in steps of 32 instead of the 64 of a Hopper product's left factor, and each weight is read once
+for nearly every expert. Importing this module needs Triton.
 """
 
 from dataclasses import dataclass

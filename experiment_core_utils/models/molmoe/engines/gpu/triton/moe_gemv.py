@@ -1,7 +1,7 @@
-"""In: what a block's heads attended to, its output projection, router and experts; out: the residual stream after it.
+"""Matrix-vector kernels of a decode step after attention: output projection with router, and experts.
 
-The programs of the output projection each give their rows' part of the router's logits, and the last to finish ranks
-the experts. They rank by their logit, the lower index first among equal ones. Importing this module needs Triton.
+Each program of the output projection computes its rows' part of the router's logits, and the last one to finish ranks
+the experts by their logit, the lower index first among equal ones. Importing this module needs Triton.
 """
 
 import triton

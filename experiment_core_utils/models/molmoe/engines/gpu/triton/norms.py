@@ -1,4 +1,4 @@
-"""In: residual stream, expert rows or packed queries, keys and values; out: the same summed, normed, turned and stored.
+"""Prefill kernels around norms: RMS norm, sums of expert rows, rotary positions and storing of keys and values.
 
 Everything is computed in float32 and rounded where it is stored. Importing this module needs Triton.
 """

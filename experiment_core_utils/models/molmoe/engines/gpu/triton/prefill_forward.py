@@ -1,4 +1,4 @@
-"""In: a prompt's embeddings, padded at the right; out: the logits of its last token, and its keys and values stored.
+"""The prefill of one prompt, padded on the right: logits of its last token, and its keys and values in the KV cache.
 
 Importing this module needs Triton.
 """

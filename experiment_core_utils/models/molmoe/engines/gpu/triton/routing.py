@@ -1,6 +1,7 @@
-"""In: normed hidden states of a prompt; out: each token's experts and their weights, and the tokens sorted by expert.
+"""Routing of a prompt: each token's experts with their weights, and block alignment of the tokens by expert.
 
-Nothing here asks the host: counts, order and the list of chunks stay on the device. Importing this module needs Triton.
+Nothing here waits for the host: counts, order and the list of row blocks stay on the device. Importing this module
+needs Triton.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""In: rows of several requests and a dense weight; out: their products, the weight read once for up to 64 requests.
+"""A dense matrix product for few rows, which reads the weight once for up to 64 requests.
 
 Sums are in float32; the rows are in the weights' dtype. Importing this module needs Triton.
 """

@@ -1,4 +1,4 @@
-"""In: a decoder's widths, a top-k and a store's slots; out: what each program of a decode step's kernels takes."""
+"""Tile sizes of the decode step's kernels, by a decoder's widths, top-k and the length of the KV cache."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""In: crops cut into patches; out: projected image features.
+"""The vision tower and connector: crops cut into patches to projected image features.
 
 Importing this module needs Triton.
 """

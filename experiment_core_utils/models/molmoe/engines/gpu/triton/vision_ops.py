@@ -1,4 +1,4 @@
-"""In: patch states; out: the pointwise parts of the vision tower and its connector, each in one pass over memory.
+"""Pointwise parts of the vision tower and its connector, each in one pass over memory.
 
 Everything is computed in float32 and rounded where it is stored. Importing this module needs Triton.
 """
