@@ -1,4 +1,4 @@
-"""In: an analysis as contents, tables and figures by name; out: its files in one folder."""
+"""The files of an analysis: its contents, tables and figures, written into one folder."""
 
 import sys
 import time

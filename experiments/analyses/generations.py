@@ -1,4 +1,4 @@
-"""In: a sweep; out: the stage times of each measured generation, token by token."""
+"""The stage times of each measured generation of a sweep, token by token."""
 
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.setting_result import SampleResult

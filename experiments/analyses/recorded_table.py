@@ -1,4 +1,4 @@
-"""In: the file of a full grid as a small table; out: scores and times, settings by samples."""
+"""The file of a full grid as a small table: scores and times, settings by samples."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""In: the folder of a run; out: its settings and samples, checked to belong together, and tidy frames of both."""
+"""The results of a run's folder: settings and samples, checked to belong together, and tidy frames of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: a model, samples; out: what the two stages cost a request, against plain runs at the very settings they chose.
+"""What the controller's two stages cost a request, against plain runs at the very settings that they chose.
 
 python -m experiments.benchmarks.controller_overhead --num_samples 8
 python -m experiments.benchmarks.controller_overhead --checkpoint results/controller/checkpoint.pt --device cuda

@@ -1,6 +1,6 @@
-"""In: times of the same requests run in several ways, and what a device attains; out: floors, ratios, table.
+"""Floors, ratios and the table of requests that were run in several ways.
 
-Pure. A floor is what products and bytes take at the rates given, nothing else counted.
+A floor is the time of products and bytes at the given rates; nothing else is counted.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""In: packed weights on a GPU; out: every part of a block of the decoder and of the vision tower, with its variants.
+"""Every part of a decoder block and of a vision tower block on a GPU, with its variants.
 
 Importing this module needs Triton.
 """

@@ -1,4 +1,4 @@
-"""In: the embedded model and held-out pictures; out: how accurate its answers are with sets of blocks."""
+"""Scorers of block sets: how accurate the embedded model's answers about held-out pictures are."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""In: flags; out: a file of importance scores, or of block sets, of one model, with how it was made beside it.
+"""Scores the blocks of a model, or chooses block sets, and writes them to a file with its provenance.
 
 python scripts/score_block_importance.py --model_path FOLDER --dataset_name text_vqa doc_qa --output scores.json
 

@@ -108,7 +108,7 @@ class MeasuredGrid:
 
 
 def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
-    """Folders of runs, read as one sweep, or one table of `bench_pareto_search.py --collect`.
+    """Folders of runs, read as one sweep, or one table of `pareto_search.py --collect`.
 
     Raises:
         ResultsError: no results, broken ones or of different sweeps, random weights, or no setting by tier and top-k.

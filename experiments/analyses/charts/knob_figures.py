@@ -1,4 +1,4 @@
-"""In: what E2 computed; out: its figures."""
+"""The figures of E2 (knobs): fronts, couplings and effects."""
 
 from collections.abc import Sequence
 from math import ceil

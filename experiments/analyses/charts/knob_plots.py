@@ -1,4 +1,4 @@
-"""In: what E2 finds; out: its section of a report. Pure."""
+"""The section of a report about E2 (knobs)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""In: what E3 computed; out: its pictures, PNG and SVG."""
+"""The figures of E3 (latency estimator), as PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""In: what E3 finds; out: its section of a report. Pure."""
+"""The section of a report about E3 (latency estimator)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""In: texts and numbers of results; out: traces and axes as plotly's JSON, with every text escaped. Pure."""
+"""Traces and axes as plotly's JSON, with every text escaped."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""In: what E1 computed; out: its figures."""
+"""The figures of E1 (stages): fractions, growth, operations and parts of the decoder."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""In: what E1 finds; out: its section of a report. Pure."""
+"""The section of a report about E1 (stages)."""
 
 from collections.abc import Sequence
 

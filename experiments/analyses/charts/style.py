@@ -1,4 +1,4 @@
-"""In: data that is already computed; out: the one look of all figures, and their files as PNG and SVG."""
+"""The look that all figures share, and their files as PNG and SVG."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""In: accuracy and cost of settings; out: how far the front moves with a knob fixed, and which knobs depend. Pure."""
+"""How much of the front is lost with a knob fixed, and which knobs' best values depend on other knobs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,14 +1,14 @@
-"""In: a figure of each setting with draws of it; out: how much of its spread each knob and interaction explains. Pure.
+"""How much of the spread of a figure over settings each knob and each interaction explains.
 
-The spread of S figures over the grid is split by least squares into main effects, two-way and three-way interactions.
-A term's sum of squares is what it adds to the model of all terms that do not contain it (type II; R. Langsrud, "ANOVA
-for unbalanced data", Statistics and Computing 13 (2003)); on a full grid these are the classical ones and add up to the
+The spread of S figures over the grid is split by least squares into main effects, two-way and three-way interactions. A
+term's sum of squares is what it adds to the model of all terms that do not contain it (type II; R. Langsrud, "ANOVA for
+unbalanced data", Statistics and Computing 13 (2003)); on a full grid these are the classical ones and add up to the
 whole. On an incomplete grid they do not, since terms overlap there; `rest_share` says by how much.
 
-Two kinds of noise stand against a term. Which samples were drawn is in the draws. What else makes settings differ (a
-device that drifts while they take turns) is not, but the highest interaction holds it: every other term is also tested
-against its mean square, as where settings are not repeated (G. Box, W. Hunter and J. Hunter, "Statistics for
-experimenters", 1978).
+Two kinds of noise affect a term. Which samples were drawn is in the draws. What else makes settings differ (a device
+that drifts while they take turns) is not in the draws, but the highest interaction contains it: every other term is
+also tested against the mean square of that, as is usual where settings are not repeated (G. Box, W. Hunter and J.
+Hunter, "Statistics for experimenters", 1978).
 """
 
 from collections.abc import Mapping, Sequence

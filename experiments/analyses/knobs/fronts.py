@@ -1,6 +1,6 @@
-"""In: accuracy and cost of settings with paired draws; out: the front, how sure each place on it is, its hypervolume.
+"""The front of accuracy against cost, how sure each setting's place on it is, and its hypervolume.
 
-All pure. A setting is on the front where none costs no more and is at least as accurate, one of the two strictly; so
+A setting is on the front where no other is at least as good in both cost and accuracy and better in one of them; so
 settings that agree in both are on it together.
 
 The hypervolume is the area under the front's steps up to the reference point (accuracy 0, a largest cost): in units of

@@ -1,4 +1,4 @@
-"""In: a sweep; out: for each task its settings by knob, and what every sample scored and cost at each. Pure."""
+"""The grid of each task of a sweep: its settings by knob, and what every sample scored and cost at each."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -181,7 +181,7 @@ class Study:
 
 
 def load_study(paths: Sequence[Path]) -> Study:
-    """Folders of runs, read as one sweep, or the one file that `bench_pareto_search.py --collect` wrote.
+    """Folders of runs, read as one sweep, or the one file that `pareto_search.py --collect` wrote.
 
     Raises:
         ResultsError: no results, broken ones, ones of different sweeps, or a table among other things.

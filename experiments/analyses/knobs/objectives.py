@@ -1,7 +1,7 @@
-"""In: a task's grid and a cost; out: accuracy and cost of each setting on the same samples, with paired draws. Pure.
+"""Accuracy and cost of each setting of a task on the same samples, with paired bootstrap draws.
 
-Draws are a bootstrap over pictures: in each draw all settings get the same pictures, so that what is common to them
-(a hard picture, a long answer) does not blur their differences. Pictures with times and those without are drawn apart,
+Draws are a bootstrap over pictures: in each draw all settings get the same pictures, so that what is common to them (a
+hard picture, a long answer) does not blur their differences. Pictures with times and those without are drawn apart,
 each as many as there are, so that every draw has times. A draw says how the figures would differ had other samples of
 the task been drawn. It says nothing of a device whose speed drifts while settings take turns: a latency is therefore
 confidently lower only where it is so by more than the drift that the run's control setting showed.

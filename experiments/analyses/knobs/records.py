@@ -1,4 +1,4 @@
-"""In: what E2 computed; out: the content of its three JSON files and its CSV files. Pure."""
+"""The contents of E2's three JSON files and of its CSV files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""In: measured samples; out: a model of the stages' times that predicts requests at settings, as a JSON file."""
+"""The latency estimator: a model of each stage's time that predicts requests at settings, saved as a JSON file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

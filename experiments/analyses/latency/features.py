@@ -1,4 +1,4 @@
-"""In: requests and measured samples as columns; out: the terms of the latency model, and what may not be predicted."""
+"""Requests and measured samples as columns, the terms of the latency model, and the checks of both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""In: an estimator, settings, a budget; out: the settings that are predicted to meet it, and how often that fails."""
+"""The guardrail: settings that are predicted to meet a budget, and how often such predictions fail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

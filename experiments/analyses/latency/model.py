@@ -1,8 +1,8 @@
-"""In: requests and one stage's measured times; out: a small physical model of the stage that no knob makes negative.
+"""A small physical model of one stage's time, fitted so that no knob can make it negative.
 
 A stage takes the longer of two parts: the *work* of the device, and the *floor* that the host needs to launch it. Each
 part is a sum of terms with coefficients that are not negative. Where the host launches ahead of the device, the floor
-of the prefill begins with the request, not with the prefill: what vision took is taken off it.
+of the prefill begins with the request, not with the prefill: the time of vision is subtracted from it.
 """
 
 from collections.abc import Mapping, Sequence

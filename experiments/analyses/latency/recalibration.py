@@ -1,4 +1,4 @@
-"""In: an estimator of one device and a few samples of another; out: an estimator of that, and its error against N."""
+"""Recalibration of an estimator to another device by a few samples, and its error by their number."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""In: what E3 computed; out: the content of its JSON and CSV files, and the lines that its driver prints."""
+"""The contents of E3's JSON and CSV files, and the lines that its driver prints."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

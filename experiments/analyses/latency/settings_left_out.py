@@ -1,4 +1,4 @@
-"""In: samples and a way to fit; out: what it predicts for settings that it was not given, and so the best form."""
+"""Predictions of settings that were left out of a fit, and the choice of each stage's form by them."""
 
 import math
 from collections.abc import Callable, Mapping

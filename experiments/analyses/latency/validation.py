@@ -1,4 +1,4 @@
-"""In: measured samples; out: how far the estimator and a linear model are off at settings left out, and what noise is.
+"""The errors of the estimator and of a linear model at settings left out, beside the noise of measuring again.
 
 Every prediction here is of a sample whose setting was in no step of the fit: forms, coefficients and intervals are
 found again without each fold.

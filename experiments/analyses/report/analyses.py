@@ -1,4 +1,4 @@
-"""In: folders of a run; out: what E1, E2 and E3 find in it, or why one of them finds nothing."""
+"""What E1, E2 and E3 find in the folders of a run, or why one of them finds nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: a sweep and what was found in it; out: what weakens the numbers, each once with the settings it is of. Pure."""
+"""The caveats of a report: each once, with the settings that it applies to."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""In: what was found in a sweep; out: the report, all its parts as records. Pure."""
+"""The content of a report as records, from what was found in a sweep."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""In: what was found in a sweep; out: what it says, in sentences whose numbers and choices are all computed. Pure."""
+"""The findings of a report in sentences, whose numbers and choices are all computed."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,7 @@
-"""In: a report; out: one HTML page with everything in it. Pure but for the style, script and plotly that it reads.
+"""The HTML page of a report, with everything that it needs inside.
 
-Whatever comes from results is escaped: as HTML here, inside plots by `plot_parts`. As a second line of defence the page
-carries a policy by which no script runs but the ones written here (by their hashes), and nothing is ever requested.
+Whatever comes from results is escaped: as HTML here, inside plots by `charts/marks.py`. As a second line of defence the
+page has a policy by which only the scripts written here run (by their hashes), and nothing is ever requested.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""The parts of a report as records: plain text and numbers, without markup; what makes them, what makes a page of them.
+"""The parts of a report as records of plain text and numbers, without markup.
 
 Strings here are as they are in the results: the page escapes them. Plots are the exception, because plotly reads some
-markup in texts; they are made by `plot_parts`, which escapes what it is given.
+markup in texts; they are made by `charts/marks.py`, which escapes what it is given.
 """
 
 from collections.abc import Mapping, Sequence

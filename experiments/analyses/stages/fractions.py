@@ -1,7 +1,7 @@
-"""In: the stage times of single generations; out: shares of the stages by regime, and what dominates where. Pure.
+"""The stages' fractions of the time by regime, and which stage is the longest where.
 
-A generation of N tokens holds the shorter ones: its first n tokens came as they come in a generation of n. So one run
-gives the stages of every output length up to its own, as measured, without a model of decode.
+A generation of N tokens contains the shorter ones: its first n tokens came as they come in a generation of n. So one
+run gives the stages of every output length up to its own, as measured, without a model of decode.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence

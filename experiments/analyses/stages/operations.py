@@ -1,4 +1,4 @@
-"""In: the frame of samples and the GPU's peak; out: operations against time for each stage, with MFU. Pure."""
+"""Operations against time for each stage, with MFU where the GPU's peak is known."""
 
 from dataclasses import dataclass
 

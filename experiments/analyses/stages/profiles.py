@@ -1,4 +1,4 @@
-"""In: the events of a Chrome trace of a profiled run; out: the time of each part of the decoder, by stage. Pure.
+"""The time of each part of the decoder by stage, from the Chrome trace of a profiled run.
 
 Host time is that of the program while it issues the part's work; device time is that of the kernels and copies that the
 part launched, wherever they ran. Both are given, because either can be what a stage waits for.

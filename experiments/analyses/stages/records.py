@@ -1,4 +1,4 @@
-"""In: what E1 computed; out: the content of its three JSON files and its four CSV files. Pure."""
+"""The contents of E1's three JSON files and of its four CSV files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

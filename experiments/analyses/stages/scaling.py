@@ -1,4 +1,4 @@
-"""In: points and the cluster of each; out: a straight line through them with intervals from a bootstrap. Pure."""
+"""Straight lines of a stage's time against its driver, with intervals from a bootstrap over clusters."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
