@@ -1,4 +1,4 @@
-"""In: the limits of a model; out: what a controller may choose, and what that is to model and estimator. Pure.
+"""What a controller may choose for one model, and the setting that a choice puts in force.
 
 A choice is made of a tier, which acts before the vision encoder, and of top-k and a number of blocks, which act inside
 the language model. The number counts block 0, which always runs; top-k is that of the blocks after the first, which

@@ -1,4 +1,4 @@
-"""In: a measured grid; out: the best measured setting for a budget, as a small table in a file. Also a command.
+"""A lookup table of the best measured setting for a budget, kept in a small file. Also a command.
 
 python -m experiments.controller.lookup build RESULTS_DIR --output lookup.json
 python -m experiments.controller.lookup predict lookup.json --budget_ms 120

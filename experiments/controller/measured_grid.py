@@ -1,4 +1,4 @@
-"""In: the results of a grid of settings; out: what every request scored and took at every choice of the knobs."""
+"""A measured grid: what every request scored and took at every choice of the knobs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

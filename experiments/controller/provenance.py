@@ -1,4 +1,4 @@
-"""In: what a grid, states or a checkpoint say they were made with, and what is used with them; out: refusals, caveats.
+"""Checks that a grid, recorded states, a checkpoint and a model fit together, as refusals and caveats.
 
 Models are told apart by the digests of their weights where both are known, else by the last part of their names.
 """

@@ -1,4 +1,4 @@
-"""In: a finished run; out: what the driver prints of it, line by line."""
+"""The lines that the driver prints of a finished run."""
 
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.saved_results.terminal import (

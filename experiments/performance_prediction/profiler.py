@@ -1,6 +1,6 @@
-"""In: a network, an algorithm and an input size; out: its profile: whole-model times, layers, energy, errors, kernels.
+"""The profiler of a network with an algorithm: whole-model times, layers, energy, errors and kernels at an input size.
 
-Each is a pass of its own, so that none disturbs another. `PowerMonitor` and `CUDALayerTimer` have modules of their own.
+Each of them is a separate pass, so that none disturbs another.
 """
 
 import math

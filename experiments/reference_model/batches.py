@@ -1,4 +1,4 @@
-"""In: the curriculum and a share of it that is done; out: training batches drawn on the CPU, endless and seeded."""
+"""Training batches along the curriculum, drawn on the CPU, endless and seeded."""
 
 import math
 import multiprocessing as mp

@@ -1,4 +1,4 @@
-"""In: answers by setting; out: the tables of the model card, as Markdown between two marks of its file."""
+"""The tables of the model card, as Markdown between two marks of its file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

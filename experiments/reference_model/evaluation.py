@@ -1,4 +1,4 @@
-"""In: the embedded model and held-out pictures; out: scored answers by family, setting and type, with 95 % intervals.
+"""Scored answers of the embedded model by family, setting and type, with 95 % intervals.
 
 Questions about one picture share its part of the cache, and settings of one tier share its image features, which
 changes the cost and not the answers. Intervals are taken between pictures, because questions about one picture are not

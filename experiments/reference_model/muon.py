@@ -1,4 +1,4 @@
-"""In: matrices with gradients; out: matrices one step on, along the nearest orthogonal matrix of the momentum."""
+"""The Muon optimiser: steps along the nearest orthogonal matrix of the momentum."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""In: question-answer texts behind one picture; out: their tokens side by side, with the mask that keeps them apart.
+"""Questions and answers about one picture, packed side by side with the mask that keeps them apart.
 
-A picture is costly and a question is cheap, so several questions share one picture: each sees the picture and
-itself, at the positions it would have alone. Training on the pack equals training on each question by itself.
+A picture is costly and a question is cheap, so several questions use one picture: each sees the picture and itself, at
+the positions it would have alone. Training on the pack equals training on each question by itself.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""In: nothing; out: the size of the embedded reference model and the curriculum that it is trained with."""
+"""The size of the embedded reference model and the curriculum that it is trained with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: the items of scenes; out: what each image feature should tell of the item that it lies on, and the loss for it.
+"""Tags of the items of scenes: what each image feature should tell of the item under it, and the loss for it.
 
 A question rewards the model for one item of a scene. The tags reward the vision tower for all of them at once:
 every feature inside an item's box must tell the item's colour, shape and label, whether it lies on the shape or on the

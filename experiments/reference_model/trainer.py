@@ -1,4 +1,4 @@
-"""In: batches and a time budget; out: a trained `MolmoeForConditionalGeneration`, its log and a resumable state.
+"""The trainer of the embedded model: batches and a time budget to a trained model, its log and a resumable state.
 
 The experts are computed densely here (two products over all of them, the unused ones weighted 0): the same numbers
 as routing, in a form that a GPU runs without asking the host anything. Inference does not do this.

@@ -1,7 +1,7 @@
-"""In: a model and the validation split; out: the share of answers that are right token for token, by tier and type.
+"""A quick validation during training: the fraction of exact answers by tier and type.
 
-A quick look during training, teacher-forced: an answer counts when every one of its tokens is the most likely one,
-which is when greedy decoding gives it. The model card's figures do not come from here but from the pipeline itself.
+It is teacher-forced: an answer counts when every one of its tokens is the most likely one, which is when greedy
+decoding gives it. The model card's figures do not come from here but from the pipeline itself.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""In: an evaluation, and the static settings on the same requests; out: its figure."""
+"""The figure of an evaluation: policies among the static settings on the same requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

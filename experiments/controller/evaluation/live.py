@@ -1,4 +1,4 @@
-"""In: the profiler's flags, policies; out: a model and samples to run them on, and what they did there."""
+"""A live evaluation: a model and samples by the profiler's flags, and policies measured on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""In: what policies chose for the same requests at the same budgets; out: accuracy, latency, violations. Pure.
+"""Accuracy, latency and violations of what policies chose for the same requests at the same budgets.
 
 A request is in time where its latency is at most the budget. `accuracy_in_time` counts the score of a request that is
-not in time as 0, so that going over the budget never pays and the per-sample oracle is an upper bound.
+not in time as 0, so that exceeding the budget never pays and the per-sample oracle is an upper bound.
 """
 
 from collections.abc import Mapping, Sequence

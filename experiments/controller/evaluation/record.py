@@ -1,4 +1,4 @@
-"""In: outcomes of policies at budgets; out: the evaluation as one record, as JSON and as rows of a table. Pure."""
+"""An evaluation as one record, as JSON and as rows of a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""In: a full measured grid, policies, budgets; out: what each policy would have scored and taken. Nothing is run."""
+"""A replay of policies on a full measured grid: what each would have scored and taken. No model is run."""
 
 import time
 from collections.abc import Mapping, Sequence

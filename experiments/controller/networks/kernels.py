@@ -1,4 +1,4 @@
-"""In: what a stage sees and its weights, on a GPU; out: its odds, by a few kernels on the current stream.
+"""Triton kernels of the controller's networks: the odds of a stage in a few launches.
 
 All sums are in float32. Importing this module needs Triton.
 """

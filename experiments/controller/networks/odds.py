@@ -1,4 +1,4 @@
-"""In: trained networks and the model that they steer; out: the odds that they give a running request."""
+"""The odds that trained networks give a running request, by the GPU or by the host."""
 
 from functools import lru_cache
 from typing import Protocol

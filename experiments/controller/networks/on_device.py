@@ -1,7 +1,7 @@
-"""In: trained networks and a table of embeddings on a GPU; out: both stages' odds there, each by one launch.
+"""The odds of both stages on a GPU, each by one launch of a CUDA graph.
 
-What a stage asks is written where the device fetches it, its graph is launched, and its odds come back by themselves:
-the host waits once. Importing this module does not need Triton, making the odds does.
+The inputs of a stage are written where the device fetches them, the stage's graph is launched, and the graph copies its
+odds back: the host waits once. Importing this module does not need Triton; making the odds does.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""In: trained networks; out: the odds that they give one request, by a few products of arrays on the host.
+"""The odds of trained networks for one request, by a few products of arrays on the host.
 
 At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and as modules they cost
 the host more than their arithmetic does. What is called once a request is seldom in the host's caches, so that the

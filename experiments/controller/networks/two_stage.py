@@ -1,8 +1,8 @@
-"""In: what a request shows before and inside the model, and a budget; out: the odds of tier, pause, top-k and blocks.
+"""The networks of the two-stage controller: the odds of tier, pause, top-k and blocks at a budget.
 
 Stage 1 reads the prompt's embedding and the budget, before the vision encoder: it chooses the tier, and how many blocks
-run before stage 2. Stage 2 reads the states there of the prompt's last token and of the budget token behind it, which
-has seen the whole prompt: it chooses top-k and the number of blocks among those that are still possible.
+run before stage 2. Stage 2 reads the states of the prompt's last token and of the budget token after it, which has seen
+the whole prompt: it chooses top-k and the number of blocks among those that are still possible.
 """
 
 import math

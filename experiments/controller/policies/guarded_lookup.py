@@ -1,5 +1,4 @@
-"""In: a lookup table, a latency estimator; out: the most accurate setting that is predicted to keep this request's
-budget."""
+"""A policy that chooses the most accurate setting of a lookup table that is predicted to meet the request's budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: what is known of a request before it runs, and a latency budget; out: the knobs for it."""
+"""The interface of policies: they choose the knobs of a request from its features and a latency budget."""
 
 import hashlib
 from collections.abc import Mapping

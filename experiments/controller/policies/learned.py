@@ -1,4 +1,4 @@
-"""In: trained networks; out: what an evaluation asks of a policy, on recorded states or on the running model."""
+"""Trained networks as a policy on recorded states, and as a controller inside the running model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: flags, calibration results; out: the policies to evaluate, all choosing before the model runs."""
+"""The policies that an evaluation's flags request; all of them choose before the model runs."""
 
 import argparse
 from collections.abc import Sequence

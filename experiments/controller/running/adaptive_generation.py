@@ -1,8 +1,8 @@
-"""In: a request and a latency budget; out: its answer at knobs that the two stages chose on the way, with their times.
+"""Adaptive generation: the answer to a request at knobs that the two stages choose on the way, with its times.
 
-stage 1 -> crops of the tier -> vision -> first blocks of the prefill, the budget token behind the prompt -> stage 2 ->
-the other chosen blocks -> decode at the chosen setting. The budget token leaves the cache before stage 2 decides:
-no token of the prompt or of the answer sees it, and the answer is that of the setting, whatever the budget.
+stage 1 -> crops of the tier -> vision -> first blocks of the prefill, the budget token after the prompt -> stage 2 ->
+the other chosen blocks -> decode at the chosen setting. The budget token leaves the cache before stage 2 decides: no
+token of the prompt or of the answer sees it, and the answer is that of the setting, whatever the budget.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""In: what a request shows at each stage; out: stage 1's and stage 2's decision, by networks or as scripted."""
+"""The decisions of stage 1 and stage 2 for one request, by networks or fixed in advance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: a model on its device, samples, policies, budgets; out: what each request really took and scored, one by one."""
+"""Requests run one by one under policies and budgets, with what each really took and scored."""
 
 import time
 from collections.abc import Mapping, Sequence

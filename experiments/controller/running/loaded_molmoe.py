@@ -1,4 +1,4 @@
-"""In: the profiler's flags; out: a MolmoE with what chooses its blocks, and networks that fit it."""
+"""A MolmoE model loaded by the profiler's flags, with its block choice and networks that fit it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

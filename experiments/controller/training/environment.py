@@ -1,4 +1,4 @@
-"""In: networks, requests with budgets; out: what the networks saw, drew, and what that gave. What trains them."""
+"""The interface of training environments: they answer requests with budgets and return what the networks saw and got."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol

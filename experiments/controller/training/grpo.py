@@ -1,4 +1,4 @@
-"""In: groups of roll-outs of the same ask, their rewards; out: one step of the networks towards the better ones.
+"""One update of the networks towards the better ones of a group of roll-outs of the same request (GRPO).
 
 Group relative policy optimisation (Z. Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1) over both stages at
 once: the four actions of a roll-out share its advantage, which is its reward within its group. There is no critic.

@@ -1,4 +1,4 @@
-"""In: flags; out: the environment to train on, networks that fit it, and samples that are held out."""
+"""The environment that training flags request, networks that fit it, and samples that are held out."""
 
 import argparse
 import sys

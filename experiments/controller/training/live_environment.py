@@ -1,4 +1,4 @@
-"""In: a model with samples at hand; out: an environment that runs every ask, batch 1, and measures it directly."""
+"""An environment that runs every request on the model with batch 1 and measures it."""
 
 from collections.abc import Sequence
 from typing import Any

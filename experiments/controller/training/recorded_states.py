@@ -1,9 +1,9 @@
-"""In: a frozen model, samples, budgets; out: what both stages would see of each sample, as a file.
+"""The states that both stages would see of each sample in a frozen model, recorded to a file.
 
 What samples of one picture have in common runs once for all of them, tier by tier.
 
-The states behind the pauses hold for the budget token that they were recorded with, so that token is in the file, and a
-training on them leaves it as it is.
+The states at the pauses are valid for the budget token that they were recorded with, so the file contains that token,
+and a training on them does not change it.
 """
 
 import hashlib

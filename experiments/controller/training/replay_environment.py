@@ -1,8 +1,8 @@
-"""In: a full measured grid and recorded states of its samples; out: an environment that replays them.
+"""An environment that replays a full measured grid with recorded states of its samples.
 
-What the grid measured ran at one top-k in all blocks after the first. An adaptive run behind a pause of more than one
-block has run the others before it with the model's own top-k; that difference is not in the replay, nor is the time of
-the networks themselves.
+The grid's settings ran at one top-k in all blocks after the first. An adaptive run with a pause after more than one
+block has run the blocks before the pause with the model's own top-k; that difference is not in the replay, nor is the
+time of the networks.
 """
 
 from itertools import product

@@ -1,4 +1,4 @@
-"""In: an environment, recipes, a folder; out: trained networks, their curves and checkpoints to go on from.
+"""A training run: updates of the networks, learning curves, and checkpoints that it can resume from.
 
 On one machine the same seed gives the same networks, up to rounding, where the environment gives the same latencies,
 in one go or with stops in between.

@@ -1,4 +1,4 @@
-"""In: a finished training; out: what its networks choose on all asks, against tables and the best per sample."""
+"""The summary of a finished training: the networks' choices against tables and the best of each sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""In: tables of what every sample shows, scores and takes at every choice; out: an environment that looks it up."""
+"""An environment that looks up what every sample shows, scores and takes at every choice."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: tensors and plain values under names; out: one file, written whole or not at all, and back."""
+"""Files of tensors and plain values under names, written whole or not at all."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
-"""In: an algorithm and a convolution on the CPU; out: the same by the ai3 library. The one file that imports ai3.
+"""Convolutions on the CPU by the ai3 library; this is the only file that imports ai3.
 
 ai3 (on PyPI: aithree) copies every tensor of a GPU to the host and back, names algorithms in its GPU builds that it
-does not run, and ends the process where CUDA fails: it is a second engine for two algorithms on the CPU, and no more.
+does not run, and ends the process where CUDA fails: it is used only as a second engine for two algorithms on the CPU.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""In: what a 2-D convolution is called with; out: its shape as one record, with output size, FLOPs and bytes. Pure."""
+"""The shape of a 2-D convolution as one record, with output size, FLOPs and bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: cuDNN, a convolution and an algorithm; out: that algorithm's kernel on torch's tensors and stream, or a refusal.
+"""A convolution by a named algorithm of cuDNN, on torch's tensors and stream, or a refusal.
 
 cuDNN's legacy interface is called because it alone takes an algorithm by name: torch offers no choice, and the newer
 interface numbers engines without naming algorithms.

@@ -1,4 +1,4 @@
-"""In: the cuDNN that torch has loaded; out: its functions, every status checked, and one handle per thread and GPU."""
+"""The cuDNN library that torch has loaded: its functions with checked statuses, and one handle per thread and GPU."""
 
 import ctypes
 import threading

@@ -1,8 +1,8 @@
-"""In: an algorithm, a convolution and where it shall run; out: the prepared convolution, or the reason against it.
+"""The engine of each algorithm: a convolution prepared where it is to run, or the reason against it.
 
 On the CPU an algorithm is plain torch operations, or ai3's on request. On a GPU it is cuDNN's, and where cuDNN does not
-grant `direct` or `winograd`, the project's own kernel. No algorithm ever stands for another, except that `guess` stands
-for a choice.
+grant `direct` or `winograd`, the project's own kernel. No algorithm ever replaces another, except that `guess` is a
+choice among them.
 """
 
 from collections.abc import Iterator

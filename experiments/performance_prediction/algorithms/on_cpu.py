@@ -1,6 +1,6 @@
-"""In: an algorithm and a convolution; out: whether plain torch operations compute it that way, and the function.
+"""Convolution algorithms as plain torch operations, and which convolutions each of them covers.
 
-The functions transform the weight in each call, as cuDNN's do. They run wherever the tensors are, but stand for an
+The functions transform the weight in each call, as cuDNN's do. They run wherever the tensors are, but represent an
 algorithm on the CPU only: on a GPU an algorithm's name means cuDNN's kernel or the project's own.
 """
 

@@ -1,4 +1,4 @@
-"""In: an output and the convolution behind it; out: its distance from a float64 reference, and what is to be expected.
+"""The distance of a convolution's output from a float64 reference, and the bound that it should keep.
 
 The distance is relative in the L2 norm: |output - reference| / |reference| over all elements.
 """

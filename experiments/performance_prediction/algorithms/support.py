@@ -1,4 +1,4 @@
-"""In: a network, an input size and an algorithm; out: layer by layer, whether the algorithm is granted, and why not."""
+"""Whether an algorithm is granted in each layer of a network at an input size, and why not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""In: a convolution; out: whether a Triton kernel can be launched for it."""
+"""The direct convolution as a Triton kernel, and which convolutions it covers."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""In: input, weight and shape on a GPU; out: the output by a fused Winograd F(2x2,3x3) kernel in Triton.
+"""A fused Winograd F(2x2,3x3) convolution as a Triton kernel.
 
 cuDNN's fused Winograd is not granted from Hopper on. This one transforms tiles of 4x4 samples, multiplies them with the
 transformed weight and transforms the sums back in one kernel, in float32 without tensor cores. Each call transforms the

@@ -1,4 +1,4 @@
-"""In: –; out: DenseNet-121 (Huang et al., 2017): each layer sees the outputs of all before it in its block.
+"""DenseNet-121 (Huang et al., 2017): each layer sees the outputs of all before it in its block.
 
 The names of the submodules are those of torchvision's, so that its weights can be loaded.
 """

@@ -1,4 +1,4 @@
-"""In: –; out: GoogLeNet (Szegedy et al., 2015) with batch normalisation, without the auxiliary classifiers.
+"""GoogLeNet (Szegedy et al., 2015) with batch normalisation, without the auxiliary classifiers.
 
 As in torchvision's, whose names the submodules have, the third branch of an inception is 3x3 where the paper has 5x5.
 """

@@ -1,4 +1,4 @@
-"""In: the name of a network; out: the network with random weights, in evaluation mode."""
+"""The networks by name, built with random weights in evaluation mode."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: blocks per stage; out: a bottleneck ResNet (He et al., 2016) with the stride in the 3x3 convolution.
+"""Bottleneck ResNets (He et al., 2016) with the stride in the 3x3 convolution.
 
 The names of the submodules are those of torchvision's, so that its weights can be loaded.
 """

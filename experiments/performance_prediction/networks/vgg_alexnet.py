@@ -1,4 +1,4 @@
-"""In: –; out: AlexNet in the single-tower form of Krizhevsky, "One weird trick" (2014)."""
+"""AlexNet in the single-tower form of Krizhevsky, "One weird trick" (2014), and VGG-16."""
 
 from collections.abc import Iterator, Sequence
 

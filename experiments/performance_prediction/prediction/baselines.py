@@ -1,4 +1,4 @@
-"""In: a layer's shape; out: what two plain models say of its latency: the roofline, and a line. Pure."""
+"""Two plain models of a layer's latency: the roofline, and a line."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""In: measurements on one device; out: predictions of any layer, and of whole networks, there. Pure."""
+"""A predictor of any layer and of whole networks on one device, fitted to its measurements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

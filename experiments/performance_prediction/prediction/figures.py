@@ -1,4 +1,4 @@
-"""In: measurements, a predictor and its validation; out: pictures of them, PNG and SVG."""
+"""Figures of measurements, a predictor and its validation, as PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path

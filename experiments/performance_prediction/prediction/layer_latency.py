@@ -1,7 +1,7 @@
-"""In: measured layers of one algorithm on one device; out: the latency of any layer with it. Pure.
+"""The latency of any layer with one algorithm on one device, fitted to measured layers.
 
-A sum of the algorithm's terms with coefficients of 0 and more, in relative least squares, and a Gaussian process for
-the logarithm of what is left: near measured shapes it follows them, far from them the sum stands alone.
+It is a sum of the algorithm's terms with coefficients of 0 and more, in relative least squares, and a Gaussian process
+for the logarithm of what is left: near measured shapes the process follows them, far from them only the sum counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""In: scores, gains and predictions; out: what a terminal shows of them. Pure."""
+"""The lines that a terminal shows of scores, gains and predictions."""
 
 import sys
 from collections.abc import Sequence

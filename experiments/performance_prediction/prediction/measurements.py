@@ -1,7 +1,7 @@
-"""In: tables of profiles; out: what they measured, one record an inference with its layers. Seconds, joules.
+"""The measurements in tables of profiles: one record an inference with its layers, in seconds and joules.
 
-Only sizes that were measured count. Where a combination and size stands in several tables, the first one tells its
-time; each that has energy tells that.
+Only sizes that were measured count. Where several tables have the same combination and size, its time comes from the
+first one, and its energy from each that has energy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""In: a predictor and a network at a size; out: the algorithm of the shortest predicted latency for each layer. Pure.
+"""The mix of a network at a size: for each layer the algorithm of the shortest predicted latency.
 
-What a mix gains is told from measurements that had no part in choosing it: the predictor that chooses has not seen the
-size. The shortest of several measured times, chosen and told from the same times, would be too good by their noise.
+The gain of a mix is taken from measurements that had no part in choosing it: the predictor that chooses has not seen
+the size. If the shortest of several measured times were both chosen and reported, noise would make it too good.
 """
 
 from collections.abc import Mapping, Sequence

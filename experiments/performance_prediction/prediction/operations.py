@@ -1,4 +1,4 @@
-"""In: the name of a network and an input size; out: its convolutions and other operations, without computing any."""
+"""The convolutions and other operations of a network at an input size, found without computing any."""
 
 import math
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
-"""In: fitted predictors and how well they did; out: one JSON file, and back. The measured shapes are in it: what is
-computed from them is computed again on reading.
+"""One JSON file of fitted predictors and their validation, written and read.
+
+It contains the measured shapes: what is computed from them is computed again on reading.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
-"""In: layers in which an algorithm was granted or refused; out: whether it is in another, and what says so. Pure.
+"""Rules of whether an algorithm is granted for a shape, from layers in which it was granted or refused.
 
 Layers of one kernel, stride and dilation (groups or none) are a class. A class that was always granted, or always
 refused, is so throughout; in a mixed one the side of the padded input decides, as FFT's limits do, and where even that
-does not part them, the nearest measured layer of the class. A class that was never measured is not granted.
+does not separate them, the nearest measured layer of the class. A class that was never measured is not granted.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""In: measurements of one device; out: how to part them so that what is predicted was never seen. Pure."""
+"""Validation of a predictor on folds of one device's measurements that it was not fitted to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""In: measured inferences; out: what networks cost beside their convolutions: other operations, and the host. Pure.
+"""The cost of a network beside its convolutions: other operations, the host, and energy.
 
-On the device an inference is the sum of its convolutions and of a rest: so much for each other operation and for each
-byte that it moves. With the host it is the longer of that and of the time in which the host issues everything: so much
-for each convolution, by algorithm, and for each other operation.
+On the device an inference is the sum of its convolutions and of a rest: a constant for each other operation and for
+each byte that it moves. With the host it is the longer of that and of the time in which the host issues everything: a
+constant for each convolution, by algorithm, and for each other operation.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""In: a convolution and an algorithm; out: what the algorithm has to do for it, and features for a fit. Pure.
+"""The work that an algorithm does for a convolution, as terms and features for a fit.
 
 Terms are the parts that a time can be a sum of, scaled so that each is of the order of a millisecond on a large GPU;
 the scales do not matter to a fit. A wave is a round of a GPU's multiprocessors over the blocks of a kernel: blocks /

@@ -1,4 +1,4 @@
-"""In: command line; out: what to profile, validated once."""
+"""The configuration of a profile, read from the command line and validated once."""
 
 import argparse
 from collections.abc import Sequence

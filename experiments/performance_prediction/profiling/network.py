@@ -1,4 +1,4 @@
-"""In: a network and an algorithm; out: the same network with its convolutions run by it, and a record of each layer."""
+"""A network whose convolutions run by a chosen algorithm, with a record of each layer."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""In: –; out: what a profile asks for and what its passes measure, one frozen record each. Seconds, joules, bytes."""
+"""Records of what a profile requests and what its passes measure, in seconds, joules and bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""In: combinations of models and algorithms; out: their tables, one combination after the other."""
+"""Profiles of combinations of models and algorithms, measured one after the other into their tables."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""In: rows of one combination, size after size; out: its two CSV files, whole at every moment, and what they hold.
+"""The two CSV files of one combination, complete at every moment, and their rows.
 
-A size counts as done once its row is in the overall table, which is written behind the table of layers. Layers of a
-size that is not there come from a run that was killed between the two, and are dropped by the next one.
+A size counts as done once its row is in the overall table, which is written after the table of layers. Layers of a size
+that has no row there come from a run that was killed between the two, and are dropped by the next run.
 """
 
 import math
