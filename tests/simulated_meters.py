@@ -1,4 +1,4 @@
-"""In: a script of powers and failures; out: devices with a counter and a power reading, and a clock of their own.
+"""Simulated devices with a counter and a power reading, by a script of powers and failures, with their own clock.
 
 Time passes only where the script lets it, so that hours of measuring take no time. The true energy of any window is
 known exactly, by `SimulatedDevice.true_j`.

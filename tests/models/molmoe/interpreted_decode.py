@@ -1,4 +1,4 @@
-"""In: nothing; out: the decode step's kernels against the modules, in Triton's interpreter, as one line of JSON.
+"""The decode step's kernels against the modules in Triton's interpreter, printed as one line of JSON.
 
 Run with TRITON_INTERPRET=1, which has to be set before Triton is imported.
 """

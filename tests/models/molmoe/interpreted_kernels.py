@@ -1,4 +1,4 @@
-"""In: nothing; out: one line a check, its name and the largest relative error of Triton's kernels against the modules.
+"""Triton's kernels against the modules in its interpreter: a line for each check with the largest relative error.
 
 Run as `python -m tests.models.molmoe.interpreted_kernels` with TRITON_INTERPRET=1, which Triton reads when imported.
 """

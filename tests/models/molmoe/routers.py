@@ -1,4 +1,4 @@
-"""In: a MolmoE model; out: what its routers say while it runs."""
+"""The choices of a MolmoE model's routers, recorded while it runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

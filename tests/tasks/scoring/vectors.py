@@ -1,4 +1,4 @@
-"""In: the name of a metric; out: its recorded vectors as test parameters."""
+"""The recorded test vectors of a metric, as test parameters."""
 
 import json
 from pathlib import Path

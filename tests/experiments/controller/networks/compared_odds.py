@@ -1,4 +1,4 @@
-"""In: a device and a dtype of embeddings; out: how far the device's odds are from the host's, for odd sizes."""
+"""The distance of a device's odds from the host's, for odd sizes."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""In: new networks; out: networks whose choices depend on what they see, as trained ones' do."""
+"""Networks made by hand whose choices depend on their inputs, as those of trained ones do."""
 
 import torch
 
